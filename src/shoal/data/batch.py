@@ -1,0 +1,91 @@
+"""What one training step eats, and in-memory examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.data.domains import Domains
+
+
+class DomainBatch(NamedTuple):
+    """A minibatch from one domain.
+
+    ``x`` is a tensor or any nest (list, tuple, dict) of tensors with the batch first. ``domain`` is the
+    domain's number in its :class:`~shoal.data.Domains`, or ``None`` where the batch mixes domains.
+    """
+
+    x: Any
+    y: Tensor
+    domain: int | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` counts training domains."""
+
+    domains: int
+    classes: int | None
+
+    @property
+    def is_classification(self) -> bool:
+        return self.classes is not None
+
+
+class TensorData(Dataset):
+    """Examples held in memory as tensors; a batch is one gather, on whatever device they live."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        if len(x) != len(y):
+            raise InputError(f"x has {len(x)} examples and y has {len(y)}; they must be equally many.")
+        self.x = x
+        self.y = y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """The examples at ``indices`` (a LongTensor on the data's device)."""
+        return self.x[indices], self.y[indices]
+
+    @property
+    def device(self) -> torch.device:
+        return self.y.device
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same examples on another device (itself where they are there already)."""
+        if self.device == torch.device(device):
+            return self
+        return type(self)(self.x.to(device), self.y.to(device))
+
+
+@dataclass(frozen=True)
+class DomainData:
+    """A dataset as Shoal's loop and benchmarks take it: examples, and which belong to which split and domain.
+
+    ``splits`` maps ``"train"``, ``"validation"``, ``"test"`` to :class:`~shoal.data.Domains` that index into
+    ``examples``. ``notes`` says what a reader of results must know of a split, such as that selecting on it
+    peeks at the test domain.
+    """
+
+    examples: Dataset
+    splits: Mapping[str, Domains]
+    classes: int | None
+    input_shape: tuple[int, ...]
+    model: str
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return Task(domains=len(self.splits["train"]), classes=self.classes)

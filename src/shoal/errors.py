@@ -1,0 +1,22 @@
+"""What Shoal says when its input is wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """Wrong input, found before time was spent on it.
+
+    The message names the argument, the value and what would be right, in one or two lines; the command
+    line prints it without a traceback.
+    """
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An error for a name that is not registered, with the nearest one that is."""
+    known = sorted(known)
+    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
