@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -26,6 +26,22 @@ class DomainBatch(NamedTuple):
     x: Any
     y: Tensor
     domain: int | None
+
+
+def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
+    """All examples of a meta-batch as one batch."""
+    if len(batches) == 1:
+        return batches[0]
+    return DomainBatch(_concatenate([b.x for b in batches]), torch.cat([b.y for b in batches]), None)
+
+
+def _concatenate(parts: Sequence[Any]) -> Any:
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(parts))
+    if isinstance(first, Mapping):
+        return type(first)({k: _concatenate([p[k] for p in parts]) for k in first})  # type: ignore[call-arg]
+    return type(first)(_concatenate(list(items)) for items in zip(*parts, strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,27 @@
+"""Shoal: domain generalization. Train models that work in places they have never seen."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from shoal.errors import InputError
+    from shoal.training.fit import Fit, fit
+
+# Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
+_HOME = {"fit": "shoal.training.fit", "Fit": "shoal.training.fit", "InputError": "shoal.errors"}
+
+__all__ = ["Fit", "InputError", "__version__", "fit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'shoal' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

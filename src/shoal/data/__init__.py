@@ -1,0 +1,20 @@
+"""Domains, meta-batches, samplers, loaders and splits."""
+
+from shoal.data.batch import DomainBatch, DomainData, Task, TensorData
+from shoal.data.domains import Domains
+from shoal.data.loader import MetaBatchLoader, concatenate
+from shoal.data.sampler import DomainBatchSampler
+from shoal.data.splits import hold_out, leave_out
+
+__all__ = [
+    "DomainBatch",
+    "DomainBatchSampler",
+    "DomainData",
+    "Domains",
+    "MetaBatchLoader",
+    "Task",
+    "TensorData",
+    "concatenate",
+    "hold_out",
+    "leave_out",
+]

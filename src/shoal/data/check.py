@@ -1,0 +1,162 @@
+"""Wrong data, found before training and named: what it is, where it is, what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.data.domains import Domains
+from shoal.errors import InputError
+
+CHUNK = 2**24  # numbers looked at together: bounds the memory for temporaries
+
+
+def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None, sample: int = 64) -> None:
+    """Refuse indices beyond the dataset, features that are not finite, and labels that cannot be.
+
+    A dataset with tensors ``x`` and ``y`` is looked at whole, in pieces; of any other the first example of
+    up to ``sample`` domains is. Only examples that are in some domain count. ``classes`` is ``None`` for
+    regression.
+    """
+    count = len(dataset)  # type: ignore[arg-type]
+    if (top := int(domains.indices.max())) >= count:
+        d = domains.domain_at(int(domains.indices.argmax()))
+        raise InputError(
+            f"domain {domains.names[d]!r} has example {top}, but the dataset has {count} examples, "
+            f"0 to {count - 1}."
+        )
+    x, y = getattr(dataset, "x", None), getattr(dataset, "y", None)
+    if isinstance(x, Tensor) and isinstance(y, Tensor):
+        _check_type(y, classes)
+        _check_finite(x, domains, "feature")
+        _check_labels(y, domains, classes)
+    else:
+        for d in range(min(len(domains), sample)):
+            _check_item(dataset, int(domains.indices_of(d)[0]), domains.names[d], classes)
+
+
+def check_outputs(output: Any, y: Tensor, classes: int | None) -> None:
+    """Refuse a model's output for a batch with which the usual losses would fail, or worse, not fail.
+
+    Logits must be as wide as there are classes. In regression an output (B, 1) against targets (B,) is
+    broadcast to B × B differences, and the model learns the targets' mean. An output that is not a tensor
+    is left to the user's loss.
+    """
+    if not isinstance(output, Tensor):
+        return
+    shape = tuple(output.shape)
+    if output.ndim == 0 or shape[0] != len(y):
+        raise InputError(
+            f"the model's output has shape {shape} for {len(y)} examples; the batch must come first."
+        )
+    if classes is not None:
+        if output.ndim < 2 or shape[1] != classes:
+            raise InputError(
+                f"the model's output has shape {shape}; with classes={classes} it must be "
+                f"({shape[0]}, {classes}): one logit for each class."
+            )
+    elif {shape[1:], tuple(y.shape[1:])} == {(), (1,)}:
+        cure = ".squeeze(1) the output" if output.ndim == 2 else ".squeeze(1) the targets"
+        raise InputError(
+            f"the model's output has shape {shape} and the targets {tuple(y.shape)}: a loss would silently "
+            f"compare every output with every target, {len(y)}×{len(y)}. Make the shapes equal: {cure}."
+        )
+
+
+def _check_type(y: Tensor, classes: int | None) -> None:
+    kind = str(y.dtype).removeprefix("torch.")
+    whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+    if classes is None and not y.is_floating_point():
+        raise InputError(f"targets are {kind}; for regression they must be floating: y.float().")
+    if classes is not None and not whole:
+        raise InputError(f"labels are {kind}; with classes={classes} they must be integers: y.long().")
+    if classes is not None and y.ndim == 2 and y.shape[1] == 1:
+        raise InputError(f"labels have shape {tuple(y.shape)}; they must be ({len(y)},): y.squeeze(1).")
+
+
+def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
+    if not (values.is_floating_point() or values.is_complex()):
+        return
+    if (found := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
+        return
+    example, name = found
+    row = values[example].reshape(-1)
+    value = row[~row.isfinite()][0].item()
+    raise InputError(
+        f"example {example} of domain {name!r} has a {what} that is {value}; repair or leave it out."
+    )
+
+
+def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
+    if classes is None:
+        return _check_finite(y, domains, "target")
+    if (found := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
+        return None
+    example, name = found
+    used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
+    raise InputError(_range_error(int(used.min()), int(used.max()), classes, example, name))
+
+
+def _range_error(low: int, high: int, classes: int, example: int, name: str) -> str:
+    where = f"the first one outside is example {example} of domain {name!r}"
+    if low <= -(2**31):
+        return f"there is a label {low}, which is what NaN becomes as an integer; {where}."
+    right = f"labels run from {low} to {high}; with classes={classes} they must run 0..{classes - 1}"
+    if low > 0 and high - low < classes:
+        return f"{right}: subtract {low} ({where})."
+    return f"{right}: give classes={high + 1}? ({where})." if low >= 0 else f"{right} ({where})."
+
+
+def _first(values: Tensor, domains: Domains, bad: Callable[[Tensor], Tensor]) -> tuple[int, str] | None:
+    """The first example in which some number is bad, and the name of a domain that has it."""
+    rows = max(1, CHUNK // max(1, values[:1].numel()))
+    for start in range(0, len(values), rows):
+        wrong = bad(values[start : start + rows])
+        if not wrong.any():
+            continue
+        examples = start + wrong.reshape(len(wrong), -1).any(1).nonzero()[:, 0].cpu().numpy()
+        entries = np.flatnonzero(np.isin(domains.indices, examples))
+        if len(entries):
+            entry = int(entries[domains.indices[entries].argmin()])
+            return int(domains.indices[entry]), domains.names[domains.domain_at(entry)]
+    return None
+
+
+def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> None:
+    where = f"example {example} of domain {name!r}"
+    item = dataset[example]
+    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+        got = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
+        raise InputError(f"{where} is {got}; an item of the dataset must be a pair (x, y).")
+    x, y = item
+    for part in _tensors(x):
+        if not bool(np.isfinite(part).all()):
+            raise InputError(f"{where} has a feature that is not finite; repair or leave it out.")
+    label = np.asarray(y)
+    if classes is None:
+        if label.dtype.kind == "f" and not np.isfinite(label).all():
+            raise InputError(f"{where} has a target that is not finite; repair or leave it out.")
+    elif label.dtype.kind not in "iu":
+        raise InputError(f"{where} has label {y!r}; with classes={classes} it must be an integer.")
+    elif label.min() < 0 or label.max() >= classes:
+        raise InputError(
+            f"{where} has label {label}; with classes={classes} labels must run 0..{classes - 1}."
+        )
+
+
+def _tensors(x: Any) -> Iterator[np.ndarray[Any, Any]]:
+    """The floating arrays and tensors in a nest."""
+    if isinstance(x, Tensor) and x.is_floating_point():
+        yield x.detach().float().cpu().numpy()
+    elif isinstance(x, np.ndarray) and x.dtype.kind == "f":
+        yield x
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from _tensors(part)
+    elif isinstance(x, Mapping):
+        yield from _tensors(list(x.values()))

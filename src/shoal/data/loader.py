@@ -1,0 +1,222 @@
+"""From a dataset and a sampler to meta-batches, one list of S domain batches a step."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, default_collate
+
+from shoal.data.batch import DomainBatch, TensorData
+from shoal.data.domains import Domains
+from shoal.data.sampler import DomainBatchSampler, key
+from shoal.errors import InputError
+
+ITEMS = 21  # what a key is for
+
+
+def to_device(x: Any, device: torch.device | str | None) -> Any:
+    """A tensor, or any nest of tensors, on ``device``; ``None`` leaves everything where it is."""
+    if device is None:
+        return x
+    if isinstance(x, Tensor):
+        return x.to(device, non_blocking=True)
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(to_device(part, device) for part in x))
+    if isinstance(x, (list, tuple)):
+        return type(x)(to_device(part, device) for part in x)
+    if hasattr(x, "to"):  # what a tokenizer returns, graphs, packed sequences
+        return x.to(device)
+    if isinstance(x, Mapping):
+        return {name: to_device(part, device) for name, part in x.items()}
+    return x
+
+
+class MetaBatchLoader:
+    """For each step from ``start`` to ``stop`` - 1, the list of :class:`DomainBatch` that ``sampler`` plans.
+
+    A dataset with a method ``batch(indices)``, such as :class:`TensorData`, is gathered where its tensors
+    are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put together
+    by ``collate``. What a random transform draws (from torch, numpy or ``random``) depends on the sampler's
+    seed, the step and the slot only, so any number of workers gives the same batches.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        sampler: DomainBatchSampler,
+        *,
+        workers: int = 0,
+        collate: Callable[[list[Any]], Any] | None = None,
+        device: torch.device | str | None = None,
+        start: int = 0,
+        stop: int,
+    ) -> None:
+        if workers < 0:
+            raise InputError(f"workers={workers}; it must be 0 (no processes) or more.")
+        if not 0 <= start <= stop:
+            raise InputError(f"start={start}, stop={stop}; it must be that 0 ≤ start ≤ stop.")
+        self.dataset, self.sampler, self.device = dataset, sampler, device
+        self.start, self.stop = start, stop
+        self._loader: DataLoader[Any] | None = None
+        if hasattr(dataset, "batch"):
+            return
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+            raise InputError(
+                f"{type(dataset).__name__} has no __getitem__ and __len__; drawing from domains needs a "
+                "dataset that gives any example by its index."
+            )
+        self._loader = DataLoader(
+            _Items(dataset),
+            batch_sampler=_Requests(sampler, start, stop),  # type: ignore[arg-type]
+            collate_fn=_Collate(collate or default_collate),  # type: ignore[arg-type]
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device is not None and torch.device(device).type == "cuda",
+        )
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __iter__(self) -> Iterator[list[DomainBatch]]:
+        return self._gathered() if self._loader is None else self._grouped(self._loader)
+
+    def _gathered(self) -> Iterator[list[DomainBatch]]:
+        dataset: Any = self.dataset
+        home = getattr(dataset, "device", None)
+        for step in range(self.start, self.stop):
+            plan = self.sampler.plan(step)
+            rows = torch.from_numpy(np.stack([indices for _, indices in plan]))
+            if home is not None:
+                rows = rows.to(home, non_blocking=True)
+            yield [self._batch(dataset.batch(row), d) for row, (d, _) in zip(rows, plan, strict=True)]
+
+    def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
+        meta_batch = []
+        for domain, pair in loader:
+            meta_batch.append(self._batch(pair, domain))
+            if len(meta_batch) == self.sampler.domains_per_step:
+                yield meta_batch
+                meta_batch = []
+
+    def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
+        x, y = to_device(pair, self.device)
+        return DomainBatch(x, y, domain)
+
+
+class _Requests:
+    """The flat sequence of batches as ``(key, domain, indices)``, made lazily in the main process."""
+
+    def __init__(self, sampler: DomainBatchSampler, start: int, stop: int) -> None:
+        self.sampler, self.start, self.stop = sampler, start, stop
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.sampler.domains_per_step
+
+    def __iter__(self) -> Iterator[tuple[int, int | None, list[int]]]:
+        for step in range(self.start, self.stop):
+            for slot, (domain, indices) in enumerate(self.sampler.plan(step)):
+                yield int(key(self.sampler.seed, ITEMS, step, slot)[0]), domain, indices.tolist()
+
+
+class _Items(Dataset[Any]):
+    """Answers such a request with ``(domain, items)``, under random numbers that the request determines."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitems__(self, request: tuple[int, int | None, list[int]]) -> tuple[int | None, list[Any]]:
+        seed, domain, indices = request
+        with _seeded(seed):
+            if hasattr(self.dataset, "__getitems__"):
+                try:
+                    return domain, self.dataset.__getitems__(indices)
+                except Exception as error:
+                    raise RuntimeError(f"examples {indices}: {type(error).__name__}: {error}") from error
+            return domain, [self._item(index) for index in indices]
+
+    def _item(self, index: int) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
+
+
+class _Collate:
+    """A class and not a closure: worker processes may have to pickle it."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, answer: tuple[int | None, list[Any]]) -> tuple[int | None, Any]:
+        domain, items = answer
+        pair = self.collate(items)
+        if not (isinstance(pair, (list, tuple)) and len(pair) == 2):
+            got = f"{len(pair)} parts" if isinstance(pair, (list, tuple)) else type(pair).__name__
+            raise InputError(f"an item of the dataset must be a pair (x, y), but there came {got}.")
+        return domain, pair
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the generators a transform may use, and put them back: in the main process they are the user's."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
+
+
+def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
+    """One dataset and its :class:`Domains` from one dataset, or pair ``(x, y)`` of arrays, for each domain.
+
+    Where all are tensors or arrays the result is a :class:`TensorData`.
+    """
+    if not datasets:
+        raise InputError("no datasets; give at least one domain, such as {'art': (x, y)}.")
+    parts = {str(name): _in_memory(str(name), part) for name, part in datasets.items()}
+    for name, part in parts.items():
+        if len(part) == 0:
+            raise InputError(f"domain {name!r} has no examples; leave it out.")
+    domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
+    if not all(type(part) is TensorData for part in parts.values()):
+        return ConcatDataset(parts.values()), domains
+    (first, one), *others = parts.items()
+    if not others:
+        return one, domains
+    for what in ("x", "y"):
+        a = getattr(one, what)
+        for name, other in others:
+            b = getattr(other, what)
+            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
+                raise InputError(
+                    f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {first!r} but "
+                    f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must be alike."
+                )
+    tensors: Sequence[TensorData] = list(parts.values())
+    return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors])), domains
+
+
+def _in_memory(name: str, part: Any) -> Any:
+    """A pair of tensors or arrays as :class:`TensorData`; a dataset as it is."""
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors
+    if not isinstance(part, (tuple, list)):
+        return part
+    if len(part) != 2:
+        raise InputError(f"domain {name!r} has {len(part)} parts; give a dataset or a pair (x, y).")
+    try:
+        x, y = (value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value)) for value in part)
+        return TensorData(x, y)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"domain {name!r}: {error}") from error

@@ -1,0 +1,239 @@
+"""Sampling is arithmetic: what step k draws is computed from (seed, k) alone, at the same cost for any k."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Sampler
+
+from shoal.data.domains import Domains
+from shoal.errors import InputError, unknown_name
+
+Draw = Literal["domains", "one-domain", "pooled", "regrouped"]
+Words = NDArray[np.uint64]
+
+ROUNDS, SMALL = 8, 32  # with 6 rounds, or a smaller SMALL, pairs of positions are visibly dependent
+DEAL, ORDER, EXAMPLES, POOLED, BY_SIZE, REGROUP = range(1, 7)  # what a key is for
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX1, MIX2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+ONE, S27, S30, S31, S32 = (np.uint64(s) for s in (1, 27, 30, 31, 32))
+ROUND = np.arange(1, ROUNDS + 1, dtype=np.uint64) * GOLDEN
+
+
+def _mixed(x: Words) -> Words:
+    """The finaliser of splitmix64: every bit in reaches every bit out."""
+    x = (x ^ (x >> S30)) * MIX1
+    x = (x ^ (x >> S27)) * MIX2
+    return x ^ (x >> S31)
+
+
+def key(*parts: int | NDArray[Any]) -> Words:
+    """A 64-bit word from integers, or an array of them from arrays that broadcast."""
+    word = np.zeros(1, dtype=np.uint64)  # never a scalar: numpy warns when those wrap around
+    for part in parts:
+        number = np.uint64(part % 2**64) if isinstance(part, int) else part.astype(np.uint64)
+        word = _mixed((word ^ number) + GOLDEN)
+    return word
+
+
+def permute(key: Words, n: int | NDArray[Any], positions: NDArray[Any]) -> NDArray[np.int64]:
+    """The elements at ``positions`` of a permutation of ``range(n)`` chosen by ``key``; no table is made.
+
+    A number below a·b ≥ n is a pair (l, r); each round adds a keyed hash of one half to the other, l ← l +
+    f(r) mod a or r ← r + f(l) mod b, which can be undone whatever f is (a Feistel network). Results of n or
+    more go in again until they fall below n, which keeps it one-to-one; with a ≈ b ≈ √n that is rare. Halves
+    of a few values mix too slowly, so for n ≤ SMALL the element is instead the rank of the position's hash
+    among the n hashes, and all n! orders are equally likely. The arguments broadcast.
+    """
+    key, sizes, values = np.broadcast_arrays(key, np.asarray(n, dtype=np.uint64), positions.astype(np.uint64))
+    small = sizes <= SMALL
+    if small.all():
+        return _ranks(key, sizes, values)
+    if not small.any():
+        return _feistel(key, sizes, values)
+    result = np.empty(sizes.shape, dtype=np.int64)
+    result[small] = _ranks(key[small], sizes[small], values[small])
+    result[~small] = _feistel(key[~small], sizes[~small], values[~small])
+    return result
+
+
+def _ranks(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
+    others = np.arange(sizes.max(), dtype=np.uint64)
+    hashes = _mixed(key[..., None] + others * GOLDEN)
+    own = np.take_along_axis(hashes, values.astype(np.int64)[..., None], axis=-1)
+    return ((hashes < own) & (others < sizes[..., None])).sum(axis=-1)
+
+
+def _feistel(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
+    a = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    b = (sizes + a - ONE) // a
+    round_keys = _mixed(key + ROUND.reshape(-1, *[1] * key.ndim))
+    result = _rounds(round_keys, a, b, values)
+    outside = result >= sizes
+    while outside.any():
+        again = _rounds(round_keys[:, outside], a[outside], b[outside], result[outside])
+        result[outside] = again
+        outside[outside] = again >= sizes[outside]
+    return result.astype(np.int64)
+
+
+def _rounds(round_keys: Words, a: Words, b: Words, values: Words) -> Words:
+    left, right = np.divmod(values, b)
+    for i, round_key in enumerate(round_keys):
+        source, target, size = (left, right, b) if i % 2 else (right, left, a)
+        word = (source + round_key) * MIX1
+        word = (word ^ (word >> S32)) * MIX2
+        target += ((word >> S32) * size) >> S32  # the upper 32 bits, scaled to [0, size)
+        np.minimum(
+            target, target - size, out=target
+        )  # mod size: below it the difference wraps to a huge number
+    return left * b + right
+
+
+class DomainBatchSampler(Sampler[list[int]]):
+    """Yields batches of one domain each, ``domains_per_step`` (S) consecutive ones from distinct domains.
+
+    For anybody's ``DataLoader(dataset, batch_sampler=DomainBatchSampler(labels, batch_size=32))``, where
+    ``domains`` is a :class:`Domains` or one label for each example. Step k consists of S batches of
+    ``batch_size`` (B) examples. By default S is the number of domains T where T ≤ 16, otherwise 5.
+
+    Domains are dealt by a keyed permutation, each once in T deals, so a domain's v-th visit is known without
+    playing the earlier ones through. It takes positions vB to vB + B - 1 of the domain's examples, which are
+    permuted anew on each pass over them: every example is used once a pass, and a domain smaller than B
+    repeats its examples evenly.
+
+    ``draw`` says what a step takes:
+
+    - ``"domains"``: one batch from each of S distinct domains;
+    - ``"one-domain"``: S batches from the same domain, dealt each once in T steps (Reptile);
+    - ``"pooled"``: S batches from all examples together, each example once a pass;
+    - ``"regrouped"``: exactly the S·B examples of ``"domains"`` at the same step and seed, shuffled over the
+      S batches: the control that changes the grouping and nothing else.
+
+    ``by_size=True`` draws domains in proportion to their sizes, with replacement. It promises less: a step
+    may meet a domain twice, and an example may come again before others have come at all.
+
+    One iteration is ``steps`` steps (by default as many as it takes to draw as many examples as there are);
+    the next iteration goes on from there, so pass p starts at step p · ``steps``. :meth:`set_step` resumes
+    anywhere; a pass resumed midway ends where it would have ended.
+    """
+
+    def __init__(
+        self,
+        domains: Domains | Any,
+        batch_size: int,
+        domains_per_step: int | None = None,
+        *,
+        draw: Draw = "domains",
+        by_size: bool = False,
+        seed: int = 0,
+        steps: int | None = None,
+    ) -> None:
+        if draw not in get_args(Draw):
+            raise unknown_name("draw", draw, get_args(Draw))
+        if by_size and draw == "pooled":
+            raise InputError(
+                'by_size=True with draw="pooled": pooled examples have no domains to draw; drop one.'
+            )
+        self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
+        self.draw, self.by_size, self.seed = draw, by_size, _integer("seed", seed, None)
+        self.batch_size = _integer("batch_size", batch_size)
+        count = len(self.domains)
+        default = count if count <= 16 else 5
+        self.domains_per_step = _integer(
+            "domains_per_step", default if domains_per_step is None else domains_per_step
+        )
+        if draw in ("domains", "regrouped") and not by_size and self.domains_per_step > count:
+            raise InputError(
+                f"domains_per_step={self.domains_per_step} but there are {count} domains, and a step takes "
+                f"distinct ones; it must be at most {count}."
+            )
+        self._pool = self.domains.examples() if draw == "pooled" or steps is None else None
+        if steps is None:
+            assert self._pool is not None
+            steps = math.ceil(len(self._pool) / (self.domains_per_step * self.batch_size))
+        if draw != "pooled":
+            self._pool = None
+        self.steps = _integer("steps", steps)
+        self._next = 0
+
+    def plan(self, step: int) -> list[tuple[int | None, NDArray[np.int64]]]:
+        """The S batches of a step: each the domain's number (``None`` if mixed) and B example indices."""
+        slots, size = self.domains_per_step, self.batch_size
+        numbers: list[int] | list[None] = [None] * slots
+        if self.draw == "pooled":
+            assert self._pool is not None
+            positions = np.arange(step * slots * size, (step + 1) * slots * size)
+            passes, element = np.divmod(positions, len(self._pool))
+            drawn = self._pool[permute(key(self.seed, POOLED, passes), len(self._pool), element)]
+        elif self.draw == "one-domain":
+            d, visit = self._deal(step, 1)
+            drawn = self._take(d, visit, slots * size, step)
+            numbers = d.tolist() * slots
+        else:
+            d, visit = self._deal(step, slots)
+            drawn = self._take(d, visit, size, step)
+            if self.draw == "regrouped":
+                order = permute(key(self.seed, REGROUP, step), slots * size, np.arange(slots * size))
+                drawn = drawn.reshape(-1)[order]
+            else:
+                numbers = d.tolist()
+        return list(zip(numbers, drawn.astype(np.int64).reshape(slots, size), strict=True))
+
+    def _deal(self, step: int, slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The domains of a step and, for each, how many times it was dealt before.
+
+        Deals are numbered k·slots, k·slots + 1, …; deal p is element p mod T of a permutation that is kept
+        for lcm(T, slots) deals. Then no step straddles two permutations, and ``slots`` ≤ T neighbours on
+        a circle are distinct. The order within the step is shuffled, so that no domain always goes first.
+        """
+        domains, count = self.domains, len(self.domains)
+        if self.by_size:
+            words = key(self.seed, BY_SIZE, step, np.arange(slots))
+            entries = words % np.uint64(len(domains.indices))
+            d = np.searchsorted(domains.offsets, entries.astype(np.int64), side="right") - 1
+            return d, np.arange(slots)
+        deals = np.arange(step * slots, (step + 1) * slots)
+        superpass = step * slots // math.lcm(count, slots)
+        d = permute(key(self.seed, DEAL, superpass), count, deals % count)
+        order = permute(key(self.seed, ORDER, step), slots, np.arange(slots))
+        return d[order], (deals // count)[order]
+
+    def _take(self, d: NDArray[Any], visit: NDArray[Any], size: int, step: int) -> NDArray[Any]:
+        """The example indices, one row a domain, of each domain's ``visit``."""
+        offsets = self.domains.offsets
+        start, n = offsets[d][:, None], (offsets[d + 1] - offsets[d])[:, None]
+        if self.by_size:  # a fresh permutation for each (step, slot); no count of visits is kept
+            passes, element = np.divmod(np.arange(size), n)
+            words = key(self.seed, EXAMPLES, step, visit[:, None], passes)
+        else:
+            passes, element = np.divmod(visit[:, None] * size + np.arange(size), n)
+            words = key(self.seed, EXAMPLES, d[:, None], passes)
+        return self.domains.indices[start + permute(words, n, element)]
+
+    def set_step(self, step: int) -> None:
+        """Let the next iteration start at this step."""
+        self._next = _integer("step", step, 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first = self._next
+        self._next = (first // self.steps + 1) * self.steps
+        return (batch.tolist() for step in range(first, self._next) for _, batch in self.plan(step))
+
+    def __len__(self) -> int:
+        return self.steps * self.domains_per_step
+
+
+def _integer(name: str, value: Any, least: int | None = 1) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InputError(f"{name}={value!r} ({type(value).__name__}); it must be an integer.") from None
+    if least is not None and number < least:
+        raise InputError(f"{name}={number}; it must be at least {least}.")
+    return number

@@ -1,0 +1,39 @@
+"""Coloured digits: colour predicts the label better than the digit does, until it turns round."""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.digits import SIZE, deal, shuffled_digits
+
+SUMMARY = (
+    "scikit-learn's 1,797 digits, under 5 or not, red or green by a label that is noisy. Small ColoredMNIST."
+)
+PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
+
+LABEL_NOISE = 0.25
+COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
+
+
+def load(*, test: str = "-90%", seed: int = 0) -> DomainData:
+    """Shuffle the digits, deal them to three domains and colour them; ``test`` is the domain left out.
+
+    The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
+    probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    images, digits = shuffled_digits(generator)
+    splits = deal(list(COLOUR_NOISE), len(digits), test)
+    # The order in which `deal` goes round: example i is in domain i mod 3.
+    noise = torch.tensor(list(COLOUR_NOISE.values()))[torch.arange(len(digits)) % len(COLOUR_NOISE)]
+    label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < LABEL_NOISE)
+    colour = label ^ (torch.rand(len(digits), generator=generator) < noise)
+    x = torch.stack([images * ~colour[:, None, None], images * colour[:, None, None]], dim=1)
+    return DomainData(
+        examples=TensorData(x, label.long()),
+        splits=splits,
+        classes=2,
+        input_shape=(2, SIZE, SIZE),
+        model="small-cnn",
+    )

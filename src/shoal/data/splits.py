@@ -1,0 +1,106 @@
+"""Splits are by example, never by (domain, example): no example is ever on both sides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.domains import Domains
+from shoal.data.sampler import key, permute
+from shoal.errors import InputError
+
+CHUNK = 2**18  # entries dealt with at a time: bounds the memory for temporaries
+HOLD_OUT, ORDER = 11, 12  # what a key is for
+
+
+def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
+    """``(train, test)``: ``test`` is the named domains, ``train`` the others without any example of ``test``.
+
+    Domains that lose all their examples by this are dropped, so ``train`` may be numbered anew: compare by
+    name.
+    """
+    left_out = domains.numbers(names)
+    if not left_out:
+        raise InputError("no domain is left out; name at least one.")
+    if len(left_out) == len(domains):
+        raise InputError(f"all {len(domains)} domains are left out; leave at least one to train on.")
+    test = domains.select(left_out)
+    keep = ~np.isin(domains.indices, test.examples())
+    if not keep.any():
+        raise InputError(
+            f"leaving out {', '.join(map(repr, test.names[:5]))} leaves nothing to train on: "
+            "every example of the other domains is also in these."
+        )
+    return domains.filter(keep), test
+
+
+def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
+    """``(rest, held)``: about ``share`` of every domain's examples are held out, each in all its domains.
+
+    An example in several domains is decided in the smallest of them; that domain holds out its share (to
+    within one example) of those it decides on, chosen by a keyed permutation, so the split is a function of
+    ``seed`` alone. Fractions of an example carry over from domain to domain, so that a share of 0.1 holds out
+    a tenth of many domains of three examples too.
+
+    Every domain keeps at least one example in ``rest``: its names and numbers are those of ``domains``.
+    A domain of which nothing is held out (such as one of one example) is missing in ``held``: match the two
+    by name.
+    """
+    if not 0 < share < 1:
+        raise InputError(f"share={share!r}; it must be between 0 and 1, such as 0.2.")
+    examples = domains.examples()
+    overlap = len(examples) < len(domains.indices)
+    deciding = (
+        _in_smallest_domain(domains, examples) if overlap else np.ones(len(domains.indices), dtype=bool)
+    )
+    held = _share_of_each(domains, deciding, share, seed)
+    if overlap:
+        held = np.isin(domains.indices, domains.indices[held])
+        held = _leave_one(domains, held)
+    if not held.any():
+        raise InputError(
+            f"share={share} of {len(examples)} examples in {len(domains)} domains holds out nothing."
+        )
+    return domains.filter(~held), domains.filter(held)
+
+
+def _in_smallest_domain(domains: Domains, examples: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """For each entry, whether its domain is the smallest that has the example (of equals, the first)."""
+    rank = np.empty(len(domains), dtype=np.int64)
+    rank[np.argsort(domains.sizes, kind="stable")] = np.arange(len(domains))
+    of_entry = np.repeat(rank, domains.sizes)
+    place = np.searchsorted(examples, domains.indices)
+    smallest = np.full(len(examples), len(domains))
+    np.minimum.at(smallest, place, of_entry)
+    return of_entry == smallest[place]
+
+
+def _share_of_each(
+    domains: Domains, deciding: NDArray[np.bool_], share: float, seed: int
+) -> NDArray[np.bool_]:
+    """Entries held out among the ``deciding`` ones: ``share`` of each domain's, never all of them."""
+    counts = np.add.reduceat(deciding, domains.offsets[:-1], dtype=np.int64)
+    order = permute(key(seed, ORDER), len(domains), np.arange(len(domains)))
+    total = np.floor(np.cumsum(share * counts[order]) + 0.5).astype(np.int64)
+    wanted = np.empty_like(counts)
+    wanted[order] = np.diff(total, prepend=0)
+    wanted = np.minimum(wanted, np.maximum(counts - 1, 0))
+
+    entries = np.flatnonzero(deciding)
+    first = np.concatenate([[0], np.cumsum(counts)])
+    held = np.zeros(len(deciding), dtype=bool)
+    for start in range(0, len(entries), CHUNK):
+        at = np.arange(start, min(start + CHUNK, len(entries)))
+        d = np.searchsorted(first, at, side="right") - 1
+        held[entries[at]] = permute(key(seed, HOLD_OUT, d), counts[d], at - first[d]) < wanted[d]
+    return held
+
+
+def _leave_one(domains: Domains, held: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Where overlaps took all of a domain, give its first example back, in all domains."""
+    rest = np.add.reduceat(~held, domains.offsets[:-1], dtype=np.int64)
+    emptied = np.flatnonzero(rest == 0)
+    back = domains.indices[domains.offsets[emptied]]
+    return held & ~np.isin(domains.indices, back)

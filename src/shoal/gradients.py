@@ -1,0 +1,188 @@
+"""How well gradients agree, and how to make them agree better.
+
+Gradients of S domains are S lists of tensors, one tensor a parameter. With g_i the gradient of domain i's
+*mean* loss (a sum would scale the inner product with the square of the batch size),
+
+    GIP  = 1/(S(S−1)) Σ_{i≠j} g_i·g_j                      the mean pairwise inner product
+    cos  = 1/(S(S−1)) Σ_{i≠j} ĝ_i·ĝ_j,  ĝ = g/‖g‖          its normalised form, the mean pairwise cosine
+
+both in time linear in S, from ‖Σ g_i‖² = Σ ‖g_i‖² + Σ_{i≠j} g_i·g_j.
+
+Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. Its printed factor 2/(S(S−1)) before
+a sum over ordered pairs is twice the mean; the mean is what is computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import InputError, unknown_name
+from shoal.replay import leaves_no_trace, random_state
+
+Gradient = list[Tensor]
+Method = Literal["exact", "finite-difference"]
+
+
+def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
+    """The gradient of ``loss``, with zeros for parameters that it does not reach."""
+    grads = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+
+
+def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """a·b over all tensors, as one scalar."""
+    return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
+
+
+def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Tensor:
+    """The mean pairwise inner product of S ≥ 2 gradients; with ``normalize``, their mean cosine.
+
+    A zero gradient has cosine 0 with every other.
+
+    >>> gip([[torch.tensor([1.0, 0.0])], [torch.tensor([2.0, 2.0])]])
+    tensor(2.)
+    """
+    count = _pairs(len(gradients))
+    if normalize:
+        gradients = [_divide(g, inner_product(g, g).sqrt()) for g in gradients]
+    total = [torch.stack(tensors).sum(0) for tensors in zip(*gradients, strict=True)]
+    squares = torch.stack([inner_product(g, g) for g in gradients]).sum()
+    return (inner_product(total, total) - squares) / count
+
+
+class Matching(NamedTuple):
+    """What one sweep over the domains yields: losses (S,), ḡ, the GIP's value and its gradient."""
+
+    losses: Tensor
+    mean: Gradient
+    gip: Tensor
+    gip_gradient: Gradient
+
+
+def match(
+    losses: Sequence[Callable[[], Tensor]],
+    params: Sequence[Tensor],
+    *,
+    normalize: bool = False,
+    method: Method = "exact",
+    softening: float = 0.0,
+    radius: float | None = None,
+    model: nn.Module | None = None,
+) -> Matching:
+    """Mean gradient, GIP and the gradient of the GIP of S domains, one domain's graph in memory at a time.
+
+    ``losses[i]()`` computes domain i's mean loss at the current parameters; it is called twice. The gradient
+    of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
+
+        raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
+        normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
+
+    δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
+    ‖g_i‖ → 0. ``method="exact"`` takes one Hessian-vector product a domain; ``"finite-difference"`` takes
+    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r with first-order gradients alone, keeps S gradients instead of a
+    second-order graph, and moves and restores the parameters in place; r is ``radius`` (default: the square
+    root of the precision, times 1 + ‖θ‖).
+
+    With ``model`` given, the second sweep sees the first one's dropout masks and leaves its buffers alone.
+    """
+    count = _pairs(len(losses))
+    if method not in ("exact", "finite-difference"):
+        raise unknown_name("method", method, ["exact", "finite-difference"])
+    if radius is not None and radius <= 0:
+        raise InputError(f"radius must be positive, got {radius}.")
+
+    before = None if model is None else random_state(model)
+    values, scales, kept = [], [], []
+    mean = [torch.zeros_like(p) for p in params]
+    total = mean if not normalize else [torch.zeros_like(p) for p in params]
+    squares = torch.zeros((), dtype=params[0].dtype, device=params[0].device)
+    for loss in losses:
+        value = loss()
+        g = gradient(value, params)
+        values.append(value.detach())
+        scale = (inner_product(g, g) + softening**2).sqrt() if normalize else torch.ones_like(squares)
+        u = _divide(g, scale)
+        squares += inner_product(u, u)
+        torch._foreach_add_(mean, g)
+        if normalize:
+            torch._foreach_add_(total, u)
+        scales.append(scale)
+        if method == "finite-difference":
+            kept.append(g)
+
+    def direction(i: int, g: Sequence[Tensor]) -> Gradient:
+        u = _divide(g, scales[i])
+        v = [t - x for t, x in zip(total, u, strict=True)]
+        if normalize:
+            along = inner_product(u, v)
+            v = _divide([a - x * along for a, x in zip(v, u, strict=True)], scales[i])
+        torch._foreach_mul_(v, 2.0 / count)
+        return v
+
+    value = (inner_product(total, total) - squares) / count
+    slope = [torch.zeros_like(p) for p in params]
+    with nullcontext() if model is None else leaves_no_trace(model, since=before):
+        if method == "exact":
+            for i, loss in enumerate(losses):
+                g = gradient(loss(), params, create_graph=True)
+                v = direction(i, [x.detach() for x in g])
+                torch._foreach_add_(slope, _vector_product(g, v, params))
+        else:
+            _add_differences(slope, losses, params, kept, direction, radius)
+    torch._foreach_div_(mean, float(len(losses)))
+    return Matching(torch.stack(values), mean, value, slope)
+
+
+def _pairs(domains: int) -> int:
+    if domains < 2:
+        raise InputError(f"an inner product between domains needs at least 2 of them, got {domains}.")
+    return domains * (domains - 1)
+
+
+def _divide(g: Sequence[Tensor], by: Tensor) -> Gradient:
+    """g/by, and zero where ``by`` is zero."""
+    factor = torch.where(by > 0, 1 / torch.where(by > 0, by, 1), 0)
+    return [x * factor for x in g]
+
+
+def _add_differences(
+    slope: Gradient,
+    losses: Sequence[Callable[[], Tensor]],
+    params: Sequence[Tensor],
+    gradients: Sequence[Gradient],
+    direction: Callable[[int, Gradient], Gradient],
+    radius: float | None,
+) -> None:
+    """Adds Σ H_i v_i by forward differences of length ``radius``; the parameters end where they began."""
+    start = [p.detach().clone() for p in params]
+    length = inner_product(start, start).sqrt()
+    r = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5 if radius is None else radius
+    try:
+        for i, loss in enumerate(losses):
+            v = direction(i, gradients[i])
+            size = inner_product(v, v).sqrt()
+            moved = [s + x * r for s, x in zip(start, _divide(v, size), strict=True)]
+            with torch.no_grad():
+                torch._foreach_copy_(list(params), moved)
+            there = gradient(loss(), params)
+            torch._foreach_add_(
+                slope, [(a - b) * (size / r) for a, b in zip(there, gradients[i], strict=True)]
+            )
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(list(params), start)
+
+
+def _vector_product(g: Gradient, v: Gradient, params: Sequence[Tensor]) -> Gradient:
+    """∂(g·v)/∂params for a gradient taken with its graph: H v."""
+    curved = [(x, w) for x, w in zip(g, v, strict=True) if x.requires_grad]
+    if not curved:  # a loss linear in the parameters
+        return [torch.zeros_like(p) for p in params]
+    outputs, vectors = zip(*curved, strict=True)
+    products = torch.autograd.grad(outputs, params, vectors, allow_unused=True)
+    return [torch.zeros_like(p) if h is None else h for h, p in zip(products, params, strict=True)]

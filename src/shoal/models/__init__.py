@@ -1,0 +1,31 @@
+"""Models by name; each file of this folder is one, with ``build(input_shape, classes)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from shoal.errors import InputError
+from shoal.models.feature_model import FeatureModel
+from shoal.registry import Registry
+
+__all__ = ["FeatureModel", "build", "registry"]
+
+registry = Registry("model", "shoal.models", support=frozenset({"feature_model"}))
+
+
+def build(name: str, *, input_shape: Sequence[int], classes: int | None, seed: int) -> FeatureModel:
+    """The model called ``name`` for inputs of ``input_shape``, without the batch.
+
+    ``classes`` is ``None`` for regression: one output, of shape (B,). The initial weights depend on ``seed``
+    alone, whatever was drawn before and whatever the default device, and nothing drawn later depends on them.
+    """
+    if classes is not None and classes < 2:
+        raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
+    module = registry.module(name)
+    # Not torch.manual_seed: it would reseed the accelerators' generators as well.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model: FeatureModel = module.build(tuple(input_shape), classes)
+    return model

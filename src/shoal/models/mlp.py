@@ -1,0 +1,15 @@
+"""A small multilayer perceptron for flat features."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from shoal.models.feature_model import FeatureModel, flat_width, linear_head
+
+
+def build(input_shape: tuple[int, ...], classes: int | None, width: int = 64) -> FeatureModel:
+    """Two hidden layers of ``width``, ReLU after each."""
+    features = nn.Sequential(
+        nn.Linear(flat_width("mlp", input_shape), width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+    )
+    return FeatureModel(features, linear_head(width, classes))

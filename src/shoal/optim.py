@@ -1,0 +1,213 @@
+"""Fish as an optimizer: wrap any other one and feed it batches from different domains."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from shoal.errors import InputError
+
+
+class Fish(Optimizer):
+    """Walks with ``inner`` for S steps from θ to θ̃, then steps back: θ ← θ + ε(θ̃ − θ).
+
+    Each ``step()`` is one inner step, so the training loop stays what it was; every S-th blends. Fed with S
+    batches from S *different domains* this is Fish, which maximises the inner product between the domains'
+    gradients without second derivatives (Shi et al., Gradient Matching for Domain Generalization, 2021). The
+    update itself is that of Lookahead (Zhang et al., 2019); the order of the batches makes the difference. ::
+
+        loader = DataLoader(data, batch_sampler=DomainBatchSampler(domain_of_each_example, 32, 4))
+        optimizer = Fish(torch.optim.AdamW(model.parameters(), 5e-5), inner_steps=4, meta_lr=0.5)
+
+    Args:
+        inner: the optimizer that walks. Its ``param_groups`` are this one's, so learning-rate schedulers,
+            gradient clipping and ``GradScaler`` work on either.
+        inner_steps: S, the number of steps of a walk (the number of domains visited).
+        meta_lr: ε in (0, 1], applied exactly as written. The authors' program divides its setting by S first;
+            to repeat one of its runs, divide here.
+        inner_state: ``"carry"`` keeps the inner optimizer's moments from walk to walk; ``"reset"`` starts
+            every walk with fresh ones.
+
+    Between two blends the model holds θ̃; ``with optimizer.slow_weights():`` shows θ. No model is copied: the
+    extra memory is one copy of the trained weights. A step that ``GradScaler`` skips still counts in the
+    walk, so that S batches remain one walk. Buffers (BatchNorm statistics) are not an optimizer's to touch:
+    they keep the values of the walk.
+    """
+
+    # GradScaler then calls step() also when it found an infinite gradient, and tells so in `found_inf`.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        inner: Optimizer,
+        inner_steps: int,
+        meta_lr: float = 0.5,
+        inner_state: Literal["carry", "reset"] = "carry",
+    ) -> None:
+        if not isinstance(inner, Optimizer):
+            raise InputError(f"inner must be a torch optimizer, got {type(inner).__name__}.")
+        if isinstance(inner_steps, bool) or not isinstance(inner_steps, int) or inner_steps < 1:
+            raise InputError(f"inner_steps must be a whole number of at least 1, got {inner_steps!r}.")
+        if not 0 < meta_lr <= 1:
+            raise InputError(f"meta_lr must be above 0 and at most 1, got {meta_lr}.")
+        if inner_state not in ("carry", "reset"):
+            raise InputError(f"inner_state must be 'carry' or 'reset', got {inner_state!r}.")
+        # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
+        super().__setstate__(
+            {
+                "inner": inner,
+                "inner_steps": inner_steps,
+                "meta_lr": meta_lr,
+                "inner_state": inner_state,
+                "position": 0,
+                "_walking": [],
+                "_slow": [],
+                "_showing_slow": False,
+                # A few optimizers (Adagrad) fill their state when they are made; most start empty.
+                "_fresh": clone_state(inner.state),
+            }
+        )
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = groups
+
+    @property
+    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+        return self.inner.state
+
+    @state.setter
+    def state(self, state: defaultdict[Tensor, Any]) -> None:
+        self.inner.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.inner.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Parameters added within a walk join at the next one."""
+        self.inner.add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        if self._showing_slow:
+            raise RuntimeError("step() inside slow_weights(): leave the block first, it puts θ̃ back.")
+        if self.position == 0:
+            self._start_walk()
+        loss = None
+        if not self._unscale_and_test():
+            loss = self.inner.step() if closure is None else self.inner.step(closure)
+        self.position += 1
+        if self.position >= self.inner_steps:
+            self.blend()
+            self.position = 0
+        return loss
+
+    def _start_walk(self) -> None:
+        if self.inner_state == "reset":
+            self.inner.state = clone_state(self._fresh)
+        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        if len(params) != len(self._walking) or any(
+            a is not b or a.shape != s.shape or a.dtype != s.dtype or a.device != s.device
+            for a, b, s in zip(params, self._walking, self._slow, strict=True)
+        ):
+            self._walking = params
+            self._slow = [torch.empty_like(p) for p in params]
+        torch._foreach_copy_(self._slow, self._walking)
+
+    def blend(self) -> None:
+        """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
+        torch._foreach_lerp_(self._slow, self._walking, self.meta_lr)
+        torch._foreach_copy_(self._walking, self._slow)
+
+    def _unscale_and_test(self) -> bool:
+        """Does what GradScaler leaves to the optimizer; true if this step's gradients are not finite."""
+        scale = getattr(self, "grad_scale", None)
+        if scale is not None:
+            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+            for grad in grads:
+                grad.mul_(scale.to(grad.device).reciprocal())
+        found = getattr(self, "found_inf", None)
+        return found is not None and bool(found.item())
+
+    @contextmanager
+    def slow_weights(self) -> Iterator[None]:
+        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk)."""
+        if self.position == 0:
+            yield
+            return
+        fast = [p.detach().clone() for p in self._walking]
+        with torch.no_grad():
+            torch._foreach_copy_(self._walking, self._slow)
+        self._showing_slow = True
+        try:
+            yield
+        finally:
+            self._showing_slow = False
+            with torch.no_grad():
+                torch._foreach_copy_(self._walking, fast)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """The inner optimizer's, with the walk under ``"fish"``: where it stands and from where it left."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        numbers = {id(p): n for n, p in enumerate(every)}
+        slow = {}
+        if self.position:
+            pairs = zip(self._walking, self._slow, strict=True)
+            slow = {numbers[id(p)]: s.clone() for p, s in pairs if id(p) in numbers}
+        walk = {
+            "position": self.position,
+            "inner_steps": self.inner_steps,
+            "meta_lr": self.meta_lr,
+            "inner_state": self.inner_state,
+            "slow": slow,
+        }
+        return {**self.inner.state_dict(), "fish": walk}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Goes on in mid-walk. A plain state of the inner optimizer is taken too: a walk then begins."""
+        walk = state_dict.get("fish", {"position": 0, "slow": {}})
+        steps = walk.get("inner_steps", self.inner_steps)
+        if walk["position"] and steps != self.inner_steps:
+            raise InputError(
+                f"the saved walk is {walk['position']} steps into {steps}, this optimizer's are "
+                f"inner_steps={self.inner_steps} long; make it with inner_steps={steps}."
+            )
+        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "fish"})
+        self.meta_lr = walk.get("meta_lr", self.meta_lr)
+        self.inner_state = walk.get("inner_state", self.inner_state)
+        self.position = walk["position"]
+        every = [p for group in self.param_groups for p in group["params"]]
+        self._walking = [every[int(n)] for n in walk["slow"]]
+        self._slow = [s.to(p, copy=True) for s, p in zip(walk["slow"].values(), self._walking, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:  # type: ignore[override]
+        # A scheduler hangs its own `step` on the instance; it is its to restore, as with any optimizer.
+        return {k: v for k, v in self.__dict__.items() if k not in ("step", "grad_scale", "found_inf")}
+
+    def __repr__(self) -> str:
+        settings = f"inner_steps={self.inner_steps}, meta_lr={self.meta_lr}, inner_state={self.inner_state!r}"
+        return f"Fish({self.inner!r}, {settings})"
+
+
+def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:
+    """A copy of an optimizer's state: new tensors under the same parameters."""
+
+    def clone(value: Any) -> Any:
+        return value.clone() if isinstance(value, Tensor) else deepcopy(value)
+
+    return defaultdict(dict, {p: {k: clone(v) for k, v in entry.items()} for p, entry in state.items()})

@@ -1,0 +1,59 @@
+"""Running a model again on batches it has seen, without leaving a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def random_state(model: nn.Module) -> list[Tensor]:
+    """The state of the generators that ``model`` draws from: the CPU's, and those of its CUDA devices.
+
+    Empty while a CUDA graph is captured, where generators cannot be read: models that draw random numbers
+    are not captured together with a repetition (see :mod:`shoal.training.capture`).
+    """
+    devices = _devices(model)
+    if devices and torch.cuda.is_current_stream_capturing():
+        return []
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in devices)]
+
+
+@contextmanager
+def leaves_no_trace(model: nn.Module, since: list[Tensor] | None = None) -> Iterator[None]:
+    """Forward passes in this block change neither buffers nor random state.
+
+    Second-order methods pass the same minibatches through the model more than once a step. Were the later
+    passes left alone, each would move BatchNorm's running statistics again and draw fresh dropout masks, so
+    that the "same" loss would be another function. With ``since``, a :func:`random_state` from before, the
+    block draws the numbers that were drawn after it, hence the same masks if it runs the same passes. ::
+
+        before = random_state(model)
+        losses = [criterion(model(x), y) for x, y in batches]           # statistics move, once
+        with leaves_no_trace(model, since=before):
+            same = [criterion(model(x), y) for x, y in batches]
+    """
+    now = random_state(model)
+    buffers = [(b, b.clone()) for b in model.buffers()]
+    if since is not None:
+        _set(model, since)
+    try:
+        yield
+    finally:
+        _set(model, now)
+        with torch.no_grad():
+            for buffer, saved in buffers:
+                buffer.copy_(saved)
+
+
+def _devices(model: nn.Module) -> list[int]:
+    return sorted({p.device.index for p in model.parameters() if p.is_cuda})
+
+
+def _set(model: nn.Module, states: list[Tensor]) -> None:
+    if states:
+        torch.set_rng_state(states[0])
+        for device, state in zip(_devices(model), states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,88 @@
+"""A fast path for small models on CUDA: a whole training step replayed as one graph.
+
+A small network's step is a thousand tiny kernels, and launching them from Python takes longer than running
+them. Captured once and replayed, the same kernels follow each other without Python in between. It works
+where every step has the same shapes and the examples are on the device already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shoal.algorithms.base import Algorithm, Log
+from shoal.data.batch import DomainBatch
+from shoal.data.sampler import DomainBatchSampler
+from shoal.training.engine import Engine
+
+WARM_UP = 3
+"""Steps run in the ordinary way before the capture: lazily made state must exist by then."""
+
+
+def why_not(algorithm: Algorithm, examples: Any, device: torch.device) -> str | None:
+    """The reason why these steps cannot be captured, or ``None`` where they can."""
+    if device.type != "cuda":
+        return "the model is not on a CUDA device"
+    if not hasattr(examples, "batch") or examples.device != device:
+        return "the examples are not in the device's memory"
+    if not algorithm.capturable:
+        return f"{type(algorithm).__name__} decides in Python what to do with a batch"
+    dropout = [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
+    if algorithm.repeats_passes and dropout:
+        return f"{type(algorithm).__name__} must repeat the dropout masks of {dropout[0]!r}"
+    return None
+
+
+class CapturedSteps:
+    """Runs ``unroll`` consecutive steps of an algorithm as one CUDA graph."""
+
+    def __init__(
+        self, algorithm: Algorithm, engine: Engine, examples: Any, sampler: DomainBatchSampler, unroll: int
+    ) -> None:
+        self.algorithm = algorithm
+        self.engine = engine
+        self.examples = examples
+        self.sampler = sampler
+        self.unroll = unroll
+        shape = (unroll, sampler.domains_per_step, sampler.batch_size)
+        self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.log: Log = {}
+        self.warm = 0
+        for group in engine.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+
+    def load(self, step: int) -> None:
+        """Puts the examples of ``unroll`` steps from ``step`` where the graph reads them."""
+        plans = [[i for _, i in self.sampler.plan(step + u)] for u in range(self.unroll)]
+        rows = torch.from_numpy(np.asarray(plans, dtype=np.int64)).pin_memory()
+        self.indices.copy_(rows, non_blocking=True)
+
+    def _steps(self) -> Log:
+        logs: list[Log] = []
+        for u in range(self.unroll):
+            batches: Sequence[DomainBatch] = [
+                DomainBatch(*self.examples.batch(row), None) for row in self.indices[u]
+            ]
+            logs.append(self.algorithm.step(batches, self.engine))
+        return {k: torch.stack([log[k] for log in logs]).mean(0) for k in logs[0]}
+
+    def run(self, step: int) -> Log:
+        """Steps ``step`` to ``step + unroll − 1``; the log is their mean, overwritten by the next call."""
+        self.load(step)
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.warm < WARM_UP:
+            self.warm += 1
+            self.log = self._steps()
+        else:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+                self.log = self._steps()
+            self.graph = graph
+            graph.replay()
+        return self.log

@@ -1,0 +1,106 @@
+"""How well a model does in every domain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from shoal.data.domains import Domains
+from shoal.data.loader import to_device
+from shoal.errors import unknown_name
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One number a domain: accuracy for classification, mean squared error for regression."""
+
+    metric: str
+    names: tuple[str, ...]
+    values: tuple[float, ...]
+    sizes: tuple[int, ...]
+    average: float
+    """Over examples, each counted once."""
+
+    @property
+    def mean(self) -> float:
+        """Over domains, each counted once."""
+        return float(np.mean(self.values))
+
+    @property
+    def worst(self) -> float:
+        return min(self.values) if self.metric == "accuracy" else max(self.values)
+
+    def __getitem__(self, name: str) -> float:
+        if name not in self.names:
+            raise unknown_name("domain", name, self.names)
+        return self.values[self.names.index(name)]
+
+    def better_than(self, other: Scores) -> bool:
+        return self.average > other.average if self.metric == "accuracy" else self.average < other.average
+
+    def to_dict(self) -> dict[str, Any]:
+        domains = dict(zip(self.names, self.values, strict=True))
+        return {"metric": self.metric, "average": self.average, "mean": self.mean, "domains": domains}
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    examples: Dataset,
+    domains: Domains,
+    *,
+    classification: bool,
+    device: torch.device,
+    batch_size: int = 1024,
+    workers: int = 0,
+    limit: int | None = None,
+) -> Scores:
+    """Scores of ``model`` in evaluation mode; every example is passed once, whatever domains it is in.
+
+    ``limit`` scores at most so many examples of each domain, the same ones every time.
+    """
+    if limit is not None:
+        few = {n: domains.indices_of(d)[:limit] for d, n in enumerate(domains.names)}
+        domains = Domains.from_indices(few)
+    which = domains.examples()
+    points = torch.empty(len(which), dtype=torch.float32, device=device)
+    training = model.training
+    model.eval()
+    at = 0
+    for x, y in _batches(examples, which, batch_size, device, workers):
+        output = model(x)
+        score = (output.argmax(-1) == y).float() if classification else (output - y).float().square()
+        points[at : at + len(y)] = score if score.ndim == 1 else score.flatten(1).mean(1)
+        at += len(y)
+    model.train(training)
+    values = points.double().cpu().numpy()
+    place = np.searchsorted(which, domains.indices)
+    sums = np.add.reduceat(values[place], domains.offsets[:-1])
+    return Scores(
+        metric="accuracy" if classification else "mse",
+        names=tuple(domains.names),
+        values=tuple((sums / domains.sizes).tolist()),
+        sizes=tuple(domains.sizes.tolist()),
+        average=float(values.mean()),
+    )
+
+
+def _batches(examples: Any, which: np.ndarray, size: int, device: torch.device, workers: int) -> Any:
+    if hasattr(examples, "batch"):
+        indices = torch.as_tensor(which, dtype=torch.int64, device=examples.device)
+        for part in indices.split(size):
+            yield to_device(examples.batch(part), device)
+    else:
+        subset = Subset(examples, which.tolist())
+        for batch in DataLoader(subset, batch_size=size, num_workers=workers):
+            yield to_device(batch, device)
+
+
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of the model's weights and buffers."""
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}

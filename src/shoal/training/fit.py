@@ -1,0 +1,136 @@
+"""``shoal.fit``: train a model with any algorithm, in our loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.utils.data import Dataset
+
+from shoal.algorithms import Algorithm
+from shoal.data.batch import DomainData
+from shoal.data.domains import Domains
+from shoal.data.loader import concatenate
+from shoal.errors import InputError, unknown_name
+from shoal.training.evaluate import Scores
+from shoal.training.loop import Point, Training
+from shoal.training.options import Options
+
+
+@dataclass
+class Fit:
+    """A finished training. The model holds the weights of ``selected``, chosen by ``rule``."""
+
+    model: nn.Module
+    algorithm: Algorithm
+    history: list[Point]
+    warm_up: list[Point]
+    selected: Point
+    rule: str
+    seconds: float
+    captured: bool
+
+    @property
+    def last(self) -> Point:
+        return self.history[-1]
+
+    def scores(self, split: str = "test") -> Scores:
+        """Of every domain of a split, at the selected step."""
+        found = self.selected.scores
+        if split not in found:
+            raise unknown_name("split", split, found)
+        return found[split]
+
+    def accuracy(self, name: str) -> float:
+        """Of a domain, or of all examples of a split, at the selected step."""
+        found = self.selected.scores
+        if name in found:
+            return found[name].average
+        for split in ("test", "validation", "train"):
+            if split in found and name in found[split].names:
+                return found[split][name]
+        raise unknown_name("domain or split", name, [n for s in found for n in (s, *found[s].names)])
+
+    def __repr__(self) -> str:
+        parts = [f"{split} {s.metric} {s.average:.3f}" for split, s in self.selected.scores.items()]
+        return f"Fit({type(self.algorithm).__name__}, {self.rule}: {', '.join(parts)})"
+
+
+def fit(
+    algorithm: str | type[Algorithm],
+    model: nn.Module,
+    train: DomainData | Mapping[str, Any],
+    *,
+    validation: Mapping[str, Any] | None = None,
+    test: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Fit:
+    """Trains ``model`` in place with an algorithm and tells how well it does in every domain. ::
+
+        run = shoal.fit("fish", model, train={"art": art, "photo": photo}, test={"sketch": sketch}, steps=500)
+        print(run.accuracy("sketch"))
+
+    Args:
+        algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
+        train, validation, test: datasets by domain name, each a ``Dataset`` of (x, y) pairs or a pair of
+            arrays or tensors; or one :class:`~shoal.data.DomainData` that holds all of it.
+        options: the fields of :class:`~shoal.training.options.Options`, of which ``steps`` must be given.
+
+    Random state outside is left as it was found.
+    """
+    data = _as_domain_data(train, validation, test)
+    return fit_together([Training(algorithm, model, data, Options.checked(**options))])[0]
+
+
+def fit_together(trainings: Sequence[Training]) -> list[Fit]:
+    """Runs several trainings in turns, on CUDA each in its own stream, so that small ones share a device.
+
+    Each gives the result it would give alone.
+    """
+    waiting = [t.chunks() for t in trainings]
+    while waiting:
+        waiting = [w for w in waiting if next(w, None) is not None]
+    return [finished(t) for t in trainings]
+
+
+def finished(training: Training) -> Fit:
+    """The result of a training that has gone through its chunks."""
+    selected = training.restore_selected()
+    return Fit(
+        model=training.model,
+        algorithm=training.algorithm,
+        history=training.history,
+        warm_up=training.warm.history if training.warm else [],
+        selected=selected,
+        rule="best on validation" if training.best else "last step",
+        seconds=training.seconds,
+        captured=training.unroll > 0,
+    )
+
+
+def _as_domain_data(
+    train: DomainData | Mapping[str, Any],
+    validation: Mapping[str, Any] | None,
+    test: Mapping[str, Any] | None,
+) -> DomainData:
+    if isinstance(train, DomainData):
+        if validation is not None or test is not None:
+            raise InputError("train is a DomainData, which holds its own validation and test domains.")
+        return train
+    sets: dict[str, Dataset] = {}
+    members: dict[str, list[str]] = {}
+    for split, named in (("train", train), ("validation", validation), ("test", test)):
+        if named is None:
+            continue
+        if not isinstance(named, Mapping) or not named:
+            raise InputError(f"{split} must map names of domains to datasets, got {type(named).__name__}.")
+        members[split] = [str(name) for name in named]
+        sets |= {f"{split}: {name}": dataset for name, dataset in named.items()}
+    examples, every = concatenate(sets)
+    splits = {
+        split: Domains.from_indices({n: every.indices_of(every.number(f"{split}: {n}")) for n in names})
+        for split, names in members.items()
+    }
+    return DomainData(examples, splits, classes=None, input_shape=(), model="")

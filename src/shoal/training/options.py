@@ -1,0 +1,114 @@
+"""The options of a training, checked when they are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.algorithms import Loss
+from shoal.data.sampler import Draw
+from shoal.errors import InputError, unknown_name
+
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to train, whatever the algorithm and the data."""
+
+    steps: int
+    """Meta-steps, each of ``domains_per_step`` batches of ``batch_size`` examples."""
+    batch_size: int = 32
+    domains_per_step: int | None = None
+    """S; by default every domain where there are at most 16, else 5."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The algorithm's own, such as ``{"meta_lr": 0.1}``."""
+    optimizer: OptimizerMaker | None = None
+    """Makes it from parameters: ``lambda p: torch.optim.SGD(p, 0.1)``. Default: Adam with ``lr``."""
+    lr: float = 1e-3
+    loss: Loss | None = None
+    """``loss(output, y)``, a mean over examples. Default: cross-entropy for integer labels, else squares."""
+    classes: int | None = None
+    draw: Draw | None = None
+    """How batches are drawn, if not as the algorithm asks; ``"regrouped"`` is the paper's random grouping."""
+    seed: int = 0
+    """Fixes the order of the data and all random numbers of the training; the initial weights are yours."""
+    warm_start: int | float | str | None = None
+    """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
+    or until validation stops improving (``"plateau"``), going on from its best weights."""
+    patience: int | None = None
+    """Stop after so many evaluations without improvement on validation."""
+    eval_every: int | None = None
+    """Steps between evaluations; by default a tenth of the training."""
+    eval_limit: int | None = None
+    """Evaluate on at most so many examples of each domain."""
+    eval_splits: Sequence[Split] = ("train", "validation", "test")
+    select: Literal["best", "last"] | None = None
+    """Keep the ``"best"`` weights on validation (the default where there is some) or the ``"last"``."""
+    device: str | torch.device | None = None
+    """By default CUDA where there is one."""
+    workers: int = 0
+    capture: bool | None = None
+    """Replay steps as CUDA graphs; by default wherever that is possible."""
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "domains_per_step", "patience", "eval_every", "eval_limit"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        if not self.lr > 0:
+            raise InputError(f"lr must be positive, got {self.lr}.")
+        if isinstance(self.optimizer, Optimizer) or not (self.optimizer is None or callable(self.optimizer)):
+            raise InputError(
+                "optimizer must be a function from parameters to an optimizer, such as "
+                "lambda params: torch.optim.SGD(params, lr=0.1)."
+            )
+        if self.select not in (None, "best", "last"):
+            raise InputError(f"select must be 'best' or 'last', got {self.select!r}.")
+        warm = self.warm_start
+        share = isinstance(warm, float) and 0 < warm <= 1
+        count = isinstance(warm, int) and not isinstance(warm, bool) and warm >= 1
+        if not (warm is None or share or count or warm == "plateau"):
+            raise InputError(
+                f"warm_start must be a number of steps (500), a share of the data (0.1) or 'plateau', "
+                f"got {warm!r}."
+            )
+
+    @classmethod
+    def checked(cls, **given: Any) -> Options:
+        """Options from keywords; an unknown one is named together with the nearest."""
+        known = [f.name for f in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown_name("option", name, known)
+        if "steps" not in given:
+            raise InputError("steps is missing: say how many steps to train, such as steps=1000.")
+        return cls(**given)
+
+    def make_optimizer(self, module: nn.Module) -> Optimizer:
+        trained = [p for p in module.parameters() if p.requires_grad]
+        if not trained:
+            raise InputError("the model has no parameter that requires a gradient: nothing to train.")
+        made = self.optimizer(trained) if self.optimizer else torch.optim.Adam(trained, lr=self.lr)
+        for group in made.param_groups:
+            if not float(group.get("lr", 1.0)) > 0:
+                raise InputError(f"the learning rate must be positive, got lr={group['lr']}.")
+        return made
+
+    def warm_steps(self, examples: int) -> tuple[int, int]:
+        """How many ERM steps to start with, and how many make one pass over the training examples."""
+        one_pass = max(1, math.ceil(examples / self.batch_size))
+        if self.warm_start == "plateau":
+            return 100 * one_pass, one_pass
+        if isinstance(self.warm_start, float):
+            return max(1, round(self.warm_start * one_pass)), one_pass
+        assert isinstance(self.warm_start, int)
+        return self.warm_start, one_pass

@@ -1,0 +1,115 @@
+"""Models by name: shapes, seeds, and the architecture of the paper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from shoal import models
+from shoal.errors import InputError
+from shoal.models import FeatureModel, sprite_cnn
+
+INPUTS: dict[str, list[tuple[int, ...]]] = {
+    "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],
+    "small-cnn": [(1, 16, 16), (2, 8, 8), (3, 17, 30)],
+    "mlp": [(1,), (13,)],
+    "linear": [(4,)],
+}
+WRONG: dict[str, list[tuple[int, ...]]] = {
+    "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
+    "small-cnn": [(16, 16), (1, 16, 7)],
+    "mlp": [(), (1, 16, 16), (0,)],
+    "linear": [(2, 2)],
+}
+CASES = [(name, shape) for name, shapes in INPUTS.items() for shape in shapes]
+
+
+def test_only_models_are_offered() -> None:
+    assert set(INPUTS) <= set(models.registry.names())
+    assert "feature-model" not in models.registry.names()
+    with pytest.raises(InputError, match=r"unknown model 'sprit-cnn'.*'sprite-cnn'"):
+        models.build("sprit-cnn", input_shape=(3, 64, 64), classes=2, seed=0)
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_outputs(name: str, shape: tuple[int, ...], batch: int) -> None:
+    x = torch.rand(batch, *shape)
+    model = models.build(name, input_shape=shape, classes=3, seed=0)
+    assert model(x).shape == (batch, 3)
+    torch.testing.assert_close(model(x), model.head(model.features(x)))
+    assert model.features(x).ndim == 2
+    assert models.build(name, input_shape=shape, classes=None, seed=0)(x).shape == (batch,)
+
+
+@pytest.mark.parametrize(("name", "shape"), CASES)
+def test_an_output_does_not_depend_on_batch_mates(name: str, shape: tuple[int, ...]) -> None:
+    model = models.build(name, input_shape=shape, classes=2, seed=0).double()
+    x = torch.rand(4, *shape, dtype=torch.float64)
+    torch.testing.assert_close(model(x)[:1], model(x[:1]))
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_weights_follow_the_seed_alone(name: str) -> None:
+    def weights(seed: int) -> torch.Tensor:
+        model = models.build(name, input_shape=INPUTS[name][0], classes=2, seed=seed)
+        return nn.utils.parameters_to_vector(model.parameters())
+
+    torch.manual_seed(7)
+    first = weights(0)
+    drawn = torch.rand(3)
+    torch.manual_seed(7)
+    assert torch.equal(torch.rand(3), drawn)  # building drew nothing from the global generator
+    assert torch.equal(first, weights(0))
+    assert not torch.equal(first, weights(1))
+
+
+@pytest.mark.parametrize(("name", "shape"), [(n, s) for n, shapes in WRONG.items() for s in shapes])
+def test_wrong_input_shapes_are_named(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=f"model '{name}' takes"):
+        models.build(name, input_shape=shape, classes=2, seed=0)
+
+
+@pytest.mark.parametrize("classes", [0, 1])
+def test_too_few_classes(classes: int) -> None:
+    with pytest.raises(InputError, match=f"classes must be at least 2.*not {classes}"):
+        models.build("linear", input_shape=(4,), classes=classes, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "widths"), [(64, [3, 32, 32, 64, 128, 128]), (32, [3, 32, 32, 64, 128])], ids=["64", "32"]
+)
+def test_sprite_cnn_is_the_papers(size: int, widths: list[int]) -> None:
+    features = models.build("sprite-cnn", input_shape=(3, size, size), classes=2, seed=0).features
+    convolutions = [m for m in features.modules() if isinstance(m, nn.Conv2d)]
+    assert [c.in_channels for c in convolutions] + [convolutions[-1].out_channels] == widths
+    assert all(c.kernel_size == (4, 4) and c.stride == (2, 2) for c in convolutions)
+    assert [c.padding for c in convolutions] == [(1, 1)] * (len(widths) - 2) + [(0, 0)]
+    assert sum(isinstance(m, nn.ReLU) for m in features.modules()) == len(convolutions)
+    assert features(torch.rand(2, 3, size, size)).shape == (2, widths[-1])
+
+
+def test_sprite_cnn_can_be_narrow() -> None:
+    assert sprite_cnn.build((3, 32, 32), 2, width=8).features(torch.rand(2, 3, 32, 32)).shape == (2, 32)
+
+
+def test_feature_model_reshapes_nothing() -> None:
+    model = FeatureModel(nn.Conv2d(1, 2, 3), nn.Linear(2, 2))
+    with pytest.raises(RuntimeError):
+        model(torch.rand(4, 1, 8, 8))
+
+
+@pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mlp"])
+def test_second_derivatives_exist(name: str) -> None:
+    """Gradient matching differentiates the gradient."""
+    shape = INPUTS[name][0]
+    model = models.build(name, input_shape=shape, classes=2, seed=0)
+    loss = nn.functional.cross_entropy(model(torch.rand(3, *shape)), torch.tensor([0, 1, 1]))
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    second = torch.autograd.grad(
+        torch.cat([g.flatten() for g in gradients]).square().sum(), parameters, allow_unused=True
+    )
+    assert all(g is None or bool(g.isfinite().all()) for g in second)
+    assert any(g is not None and float(g.abs().sum()) > 0 for g in second)
