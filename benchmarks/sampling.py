@@ -53,7 +53,9 @@ def main() -> int:
 
     print(f"one draw of {SLOTS} × {BATCH} examples, median of {DRAWS}")
     print(f"{'domains':>10} {'examples':>12} {'build s':>8} {'arrays MB':>10} {'draw µs':>8} {'ratio':>6}")
-    for (domains, examples), sampler, built, median in zip(settings, samplers, build_times, medians, strict=True):
+    for (domains, examples), sampler, built, median in zip(
+        settings, samplers, build_times, medians, strict=True
+    ):
         held = sampler.domains
         megabytes = (held.indices.nbytes + held.offsets.nbytes + held.sizes.nbytes) / 1e6
         row = f"{domains:>10,} {examples:>12,} {built:>8.2f} {megabytes:>10.1f} {median:>8.0f}"

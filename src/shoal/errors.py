@@ -19,4 +19,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     known = sorted(known)
     near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}.")
+    return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
+
+
+def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuses the first of ``given`` that is not among ``known``."""
+    known = list(known)
+    for name in given:
+        if name not in known:
+            raise unknown_name(kind, name, known)

@@ -9,7 +9,7 @@ from torch import nn
 
 from shoal.algorithms.base import Algorithm, Loss
 from shoal.data.batch import Task
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.registry import Registry
 
 registry = Registry("algorithm", "shoal.algorithms", support=frozenset({"base", "penalty"}))
@@ -43,11 +43,7 @@ def build(
 ) -> Algorithm:
     """An algorithm by name or class, with its settings checked against the ones it takes."""
     cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
-    known = settings_of(cls)
-    for name in settings:
-        if name not in known:
-            offered = ", ".join(known) or "none"
-            raise InputError(f"{cls.__name__} has no setting {name!r}. Its settings: {offered}.")
+    check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
     return cls(model, loss, task, **settings)
 
 

@@ -46,7 +46,7 @@ def _concatenate(parts: Sequence[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` counts training domains."""
+    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` are those trained on."""
 
     domains: int
     classes: int | None

@@ -137,7 +137,7 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
     for part in _tensors(x):
         if not bool(np.isfinite(part).all()):
             raise InputError(f"{where} has a feature that is not finite; repair or leave it out.")
-    label = np.asarray(y)
+    label = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if classes is None:
         if label.dtype.kind == "f" and not np.isfinite(label).all():
             raise InputError(f"{where} has a target that is not finite; repair or leave it out.")

@@ -63,7 +63,7 @@ def permute(key: Words, n: int | NDArray[Any], positions: NDArray[Any]) -> NDArr
 
 
 def _ranks(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
-    others = np.arange(sizes.max(), dtype=np.uint64)
+    others: Words = np.arange(sizes.max(), dtype=np.uint64)
     hashes = _mixed(key[..., None] + others * GOLDEN)
     own = np.take_along_axis(hashes, values.astype(np.int64)[..., None], axis=-1)
     return ((hashes < own) & (others < sizes[..., None])).sum(axis=-1)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
 
@@ -15,8 +17,12 @@ __all__ = ["FeatureModel", "build", "registry"]
 registry = Registry("model", "shoal.models", support=frozenset({"feature_model"}))
 
 
-def build(name: str, *, input_shape: Sequence[int], classes: int | None, seed: int) -> FeatureModel:
+def build(
+    name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
+) -> FeatureModel:
     """The model called ``name`` for inputs of ``input_shape``, without the batch.
+
+    ``options`` are the model's own, such as its ``width``.
 
     ``classes`` is ``None`` for regression: one output, of shape (B,). The initial weights depend on ``seed``
     alone, whatever was drawn before and whatever the default device, and nothing drawn later depends on them.
@@ -24,8 +30,10 @@ def build(name: str, *, input_shape: Sequence[int], classes: int | None, seed: i
     if classes is not None and classes < 2:
         raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
     module = registry.module(name)
+    own = list(inspect.signature(module.build).parameters)[2:]
+    check_names(f"option of model {name!r}:", options, own)
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        model: FeatureModel = module.build(tuple(input_shape), classes)
+        model: FeatureModel = module.build(tuple(input_shape), classes, **options)
     return model

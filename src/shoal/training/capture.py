@@ -81,7 +81,7 @@ class CapturedSteps:
             self.log = self._steps()
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(graph):
                 self.log = self._steps()
             self.graph = graph
             graph.replay()

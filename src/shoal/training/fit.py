@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,22 +81,12 @@ def fit(
     Random state outside is left as it was found.
     """
     data = _as_domain_data(train, validation, test)
-    return fit_together([Training(algorithm, model, data, Options.checked(**options))])[0]
+    return run(Training(algorithm, model, data, Options.checked(**options)))
 
 
-def fit_together(trainings: Sequence[Training]) -> list[Fit]:
-    """Runs several trainings in turns, on CUDA each in its own stream, so that small ones share a device.
-
-    Each gives the result it would give alone.
-    """
-    waiting = [t.chunks() for t in trainings]
-    while waiting:
-        waiting = [w for w in waiting if next(w, None) is not None]
-    return [finished(t) for t in trainings]
-
-
-def finished(training: Training) -> Fit:
-    """The result of a training that has gone through its chunks."""
+def run(training: Training) -> Fit:
+    """Takes a training to its end and puts the selected weights into the model."""
+    training.run()
     selected = training.restore_selected()
     return Fit(
         model=training.model,

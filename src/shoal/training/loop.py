@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from shoal.training.options import Options
 from shoal.training.progress import Progress
 
 CHUNK = 50
-"""Steps between two looks up from the work: progress, and a turn for other trainings on the device."""
+"""Steps between two looks up from the work, to show how far it is."""
 
 
 class Diverged(RuntimeError):
@@ -101,8 +101,7 @@ class Training:
         self.history: list[Point] = []
         self.best: tuple[Point, dict[str, Tensor]] | None = None
         self.seconds = 0.0
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        with torch.random.fork_rng(devices=[self.device] if self.stream else []):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(options.seed)
             self.random_state = self._random_state()
 
@@ -178,25 +177,26 @@ class Training:
 
     @contextmanager
     def _own_world(self) -> Iterator[None]:
-        """This training's stream and random numbers; afterwards those outside are as they were."""
+        """This training's random numbers and clock; afterwards those outside are as they were."""
         outside = self._random_state()
         self._set_random_state(self.random_state)
         began = time.monotonic()
         try:
-            with torch.cuda.stream(self.stream) if self.stream else nullcontext():
-                yield
+            yield
         finally:
             self.random_state = self._random_state()
             self._set_random_state(outside)
             self.seconds += time.monotonic() - began
 
-    def chunks(self) -> Iterator[int]:
-        """Trains to the end, yielding the step now and then so that others may have a turn."""
+    def run(self) -> None:
+        """Trains to the end."""
         if self.warm is not None:
-            yield from self.warm.chunks()
+            self.warm.run()
             self.warm.restore_selected()
         steps, every = self.options.steps, self.eval_every
-        progress = Progress(self.label, steps, self.options.progress)
+        shown = self.options.progress
+        progress = Progress(self.label, steps, bool(shown))
+        tell = shown if callable(shown) else progress.update
         self.model.train()
         advance = self._captured() if self.unroll else self._eager()
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -213,8 +213,7 @@ class Training:
                         self._measure(step, float(total) / (step - since), since)
                         total.zero_()
                         since = step
-                progress.update(step, self._note())
-                yield step
+                tell(step, self._note())
         finally:
             progress.close()
 
@@ -274,7 +273,7 @@ class Training:
     def restore_selected(self) -> Point:
         """Puts the selected weights into the model and says where they come from."""
         if not self.history:
-            raise RuntimeError("this training has not run: go through chunks() first.")
+            raise RuntimeError("this training has not run yet.")
         if self.best is None:
             return self.history[-1]
         point, weights = self.best

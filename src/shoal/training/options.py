@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError, check_names
 
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 Split = Literal["train", "validation", "test"]
@@ -57,7 +57,8 @@ class Options:
     workers: int = 0
     capture: bool | None = None
     """Replay steps as CUDA graphs; by default wherever that is possible."""
-    progress: bool = True
+    progress: bool | Callable[[int, str], None] = True
+    """Show a progress line, or call this with the step and a note now and then."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "domains_per_step", "patience", "eval_every", "eval_limit"):
@@ -85,10 +86,7 @@ class Options:
     @classmethod
     def checked(cls, **given: Any) -> Options:
         """Options from keywords; an unknown one is named together with the nearest."""
-        known = [f.name for f in fields(cls)]
-        for name in given:
-            if name not in known:
-                raise unknown_name("option", name, known)
+        check_names("option", given, [f.name for f in fields(cls)])
         if "steps" not in given:
             raise InputError("steps is missing: say how many steps to train, such as steps=1000.")
         return cls(**given)

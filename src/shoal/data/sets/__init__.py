@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from shoal.data.batch import DomainData
-from shoal.errors import unknown_name
+from shoal.errors import check_names
 from shoal.registry import Registry
 
 registry = Registry("dataset", "shoal.data.sets")
@@ -15,9 +15,6 @@ registry = Registry("dataset", "shoal.data.sets")
 def load(name: str, **options: Any) -> DomainData:
     """The dataset called ``name``; ``options`` go to its own ``load``."""
     module = registry.module(name)
-    known = list(inspect.signature(module.load).parameters)
-    for option in options:
-        if option not in known:
-            raise unknown_name(f"option of dataset {name!r}:", option, known)
+    check_names(f"option of dataset {name!r}:", options, inspect.signature(module.load).parameters)
     data: DomainData = module.load(**options)
     return data

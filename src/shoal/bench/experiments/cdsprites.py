@@ -1,0 +1,115 @@
+"""CdSprites-N: the paper's figure of accuracy against the number of domains, and the demo's small version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.bench.config import RunConfig
+from shoal.errors import InputError
+
+ADAM = ("adam", {"lr": 1e-3})
+SGD = ("sgd", {"lr": 0.1})
+WALK = {"meta_lr": 0.1, "inner_state": "reset"}
+BATCH = 64
+POINTS = 20
+"""Evaluations over a training."""
+
+
+@dataclass(frozen=True)
+class Method:
+    label: str
+    algorithm: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    draw: str | None = None
+
+
+ERM = Method("ERM", "erm")
+FISH = Method("Fish", "fish", WALK)
+REGROUPED = Method("Fish, random grouping", "fish", WALK, "regrouped")
+REPTILE = Method("Reptile", "reptile", WALK)
+IDGM = Method("IDGM", "idgm")
+IDGM_PRINTED = Method("IDGM, no trust ratio, γ=0.3", "idgm", {"trust": None, "gamma": 0.3})
+
+
+def configs(
+    methods: Iterable[Method],
+    numbers: Iterable[int],
+    seeds: Iterable[int],
+    *,
+    passes: int,
+    size: int = 64,
+    palette: str = "adjacent",
+    per_domain: int | None = None,
+    width: int = 32,
+    optimizer: tuple[str, dict[str, Any]] = ADAM,
+    eval_limit: int | None = None,
+) -> list[RunConfig]:
+    """Every method on every N and seed, with the same optimizer, rate, batch size and number of passes.
+
+    A pass is one minibatch forward and backward. Methods that walk through N domains take passes/N steps of
+    N batches; ERM takes one batch a step.
+    """
+    found = []
+    for number in numbers:
+        if passes % (number * POINTS):
+            raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
+        for seed in seeds:
+            for method in methods:
+                batches = 1 if method.algorithm == "erm" else number
+                steps = passes // batches
+                found.append(
+                    RunConfig(
+                        dataset="cdsprites",
+                        data_options={
+                            "domains": number,
+                            "size": size,
+                            "palette": palette,
+                            "per_domain": per_domain,
+                            "seed": seed,
+                        },
+                        algorithm=method.algorithm,
+                        settings=method.settings,
+                        draw=method.draw,
+                        model_options={"width": width},
+                        optimizer=optimizer[0],
+                        optimizer_options=optimizer[1],
+                        steps=steps,
+                        batch_size=BATCH,
+                        domains_per_step=batches,
+                        seed=seed,
+                        eval_every=steps // POINTS,
+                        eval_limit=eval_limit,
+                        label=method.label,
+                    )
+                )
+    return found
+
+
+def figure(
+    numbers: Sequence[int], seeds: Sequence[int], passes: int, size: int = 64
+) -> dict[str, list[RunConfig]]:
+    """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to."""
+    common: dict[str, Any] = {"passes": passes, "size": size, "eval_limit": 1000}
+    walk = {"meta_lr": 0.3, "inner_state": "carry"}
+    plain = [
+        Method(m.label, m.algorithm, {} if m is ERM else walk, m.draw)
+        for m in (ERM, FISH, REGROUPED, REPTILE)
+    ]
+    return {
+        "Adam": configs((ERM, FISH, REGROUPED, REPTILE), numbers, seeds, **common),
+        "IDGM": configs((IDGM, IDGM_PRINTED), [10], seeds, **common),
+        "random palette": configs((ERM, FISH, REGROUPED), [10], seeds, palette="random", **common),
+        "plain SGD": configs(plain, [10], seeds, optimizer=SGD, **common),
+    }
+
+
+DEMO_PASSES = 10_000
+
+
+def demo(seeds: Sequence[int], passes: int = DEMO_PASSES) -> list[RunConfig]:
+    """Three rows that fit a laptop: 32×32 pixels, ten domains, a network of half the paper's width."""
+    walk = {"meta_lr": 0.2, "inner_state": "reset"}
+    methods = (Method("Fish", "fish", walk), Method("Fish, random grouping", "fish", walk, "regrouped"), ERM)
+    return configs(methods, [10], seeds, passes=passes, size=32, per_domain=2000, width=16, eval_limit=500)

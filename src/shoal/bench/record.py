@@ -1,0 +1,106 @@
+"""What came out of a run, and where such records are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shoal.bench.config import RunConfig
+from shoal.errors import InputError, unknown_name
+
+Measurement = dict[str, Any]
+"""One evaluation: ``step``, ``passes``, ``loss``, and ``scores`` by split (see :class:`Scores.to_dict`)."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run's configuration and everything measured. Plain data: tables and plots need nothing else."""
+
+    config: RunConfig
+    status: str
+    """``finished``, or ``diverged`` where the loss was no longer finite (then ``error`` says more)."""
+    history: tuple[Measurement, ...]
+    selected: int
+    """The index in ``history`` that ``rule`` chose; −1 where there is none."""
+    rule: str
+    seconds: float
+    environment: Mapping[str, str]
+    error: str = ""
+    warm_up: tuple[Measurement, ...] = ()
+
+    def score(self, split: str, *, last: bool = False) -> float:
+        """The average over a split's examples, at the selected step or the last; NaN without measurements."""
+        if not self.history:
+            return float("nan")
+        scores = self.history[-1 if last else self.selected]["scores"]
+        if split not in scores:
+            raise unknown_name("split", split, scores)
+        return float(scores[split]["average"])
+
+    def curve(self, split: str) -> tuple[list[int], list[float]]:
+        """Passes and averages over the course of training."""
+        points = [(m["passes"], m["scores"][split]["average"]) for m in self.history]
+        return [p for p, _ in points], [s for _, s in points]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.__dict__, "config": self.config.to_dict()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> RunRecord:
+        kept = {
+            "history": tuple(content["history"]),
+            "warm_up": tuple(content.get("warm_up", ())),
+            "config": RunConfig.from_dict(content["config"]),
+        }
+        return cls(**{**content, **kept})
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The whole text or nothing: a kill or a full disk leaves what was there before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+class Store:
+    """A folder with one JSON file a record, named by the run's identity."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{str(folder)!r} is a file; records need a folder.")
+
+    def path(self, config: RunConfig) -> Path:
+        return self.folder / f"{config.identity}.json"
+
+    def save(self, record: RunRecord) -> None:
+        write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict))
+
+    def find(self, config: RunConfig) -> RunRecord | None:
+        path = self.path(config)
+        return self._read(path) if path.exists() else None
+
+    def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
+        return [c for c in configs if not self.path(c).exists()]
+
+    def all(self) -> list[RunRecord]:
+        return [self._read(p) for p in sorted(self.folder.glob("*.json"))]
+
+    def _read(self, path: Path) -> RunRecord:
+        try:
+            return RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error

@@ -1,0 +1,186 @@
+"""Pictures from records, with matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# One colour a method wherever it appears; chosen to differ also in grey and for colour-blind readers.
+COLOURS = {
+    "ERM": "#e69f00",
+    "Fish": "#0072b2",
+    "Fish, random grouping": "#56b4e9",
+    "Reptile": "#009e73",
+    "IDGM": "#d55e00",
+}
+SPARE = ("#cc79a7", "#7f7f7f", "#5d3a9b", "#999933", "#882255")
+Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
+"""Method → one (x, y) curve a seed."""
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("pictures need matplotlib: pip install 'shoal[plots]'.") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _colour(method: str, number: int) -> str:
+    return COLOURS.get(method, SPARE[number % len(SPARE)])
+
+
+def _tidy(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """As PNG and as SVG, beside each other."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    for file in found:
+        figure.savefig(file, dpi=150)
+    return found
+
+
+def accuracy_axes(axes: Any, curves: Curves, title: str) -> None:
+    """Accuracy against passes: the mean over seeds, and every seed thin behind it."""
+    for number, (method, runs) in enumerate(curves.items()):
+        colour = _colour(method, number)
+        for x, y in runs if len(runs) > 1 else []:
+            axes.plot(x, [100 * v for v in y], color=colour, alpha=0.3, linewidth=0.8)
+        length = min(len(y) for _, y in runs)
+        mean = np.mean([y[:length] for _, y in runs], axis=0)
+        axes.plot(runs[0][0][:length], 100 * mean, color=colour, linewidth=2, label=method)
+    axes.axhline(50, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set(title=title, xlabel="forward–backward passes", ylabel="accuracy (%)", ylim=(40, 102))
+    _tidy(axes)
+
+
+def demo_figure(samples: Mapping[str, np.ndarray], train: Curves, test: Curves) -> Figure:
+    """Images of every domain above; accuracy on the training domains and on the unseen one below."""
+    figure = _figure(9.5, 6.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.3))
+    samples_panel(above, samples)
+    left, right = below.subplots(1, 2)
+    accuracy_axes(left, train, "domains it was trained on")
+    accuracy_axes(right, test, "a domain it has never seen")
+    right.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.62))
+    return figure
+
+
+def samples_panel(figure: Any, samples: Mapping[str, np.ndarray], columns: int = 6) -> None:
+    """A strip of images, (n, h, w, 3) in [0, 1], for each domain."""
+    rows = -(-len(samples) // columns)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (name, images) in zip(grid.flat, samples.items(), strict=False):
+        side = int(np.ceil(np.sqrt(len(images))))
+        n, h, w, _ = images.shape
+        tile = np.ones((side * (h + 1) - 1, side * (w + 1) - 1, 3))
+        for i in range(n):
+            r, c = divmod(i, side)
+            tile[r * (h + 1) : r * (h + 1) + h, c * (w + 1) : c * (w + 1) + w] = images[i]
+        axes.imshow(tile, interpolation="nearest")
+        axes.set_title(_plain(name), fontsize=8, pad=3)
+
+
+def samples_figure(samples: Mapping[str, np.ndarray]) -> Figure:
+    rows = -(-len(samples) // 6)
+    figure = _figure(9.5, 1.75 * rows)
+    samples_panel(figure, samples)
+    return figure
+
+
+def against_domains(results: Mapping[str, Mapping[int, Sequence[float]]], title: str, axes: Any) -> None:
+    """Accuracy against N: mean over seeds with its standard deviation."""
+    for number, (method, by_count) in enumerate(results.items()):
+        counts = sorted(by_count)
+        means = [100 * np.mean(by_count[n]) for n in counts]
+        spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
+        axes.errorbar(
+            counts, means, spread, color=_colour(method, number), marker="o", capsize=3, label=method
+        )
+    axes.axhline(50, color="#888888", linewidth=0.8, linestyle=":")
+    axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
+    _tidy(axes)
+
+
+def cdsprites_figure(
+    train: Mapping[str, Mapping[int, Sequence[float]]],
+    test: Mapping[str, Mapping[int, Sequence[float]]],
+    claims: Sequence[tuple[str, int, float]],
+) -> Figure:
+    """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
+    figure = _figure(9.5, 4.0)
+    left, right = figure.subplots(1, 2)
+    against_domains(train, "training domains", left)
+    against_domains(test, "unseen domain", right)
+    methods = list(test)
+    for method, count, value in claims:
+        if method in test:
+            colour = _colour(method, methods.index(method))
+            right.plot(count, value, marker="x", markersize=9, markeredgewidth=2, color=colour, clip_on=False)
+    right.plot([], [], marker="x", linestyle="none", color="#444444", label="paper")
+    right.legend(frameon=False, loc="center right", fontsize=8)
+    return figure
+
+
+def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
+    """Paths through weight space in three dimensions, and test accuracy and w₁ + b along them."""
+    figure = _figure(11, 4.4)
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
+    space = figure.add_subplot(grid[:, 0], projection="3d")
+    accuracy = figure.add_subplot(grid[0, 1])
+    margin = figure.add_subplot(grid[1, 1], sharex=accuracy)
+    for number, (method, path) in enumerate(paths.items()):
+        colour = _colour(method, number)
+        w = np.vstack([np.zeros(5), np.array(path["weights"])])
+        steps = [0, *path["steps"]]
+        space.plot(w[:, 1], w[:, 2], w[:, 0], color=colour, linewidth=1.8, label=method)
+        space.scatter(*w[-1, [1, 2, 0]], color=colour, s=18)
+        accuracy.plot(steps[1:], [100 * t for t in path["test"]], color=colour, linewidth=1.6)
+        margin.plot(steps, w[:, 0] + w[:, 4], color=colour, linewidth=1.6)
+    space.set(xlabel="$w_2$ (domain 1 only)", ylabel="$w_3$ (domain 2 only)", zlabel="$w_1$ (invariant)")
+    space.view_init(elev=25, azim=-60)
+    space.set_title(f"weights, from zero (weight decay {decay:g})")
+    space.legend(frameon=False, fontsize=8, loc="upper left")
+    accuracy.set(ylabel="test accuracy (%)", ylim=(50, 100), xscale="symlog")
+    margin.axhline(0, color="#888888", linewidth=0.8)
+    margin.set(ylabel="$w_1 + b$: above 0 is invariant", xlabel="step", xscale="symlog")
+    for axes in (accuracy, margin):
+        _tidy(axes)
+    return figure
+
+
+def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
+    """1 − cos against α on logarithmic axes, with the slope of 2 that the theorem implies."""
+    figure = _figure(5.2, 4.0)
+    axes = figure.subplots()
+    for number, result in enumerate(results):
+        label = f"S = {result['domains']}, slope {result['slope']:.2f}"
+        colour = list(COLOURS.values())[number % len(COLOURS)]
+        axes.loglog(result["alphas"], result["one_minus_cos"], "o-", color=colour, label=label)
+    reference = np.array(results[0]["alphas"])
+    start = results[0]["one_minus_cos"][-1] / 3
+    axes.loglog(reference, start * (reference / reference[-1]) ** 2, "k:", linewidth=1, label="slope 2")
+    axes.set(xlabel="inner learning rate α", ylabel="1 − cos(G$_f$, G$_g$)")
+    axes.legend(frameon=False)
+    _tidy(axes)
+    return figure
+
+
+def _plain(text: str) -> str:
+    """Text as it is: a dollar sign in a domain's name must not start mathematics."""
+    return text.replace("$", r"\$")

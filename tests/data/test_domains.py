@@ -1,0 +1,121 @@
+"""Domains against plain dictionaries, and what it refuses."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.data import Domains
+from shoal.errors import InputError
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.one_of(
+        st.lists(st.integers(-5, 5), min_size=1, max_size=40),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=10),
+        st.lists(st.text(max_size=3), min_size=1, max_size=40),
+    )
+)
+def test_labels_group_as_a_dictionary_does(labels: list) -> None:
+    expected = {
+        label: [i for i, other in enumerate(labels) if other == label] for label in sorted(set(labels))
+    }
+    domains = Domains.from_labels(labels)
+    assert domains.names == tuple(str(label) for label in expected)
+    assert [domains.indices_of(d).tolist() for d in range(len(domains))] == list(expected.values())
+    assert domains.sizes.tolist() == [len(v) for v in expected.values()]
+    assert domains.examples().tolist() == list(range(len(labels)))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array([3, 1, 3], dtype=np.uint8),
+        np.array([3, 1, 3], dtype=np.int16),
+        np.array([3, 1, 3], dtype=np.uint64) + np.uint64(2**63),
+        np.array([3.0, 1.0, 3.0]),
+        np.array([3, 1, 3], dtype=object),
+        torch.tensor([3, 1, 3]),
+        np.array(["c", "a", "c"]),
+        np.array(["c", "a", "c"], dtype=object),
+        np.array([True, False, True]),
+    ],
+)
+def test_any_kind_of_labels(labels: object) -> None:
+    domains = Domains.from_labels(labels)
+    assert [domains.indices_of(d).tolist() for d in (0, 1)] == [[1], [0, 2]]
+    assert len(set(domains.names)) == 2
+    assert domains.number(domains.names[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", None, "b"], "position 1 is None"),
+        (["a", float("nan")], "position 1 is nan"),
+        ([0, 1, None], "position 2 is None"),
+        ([0.0, float("nan")], "position 1 is nan"),
+        ([0.5, 1.0], "position 0 is 0.5"),
+        ([], "one label for each example"),
+        ([[1, 2], [3, 4]], "one label for each example"),
+    ],
+)
+def test_labels_refused(labels: list, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Domains.from_labels(labels)
+
+
+def test_sizes_and_indices() -> None:
+    domains = Domains.from_sizes({"art": 2, "photo": 3})
+    assert domains.indices_of(1).tolist() == [2, 3, 4]
+    domains = Domains.from_indices({"b": [4, 0], "a": np.array([4]), "c": torch.tensor([7])})
+    assert domains.names == ("b", "a", "c")
+    assert domains.examples().tolist() == [0, 4, 7]
+    assert domains.indices.dtype == np.int32
+    assert Domains.from_indices({"far": [2**40, 3]}).examples().tolist() == [3, 2**40]
+    assert repr(domains) == "Domains(3 domains, 4 entries: b: 2, a: 1, c: 1)"
+    assert "… 5 more" in repr(Domains.from_labels(range(10)))
+
+
+def test_indices_of_is_a_view() -> None:
+    domains = Domains.from_labels([0, 1, 0])
+    assert np.shares_memory(domains.indices_of(0), domains.indices)
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ({"a": [0], "b": []}, "'b' has no examples"),
+        ({"a": [0], "b": [3, -2]}, "'b' has index -2"),
+        ({"a": [True, False]}, "'a' is given as a mask"),
+        ({"a": [0.5]}, "'a' has indices of shape"),
+        ({1: [0], "1": [1]}, "two domains are called '1'"),
+        ({}, "no domains"),
+    ],
+)
+def test_indices_refused(indices: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Domains.from_indices(indices)
+    with pytest.raises(InputError, match="'empty'"):
+        Domains.from_sizes({"empty": 0})
+
+
+def test_select_by_name_or_number() -> None:
+    domains = Domains.from_indices({"a": [0, 1], "b": [2], "c": [1, 5, 6]})
+    chosen = domains.select(["c", 0])
+    assert chosen.names == ("c", "a")
+    assert [chosen.indices_of(d).tolist() for d in (0, 1)] == [[1, 5, 6], [0, 1]]
+    assert domains.select("b").names == ("b",)
+    assert Domains.from_labels([7, 7, 9]).select(1).names == ("9",)
+    for wrong, message in ((["a", 0], "'a' is named twice"), ([3], "number 3"), ("d", "unknown domain 'd'")):
+        with pytest.raises(InputError, match=message):
+            domains.select(wrong)
+
+
+def test_unknown_names_get_the_nearest() -> None:
+    with pytest.raises(InputError, match="Did you mean 'photo'"):
+        Domains.from_sizes({"art": 1, "photo": 1}).number("phto")
+    with pytest.raises(InputError, match=r"Did you mean 'user-77'.*1,000 domains"):
+        Domains.from_labels([f"user-{i}" for i in range(1000)]).number("usr-77")

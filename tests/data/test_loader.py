@@ -1,0 +1,170 @@
+"""Meta-batches are the sampler's plan, whatever reads them."""
+
+import random
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from shoal.data import DomainBatchSampler, Domains, MetaBatchLoader, TensorData, concatenate
+from shoal.data.loader import to_device
+from shoal.errors import InputError
+
+LABELS = np.arange(40) % 4
+
+
+class Items(Dataset):
+    """x is the index and random numbers, as a random transform would add them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[dict[str, torch.Tensor], int]:
+        if index == 39:
+            raise OSError("truncated image")
+        noise = torch.tensor([torch.rand(()).item(), np.random.rand(), random.random()])
+        return {"index": torch.tensor(index), "noise": noise}, index % 4
+
+
+def sampler(**more: Any) -> DomainBatchSampler:
+    return DomainBatchSampler(LABELS, 4, 3, seed=5, **more)
+
+
+def readable(**more: Any) -> DomainBatchSampler:
+    return DomainBatchSampler(LABELS[:39], 4, 3, seed=5, **more)
+
+
+@pytest.mark.parametrize("kind", ["domains", "regrouped"])
+def test_tensors_are_gathered_as_planned(kind: str) -> None:
+    data = TensorData(torch.arange(40.0)[:, None], torch.arange(40))
+    plans = sampler(draw=kind)
+    loader = MetaBatchLoader(data, plans, start=3, stop=9)
+    assert len(loader) == 6
+    for step, batches in enumerate(loader, start=3):
+        assert [b.domain for b in batches] == [d for d, _ in plans.plan(step)]
+        for batch, (_, indices) in zip(batches, plans.plan(step), strict=True):
+            assert batch.y.tolist() == indices.tolist() == batch.x[:, 0].tolist()
+
+
+def test_any_number_of_workers_gives_the_same_batches() -> None:
+    def run(workers: int) -> list[Any]:
+        loader = MetaBatchLoader(Items(), readable(), workers=workers, start=2, stop=6)
+        first, again = ([[(b.x, b.y, b.domain) for b in step] for step in loader] for _ in range(2))
+        assert str(first) == str(again)
+        return first
+
+    alone = run(0)
+    assert str(alone) == str(run(2))
+    assert len(alone) == 4
+    for step, batches in enumerate(alone, start=2):
+        for (x, y, domain), (d, indices) in zip(batches, readable().plan(step), strict=True):
+            assert x["index"].tolist() == indices.tolist()
+            assert domain == d
+            assert set(y.tolist()) == {d}
+    noise = torch.cat([x["noise"].reshape(-1) for batches in alone for x, _, _ in batches])
+    assert len(noise.unique()) == len(noise)
+
+
+def test_the_users_random_numbers_are_left_alone() -> None:
+    loader = iter(MetaBatchLoader(Items(), readable(), stop=3))
+    next(loader)  # a DataLoader takes one number from torch when its iteration starts
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    next(loader)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert np.array_equal(before[1], np.random.get_state()[1])
+    assert before[2] == random.getstate()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_failing_example_is_named(workers: int) -> None:
+    with pytest.raises(RuntimeError, match="example 39: OSError: truncated image"):
+        list(MetaBatchLoader(Items(), sampler(), workers=workers, stop=10))
+
+
+class Batched(Items):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [(torch.tensor(index), 0) for index in indices]
+
+
+def test_collate_and_batched_datasets() -> None:
+    def stack(items: list[Any]) -> Any:
+        return torch.stack([x for x, _ in items]) * 10, torch.tensor([y for _, y in items])
+
+    (batch, *_), *_ = MetaBatchLoader(Batched(), readable(), collate=stack, stop=1)
+    assert batch.x.tolist() == (readable().plan(0)[0][1] * 10).tolist()
+
+
+def test_refused() -> None:
+    data = TensorData(torch.zeros(40, 1), torch.zeros(40))
+    with pytest.raises(InputError, match="start=3, stop=2"):
+        MetaBatchLoader(data, sampler(), start=3, stop=2)
+    with pytest.raises(InputError, match="workers=-1"):
+        MetaBatchLoader(data, sampler(), workers=-1, stop=2)
+    with pytest.raises(InputError, match="__getitem__"):
+        MetaBatchLoader(iter([]), sampler(), stop=2)  # type: ignore[arg-type]
+    three = TensorDataset(*[torch.zeros(40)] * 3)
+    with pytest.raises(InputError, match=r"pair .*3 parts"):
+        list(MetaBatchLoader(three, sampler(), stop=1))
+
+
+class Pair(NamedTuple):
+    a: Any
+    b: Any
+
+
+def test_nests_move() -> None:
+    nest = {"a": [torch.zeros(1), (torch.ones(2), "text")], "b": Pair(torch.zeros(1), None)}
+    moved = to_device(nest, "meta")
+    assert moved["a"][0].device.type == moved["a"][1][0].device.type == moved["b"].a.device.type == "meta"
+    assert moved["a"][1][1] == "text"
+    assert isinstance(moved["b"], Pair)
+    assert to_device(nest, None) is nest
+
+
+# concatenate
+
+
+def test_arrays_and_tensors_become_one_tensor_set() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(5, 3)).astype(np.float32)
+    data, domains = concatenate(
+        {
+            "a": (x[:2], np.array([0, 1])),
+            "b": TensorData(torch.tensor(x[2:4]), torch.tensor([1, 1])),
+            "c": TensorDataset(torch.tensor(x[4:]), torch.tensor([0])),
+        }
+    )
+    assert isinstance(data, TensorData)
+    assert np.array_equal(data.x.numpy(), x)
+    assert data.y.tolist() == [0, 1, 1, 1, 0]
+    assert isinstance(domains, Domains)
+    assert domains.names == ("a", "b", "c")
+    assert domains.indices_of(1).tolist() == [2, 3]
+
+
+def test_other_datasets_are_chained() -> None:
+    data, domains = concatenate({"a": (torch.zeros(2, 3), torch.zeros(2)), "b": Items()})
+    assert domains.sizes.tolist() == [2, 40]
+    assert data[5][1] == 3
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ({"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 4)), [0, 1])}, r"x .*\(3,\).*'a'.*\(4,\).*'b'"),
+        (
+            {"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 3)), [0.0, 1.0])},
+            "y .*int64.*'a'.*float64.*'b'",
+        ),
+        ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
+        ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),
+        ({"a": (1, 2, 3)}, "'a' has 3 parts"),
+        ({"a": (np.array(["x"]), [0])}, "'a'"),
+        ({}, "no datasets"),
+    ],
+)
+def test_concatenate_refuses(datasets: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        concatenate(datasets)

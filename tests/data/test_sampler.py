@@ -1,0 +1,249 @@
+"""The sampler's promises, for any number of domains, batches and sizes."""
+
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from shoal.data import DomainBatchSampler, Domains
+from shoal.data.sampler import SMALL, key, permute
+from shoal.errors import InputError
+
+
+@st.composite
+def samplers(draw: st.DrawFn, kind: str = "domains", sizes_up_to: int = 80) -> DomainBatchSampler:
+    sizes = draw(st.lists(st.integers(1, sizes_up_to), min_size=1, max_size=40))
+    domains = Domains.from_sizes({f"d{i}": n for i, n in enumerate(sizes)})
+    slots = draw(st.integers(1, len(sizes)))
+    batch, seed = draw(st.integers(1, 12)), draw(st.integers(-5, 2**70))
+    return DomainBatchSampler(domains, batch, slots, draw=kind, seed=seed)  # type: ignore[arg-type]
+
+
+def examples(plan: list) -> list[int]:
+    return sorted(i for _, indices in plan for i in indices.tolist())
+
+
+# The permutation
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 3000), st.integers(0, 2**64 - 1))
+def test_permutation_is_one_to_one(n: int, seed: int) -> None:
+    assert np.array_equal(np.sort(permute(key(seed), n, np.arange(n))), np.arange(n))
+
+
+def test_permutation_at_one_position_at_a_time_and_of_many_sizes_at_once() -> None:
+    sizes = np.array([1, 2, SMALL, SMALL + 1, 1000])
+    keys, positions = key(3, np.arange(5)), np.array([0, 1, 7, 30, 999])
+    together = permute(keys, sizes, positions)
+    alone = [int(permute(keys[[i]], int(n), positions[[i]])[0]) for i, n in enumerate(sizes)]
+    assert together.tolist() == alone
+    huge = permute(key(1), 10**15, np.arange(10**15 - 1000, 10**15))
+    assert len(set(huge.tolist())) == 1000
+    assert huge.max() < 10**15
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_all_orders_of_few_are_equally_likely(n: int) -> None:
+    orders = permute(key(7, np.arange(24_000))[:, None], n, np.arange(n))
+    counts = np.array(list(Counter(map(tuple, orders.tolist())).values()))
+    assert chi_square_z(counts, int(np.prod(np.arange(1, n + 1)))) < 4
+
+
+@pytest.mark.parametrize("n", [SMALL, SMALL + 1, 49, 200])
+@pytest.mark.parametrize("pair", [(0, 1), (0, 6), (5, 11)])
+def test_pairs_of_positions_are_uniform_and_independent(n: int, pair: tuple[int, int]) -> None:
+    """That is what fails first when the mixing is weak: with 6 rounds these deviate by 10 sigma."""
+    values = permute(key(8, np.arange(100_000))[:, None], n, np.array(pair))
+    counts = np.bincount(values[:, 0] * n + values[:, 1], minlength=n * n)
+    assert counts[:: n + 1].sum() == 0
+    assert chi_square_z(counts[~np.eye(n, dtype=bool).ravel()], n * (n - 1)) < 4
+
+
+def chi_square_z(counts: np.ndarray, cells: int) -> float:
+    """How many sigma from uniform: Wilson and Hilferty's cube root, normal even for two cells."""
+    expected = counts.sum() / cells
+    chi_square = ((counts - expected) ** 2 / expected).sum() + (cells - len(counts)) * expected
+    spread = 2 / (9 * (cells - 1))
+    return float(abs((chi_square / (cells - 1)) ** (1 / 3) - (1 - spread)) / np.sqrt(spread))
+
+
+def test_other_keys_give_other_orders() -> None:
+    orders = {
+        tuple(permute(key(*parts), 50, np.arange(50))) for parts in [(0,), (1,), (0, 0), (0, 1), (1, 0)]
+    }
+    assert len(orders) == 5
+    assert key(-1)[0] == key(2**64 - 1)[0]
+
+
+# The draws
+
+
+@settings(max_examples=50, deadline=None)
+@given(samplers())
+def test_domains_are_dealt_once_a_pass_and_distinct_in_a_step(sampler: DomainBatchSampler) -> None:
+    count, slots = len(sampler.domains), sampler.domains_per_step
+    dealt = []
+    for step in range(2 * count):  # 2·S passes
+        numbers = [d for d, _ in sampler.plan(step)]
+        assert len(set(numbers)) == slots
+        dealt += numbers
+        assert max(Counter(dealt).values()) - min(Counter(dealt).get(d, 0) for d in range(count)) <= 1
+    assert set(Counter(dealt).values()) == {2 * slots}
+
+
+@settings(max_examples=50, deadline=None)
+@given(samplers(sizes_up_to=25), st.sampled_from(["domains", "one-domain"]))
+def test_every_example_once_a_pass_of_its_domain(sampler: DomainBatchSampler, draw: str) -> None:
+    slots, size = sampler.domains_per_step, sampler.batch_size
+    sampler = DomainBatchSampler(sampler.domains, size, slots, draw=draw, seed=sampler.seed)  # type: ignore[arg-type]
+    met: dict[int, list[int]] = {}
+    for step in range(3 * len(sampler.domains)):
+        visited: dict[int, list[int]] = {}
+        for d, indices in sampler.plan(step):
+            assert d is not None
+            visited.setdefault(d, []).extend(indices.tolist())
+        for d, drawn in visited.items():
+            met.setdefault(d, []).extend(drawn)
+    for d, drawn in met.items():
+        own = sampler.domains.indices_of(d).tolist()
+        for start in range(0, len(drawn), len(own)):
+            one_pass = drawn[start : start + len(own)]
+            assert len(set(one_pass)) == len(one_pass)
+            assert set(one_pass) <= set(own)
+
+
+def test_each_pass_of_a_domain_has_its_own_order() -> None:
+    sampler = DomainBatchSampler(np.arange(100) % 2, 10, 1)
+    drawn = np.concatenate([b for step in range(40) for d, b in sampler.plan(step) if d == 0]).reshape(-1, 50)
+    assert len({tuple(one_pass) for one_pass in drawn.tolist()}) == len(drawn) == 4
+
+
+def test_one_domain_gives_all_batches_of_a_step() -> None:
+    sampler = DomainBatchSampler(np.arange(60) % 6, 2, 4, draw="one-domain")
+    numbers = [[d for d, _ in sampler.plan(step)] for step in range(12)]
+    assert all(len(set(n)) == 1 and len(n) == 4 for n in numbers)
+    assert Counter(n[0] for n in numbers) == dict.fromkeys(range(6), 2)
+
+
+@settings(max_examples=30, deadline=None)
+@given(samplers())
+def test_regrouped_has_the_examples_of_domains(sampler: DomainBatchSampler) -> None:
+    same = {"seed": sampler.seed, "steps": 1}
+    other = DomainBatchSampler(
+        sampler.domains, sampler.batch_size, sampler.domains_per_step, draw="regrouped", **same
+    )
+    for step in range(8):
+        assert examples(other.plan(step)) == examples(sampler.plan(step))
+        assert all(d is None for d, _ in other.plan(step))
+
+
+def test_regrouped_mixes_domains() -> None:
+    sampler = DomainBatchSampler(np.arange(4000) % 4, 64, 4, draw="regrouped")
+    for step in range(20):
+        for _, indices in sampler.plan(step):
+            shares = np.bincount(indices % 4, minlength=4)
+            assert shares.min() >= 4  # 16 each are expected
+            assert shares.max() < 40
+
+
+def test_pooled_uses_each_example_once_a_pass() -> None:
+    domains = Domains.from_indices({"a": range(20), "b": range(10, 36)})  # 36 examples, 10 of them in both
+    sampler = DomainBatchSampler(domains, 4, 3, draw="pooled")
+    drawn = [examples(sampler.plan(step)) for step in range(6)]
+    assert sorted(chain(*drawn[:3])) == sorted(chain(*drawn[3:])) == list(range(36))
+    assert drawn[0] != drawn[3]
+    assert sampler.steps == 3
+
+
+def test_by_size_draws_in_proportion() -> None:
+    domains = Domains.from_sizes({"small": 10, "medium": 30, "large": 60})
+    sampler = DomainBatchSampler(domains, 4, 5, by_size=True, seed=1)
+    numbers = Counter(d for step in range(1000) for d, _ in sampler.plan(step))
+    assert [round(numbers[d] / 5000, 1) for d in range(3)] == [0.1, 0.3, 0.6]
+    drawn = [
+        i
+        for step in range(100)
+        for d, batch in sampler.plan(step)
+        for i in batch
+        if i in domains.indices_of(d)
+    ]
+    assert len(drawn) == 2000
+    batch = next(b for d, b in DomainBatchSampler(domains, 20, 9, by_size=True).plan(1) if d == 0)
+    assert set(Counter(batch.tolist()).values()) == {2}  # ten examples, twenty places
+
+
+@pytest.mark.parametrize("kind", ["domains", "one-domain", "pooled", "regrouped"])
+def test_order_depends_on_seed_and_step_only(kind: str) -> None:
+    def make(seed: int) -> DomainBatchSampler:
+        return DomainBatchSampler(np.arange(500) % 5, 8, 3, draw=kind, seed=seed)  # type: ignore[arg-type]
+
+    one, two = make(3), make(3)
+    for step in (17, 2, 10**9):
+        assert str(one.plan(step)) == str(two.plan(step))
+        assert str(one.plan(step)) != str(make(4).plan(step))
+
+
+def test_the_order_within_a_step_is_shuffled() -> None:
+    """With S = T the same domains come every step; the first must not always be the same one."""
+    sampler = DomainBatchSampler(np.arange(30) % 3, 2, 3)
+    firsts = Counter(sampler.plan(step)[0][0] for step in range(300))
+    assert all(70 < firsts[d] < 130 for d in range(3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(samplers(), st.integers(0, 30))
+def test_resuming_goes_on_as_if_never_stopped(sampler: DomainBatchSampler, step: int) -> None:
+    slots = sampler.domains_per_step
+    sampler.steps = 7
+    straight = [batch for _ in range(6) for batch in sampler]
+    assert len(sampler) == 7 * slots
+    assert straight == [b.tolist() for k in range(42) for _, b in sampler.plan(k)]
+    sampler.set_step(step)
+    rest = list(sampler)
+    assert rest == straight[step * slots : (step // 7 + 1) * 7 * slots]
+    assert list(sampler)[:slots] == [b.tolist() for _, b in sampler.plan((step // 7 + 1) * 7)]
+
+
+def test_in_a_plain_dataloader() -> None:
+    labels = np.repeat(["x", "y", "z"], [30, 3, 12])
+    sampler = DomainBatchSampler(labels, batch_size=5, domains_per_step=2)
+    loader = DataLoader(list(enumerate(labels)), batch_sampler=sampler)  # type: ignore[arg-type]
+    batches = [set(names) for _, names in loader]
+    assert len(batches) == len(loader) == 2 * 5  # ceil(45 / 10) steps of two batches
+    assert all(len(names) == 1 for names in batches)
+    assert all(batches[i] != batches[i + 1] for i in range(0, 10, 2))
+
+
+def test_default_domains_per_step() -> None:
+    assert DomainBatchSampler(range(16), 1).domains_per_step == 16
+    assert DomainBatchSampler(range(17), 1).domains_per_step == 5
+    assert DomainBatchSampler([0, 0], 1).plan(5)[0][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0; it must be at least 1"),
+        ({"batch_size": 2.0}, r"batch_size=2.0 \(float\); it must be an integer"),
+        ({"domains_per_step": 0}, "domains_per_step=0"),
+        ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
+        ({"domains_per_step": 4, "draw": "regrouped"}, "at most 3"),
+        ({"draw": "poold"}, "unknown draw 'poold'. Did you mean 'pooled'"),
+        ({"draw": "pooled", "by_size": True}, "by_size=True"),
+        ({"steps": 0}, "steps=0"),
+        ({"seed": "a"}, "seed='a'"),
+    ],
+)
+def test_refused_at_construction(arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DomainBatchSampler([0, 1, 2], **{"batch_size": 2, **arguments})
+
+
+def test_more_batches_than_domains_where_they_need_not_be_distinct() -> None:
+    for more in ({"draw": "pooled"}, {"draw": "one-domain"}, {"by_size": True}):
+        assert len(DomainBatchSampler([0, 1, 1], 2, 7, **more).plan(3)) == 7  # type: ignore[arg-type]
