@@ -41,6 +41,17 @@ class Fish(Optimizer):
     they keep the values of the walk.
     """
 
+    inner: Optimizer
+    inner_steps: int
+    meta_lr: float
+    inner_state: str
+    position: int
+    """Steps taken in the current walk; 0 right after a blend."""
+    _walking: list[Tensor]
+    _slow: list[Tensor]
+    _showing_slow: bool
+    _fresh: defaultdict[Tensor, Any]
+
     # GradScaler then calls step() also when it found an infinite gradient, and tells so in `found_inf`.
     _step_supports_amp_scaling = True
 
@@ -76,7 +87,7 @@ class Fish(Optimizer):
         )
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         return self.inner.param_groups
 
     @param_groups.setter
@@ -84,7 +95,7 @@ class Fish(Optimizer):
         self.inner.param_groups = groups
 
     @property
-    def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]
+    def state(self) -> defaultdict[Tensor, Any]:
         return self.inner.state
 
     @state.setter
@@ -124,12 +135,13 @@ class Fish(Optimizer):
         ):
             self._walking = params
             self._slow = [torch.empty_like(p) for p in params]
-        torch._foreach_copy_(self._slow, self._walking)
+        _copy(self._slow, self._walking)
 
     def blend(self) -> None:
         """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
-        torch._foreach_lerp_(self._slow, self._walking, self.meta_lr)
-        torch._foreach_copy_(self._walking, self._slow)
+        if self._walking:
+            torch._foreach_lerp_(self._slow, self._walking, self.meta_lr)
+        _copy(self._walking, self._slow)
 
     def _unscale_and_test(self) -> bool:
         """Does what GradScaler leaves to the optimizer; true if this step's gradients are not finite."""
@@ -144,24 +156,24 @@ class Fish(Optimizer):
     @contextmanager
     def slow_weights(self) -> Iterator[None]:
         """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk)."""
-        if self.position == 0:
+        if self.position == 0 or self._showing_slow:  # the model holds θ already
             yield
             return
         fast = [p.detach().clone() for p in self._walking]
         with torch.no_grad():
-            torch._foreach_copy_(self._walking, self._slow)
+            _copy(self._walking, self._slow)
         self._showing_slow = True
         try:
             yield
         finally:
             self._showing_slow = False
             with torch.no_grad():
-                torch._foreach_copy_(self._walking, fast)
+                _copy(self._walking, fast)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, with the walk under ``"fish"``: where it stands and from where it left."""
         every = [p for group in self.param_groups for p in group["params"]]
         numbers = {id(p): n for n, p in enumerate(every)}
@@ -178,7 +190,7 @@ class Fish(Optimizer):
         }
         return {**self.inner.state_dict(), "fish": walk}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on in mid-walk. A plain state of the inner optimizer is taken too: a walk then begins."""
         walk = state_dict.get("fish", {"position": 0, "slow": {}})
         steps = walk.get("inner_steps", self.inner_steps)
@@ -195,13 +207,18 @@ class Fish(Optimizer):
         self._walking = [every[int(n)] for n in walk["slow"]]
         self._slow = [s.to(p, copy=True) for s, p in zip(walk["slow"].values(), self._walking, strict=True)]
 
-    def __getstate__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __getstate__(self) -> dict[str, Any]:
         # A scheduler hangs its own `step` on the instance; it is its to restore, as with any optimizer.
         return {k: v for k, v in self.__dict__.items() if k not in ("step", "grad_scale", "found_inf")}
 
     def __repr__(self) -> str:
         settings = f"inner_steps={self.inner_steps}, meta_lr={self.meta_lr}, inner_state={self.inner_state!r}"
         return f"Fish({self.inner!r}, {settings})"
+
+
+def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    if to:  # foreach functions refuse empty lists, which is what a wholly frozen model has
+        torch._foreach_copy_(to, values)
 
 
 def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:

@@ -36,7 +36,7 @@ def leaves_no_trace(model: nn.Module, since: list[Tensor] | None = None) -> Iter
             same = [criterion(model(x), y) for x, y in batches]
     """
     now = random_state(model)
-    buffers = [(b, b.clone()) for b in model.buffers()]
+    buffers = [(m, n, b, b.clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
     if since is not None:
         _set(model, since)
     try:
@@ -44,8 +44,9 @@ def leaves_no_trace(model: nn.Module, since: list[Tensor] | None = None) -> Iter
     finally:
         _set(model, now)
         with torch.no_grad():
-            for buffer, saved in buffers:
+            for module, name, buffer, saved in buffers:
                 buffer.copy_(saved)
+                module._buffers[name] = buffer  # a forward pass may have put another tensor in its place
 
 
 def _devices(model: nn.Module) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.algorithms.penalty import PenaltyWeight
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.gradients import Method, inner_product, match
 
 
@@ -66,6 +67,7 @@ class IDGM(Algorithm):
         super().__init__(model, loss, task)
         if trust is not None and not trust > 0:
             raise InputError(f"trust must be positive, or None for no limit, got {trust}.")
+        check_names("method", [method], get_args(Method))
         self.trust = trust
         self.gamma = PenaltyWeight(gamma, start, ramp)
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import platform
@@ -9,15 +10,19 @@ import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
 import shoal
+from shoal.algorithms import algorithm_class, settings_of
 from shoal.bench.config import OPTIMIZERS, RunConfig
 from shoal.bench.record import Measurement, RunRecord, Store
 from shoal.data import sets
+from shoal.data.batch import DomainData
+from shoal.errors import check_names
 from shoal.models import build
 from shoal.training.engine import pick_device
 from shoal.training.loop import Diverged, Point, Training
@@ -26,9 +31,15 @@ from shoal.training.options import Options
 Tell = Callable[[int, str], None]
 
 
+@lru_cache(maxsize=1)
+def _loaded(dataset: str, options: str) -> DomainData:
+    """The last dataset is kept: neighbouring runs of a comparison mostly share it."""
+    return sets.load(dataset, **json.loads(options))
+
+
 def prepare(config: RunConfig, device: str | None = None, tell: Tell | bool = False) -> Training:
     """The training that a configuration describes, checked and ready."""
-    data = sets.load(config.dataset, **config.data_options)
+    data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True))
     model = build(
         config.model or data.model,
         input_shape=data.input_shape,
@@ -116,7 +127,7 @@ def run_all(
     """
     missing = store.missing(configs)
     if missing:
-        for config in {c.dataset + str(sorted(c.data_options.items())): c for c in missing}.values():
+        for config in missing:
             check(config)
         cuda = pick_device(device).type == "cuda"
         count = processes or (1 if cuda else _cores())
@@ -130,8 +141,10 @@ def run_all(
 
 
 def check(config: RunConfig) -> None:
-    """Raises InputError for a configuration that cannot be run, before others are started."""
+    """Raises InputError for a configuration with a name that is not known, before others are started."""
     sets.registry.module(config.dataset)
+    algorithm = algorithm_class(config.algorithm)
+    check_names(f"setting of {algorithm.__name__}:", config.settings, settings_of(algorithm))
 
 
 def _labelled(record: RunRecord, config: RunConfig) -> RunRecord:
@@ -146,7 +159,7 @@ def _alone(
     configs: Sequence[RunConfig], device: str | None, processes: int, tell: Any
 ) -> Iterator[RunRecord]:
     for config in configs:
-        yield run(config, device, (lambda step, note, c=config: tell(c, step, note)) if tell else False)
+        yield run(config, device, partial(tell, config) if tell else False)
 
 
 # What a worker process keeps for itself: the queue on which it says how far it is.

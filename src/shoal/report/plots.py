@@ -69,7 +69,7 @@ def accuracy_axes(axes: Any, curves: Curves, title: str) -> None:
 
 def demo_figure(samples: Mapping[str, np.ndarray], train: Curves, test: Curves) -> Figure:
     """Images of every domain above; accuracy on the training domains and on the unseen one below."""
-    figure = _figure(9.5, 6.6)
+    figure: Any = _figure(9.5, 6.6)
     above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.3))
     samples_panel(above, samples)
     left, right = below.subplots(1, 2)

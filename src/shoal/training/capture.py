@@ -7,7 +7,6 @@ where every step has the same shapes and the examples are on the device already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -65,10 +64,8 @@ class CapturedSteps:
     def _steps(self) -> Log:
         logs: list[Log] = []
         for u in range(self.unroll):
-            batches: Sequence[DomainBatch] = [
-                DomainBatch(*self.examples.batch(row), None) for row in self.indices[u]
-            ]
-            logs.append(self.algorithm.step(batches, self.engine))
+            drawn = [self.examples.batch(row) for row in self.indices[u]]
+            logs.append(self.algorithm.step([DomainBatch(x, y, None) for x, y in drawn], self.engine))
         return {k: torch.stack([log[k] for log in logs]).mean(0) for k in logs[0]}
 
     def run(self, step: int) -> Log:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset
 
 from shoal.data.domains import Domains
-from shoal.data.loader import to_device
+from shoal.data.loader import MetaBatchLoader
 from shoal.errors import unknown_name
 
 
@@ -62,10 +63,11 @@ def evaluate(
 ) -> Scores:
     """Scores of ``model`` in evaluation mode; every example is passed once, whatever domains it is in.
 
-    ``limit`` scores at most so many examples of each domain, the same ones every time.
+    ``limit`` scores about so many examples in all, evenly over the domains and the same ones every time.
     """
     if limit is not None:
-        few = {n: domains.indices_of(d)[:limit] for d, n in enumerate(domains.names)}
+        each = -(-limit // len(domains))
+        few = {n: domains.indices_of(d)[:each] for d, n in enumerate(domains.names)}
         domains = Domains.from_indices(few)
     which = domains.examples()
     points = torch.empty(len(which), dtype=torch.float32, device=device)
@@ -90,15 +92,24 @@ def evaluate(
     )
 
 
+class _InOrder:
+    """Plans each of ``which`` once, in order, as a sampler plans steps of one batch."""
+
+    seed = 0
+    domains_per_step = 1
+
+    def __init__(self, which: np.ndarray, size: int) -> None:
+        self.which, self.size = which.astype(np.int64), size
+        self.steps = math.ceil(len(which) / size)
+
+    def plan(self, step: int) -> list[tuple[None, np.ndarray]]:
+        return [(None, self.which[step * self.size : (step + 1) * self.size])]
+
+
 def _batches(examples: Any, which: np.ndarray, size: int, device: torch.device, workers: int) -> Any:
-    if hasattr(examples, "batch"):
-        indices = torch.as_tensor(which, dtype=torch.int64, device=examples.device)
-        for part in indices.split(size):
-            yield to_device(examples.batch(part), device)
-    else:
-        subset = Subset(examples, which.tolist())
-        for batch in DataLoader(subset, batch_size=size, num_workers=workers):
-            yield to_device(batch, device)
+    order: Any = _InOrder(which, size)
+    for (batch,) in MetaBatchLoader(examples, order, workers=workers, device=device, stop=order.steps):
+        yield batch.x, batch.y
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

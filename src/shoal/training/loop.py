@@ -16,7 +16,7 @@ from shoal.algorithms import Algorithm, Loss, build
 from shoal.data.batch import DomainData, Task
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader, to_device
+from shoal.data.loader import MetaBatchLoader, _seeded, to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.replay import leaves_no_trace
@@ -68,10 +68,9 @@ class Training:
         self.device = pick_device(options.device)
         self.model = model.to(self.device)
         self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
-        self.examples: Any = data.examples
-        if hasattr(self.examples, "batch"):
-            self.examples = self.examples.to(self.device)
-        self.splits = [s for s in options.eval_splits if s in data.splits]
+        examples: Any = data.examples
+        self.examples: Any = examples.to(self.device) if hasattr(examples, "batch") else examples
+        self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
         if watches and "validation" not in self.splits:
@@ -80,7 +79,8 @@ class Training:
             )
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
-        self.task, usual_loss = self._check_task()
+        with _seeded(options.seed):  # reading examples may draw random numbers
+            self.task, usual_loss = self._check_task()
         self.algorithm = build(
             algorithm, self.model, options.loss or usual_loss, self.task, **options.settings
         ).to(self.device)
@@ -237,7 +237,9 @@ class Training:
                 "rate or the weight of the penalty.",
                 self.history,
             )
+        before = self._random_state()
         scores = {split: self._score(self.data.splits[split]) for split in self.splits}
+        self._set_random_state(before)  # how often one looks must not change the training
         point = Point(step, step * self.sampler.domains_per_step, loss, scores)
         self.history.append(point)
         if self.select == "best" and (
@@ -257,9 +259,13 @@ class Training:
         )
 
     def _stale(self) -> bool:
-        if self.options.patience is None or self.best is None:
+        if self.options.patience is None or not self.history:
             return False
-        return len(self.history) - 1 - self.history.index(self.best[0]) >= self.options.patience
+        best = 0
+        for i, point in enumerate(self.history):
+            if point.scores["validation"].better_than(self.history[best].scores["validation"]):
+                best = i
+        return len(self.history) - 1 - best >= self.options.patience
 
     def _note(self) -> str:
         if not self.history:

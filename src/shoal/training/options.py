@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ class Options:
     eval_every: int | None = None
     """Steps between evaluations; by default a tenth of the training."""
     eval_limit: int | None = None
-    """Evaluate on at most so many examples of each domain."""
+    """Evaluate on about so many examples of each split, evenly over its domains."""
     eval_splits: Sequence[Split] = ("train", "validation", "test")
     select: Literal["best", "last"] | None = None
     """Keep the ``"best"`` weights on validation (the default where there is some) or the ``"last"``."""
@@ -72,6 +72,7 @@ class Options:
                 "optimizer must be a function from parameters to an optimizer, such as "
                 "lambda params: torch.optim.SGD(params, lr=0.1)."
             )
+        check_names("split", self.eval_splits, get_args(Split))
         if self.select not in (None, "best", "last"):
             raise InputError(f"select must be 'best' or 'last', got {self.select!r}.")
         warm = self.warm_start
@@ -95,7 +96,12 @@ class Options:
         trained = [p for p in module.parameters() if p.requires_grad]
         if not trained:
             raise InputError("the model has no parameter that requires a gradient: nothing to train.")
-        made = self.optimizer(trained) if self.optimizer else torch.optim.Adam(trained, lr=self.lr)
+        try:
+            made = self.optimizer(trained) if self.optimizer else torch.optim.Adam(trained, lr=self.lr)
+        except ValueError as error:  # torch's own words for a negative rate and the like
+            raise InputError(f"optimizer refuses its settings: {error}") from error
+        if not isinstance(made, Optimizer):
+            raise InputError(f"optimizer must return a torch optimizer, got {type(made).__name__}.")
         for group in made.param_groups:
             if not float(group.get("lr", 1.0)) > 0:
                 raise InputError(f"the learning rate must be positive, got lr={group['lr']}.")

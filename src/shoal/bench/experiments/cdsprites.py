@@ -9,7 +9,7 @@ from typing import Any
 from shoal.bench.config import RunConfig
 from shoal.errors import InputError
 
-ADAM = ("adam", {"lr": 1e-3})
+ADAM = ("adam", {"lr": 1e-3, "fused": True})
 SGD = ("sgd", {"lr": 0.1})
 WALK = {"meta_lr": 0.1, "inner_state": "reset"}
 BATCH = 64
@@ -91,7 +91,7 @@ def figure(
     numbers: Sequence[int], seeds: Sequence[int], passes: int, size: int = 64
 ) -> dict[str, list[RunConfig]]:
     """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to."""
-    common: dict[str, Any] = {"passes": passes, "size": size, "eval_limit": 1000}
+    common: dict[str, Any] = {"passes": passes, "size": size, "eval_limit": 5000}
     walk = {"meta_lr": 0.3, "inner_state": "carry"}
     plain = [
         Method(m.label, m.algorithm, {} if m is ERM else walk, m.draw)
@@ -112,4 +112,4 @@ def demo(seeds: Sequence[int], passes: int = DEMO_PASSES) -> list[RunConfig]:
     """Three rows that fit a laptop: 32×32 pixels, ten domains, a network of half the paper's width."""
     walk = {"meta_lr": 0.2, "inner_state": "reset"}
     methods = (Method("Fish", "fish", walk), Method("Fish, random grouping", "fish", walk, "regrouped"), ERM)
-    return configs(methods, [10], seeds, passes=passes, size=32, per_domain=2000, width=16, eval_limit=500)
+    return configs(methods, [10], seeds, passes=passes, size=32, per_domain=2000, width=16, eval_limit=2000)

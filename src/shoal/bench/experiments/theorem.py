@@ -37,7 +37,7 @@ def check_theorem(domains: int, alphas: Sequence[float] = ALPHAS, seed: int = 0)
     generator = torch.Generator().manual_seed(seed)
     draw = {"generator": generator, "dtype": torch.float64}
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    params = list(model.parameters())
+    params: list[Tensor] = list(model.parameters())
     with torch.no_grad():
         for p in params:
             p.copy_(torch.randn(p.shape, **draw))  # type: ignore[call-overload]

@@ -1,0 +1,15 @@
+"""The paper's numbers, as data."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+import yaml
+
+
+def claims(name: str) -> list[dict[str, Any]]:
+    """What the paper says in its part ``name``."""
+    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    found: list[dict[str, Any]] = yaml.safe_load(text)
+    return found

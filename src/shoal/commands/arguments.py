@@ -1,0 +1,49 @@
+"""Reading what was typed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.errors import InputError
+
+
+def count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """``name=value`` pairs; values are read as YAML: numbers, true, null, [1, 2], and else text."""
+    import yaml
+
+    found = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"{option} takes NAME=VALUE pairs, got {pair!r}.")
+        value = yaml.safe_load(text)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):  # YAML reads 1e-3 as text
+                value = float(value)
+        found[name] = value
+    return found
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that run many trainings."""
+    add_device(parser)
+    parser.add_argument(
+        "--processes", type=count, metavar="P", help="runs side by side (default: one a core; on CUDA one)"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 … (default: cuda where there is one)")

@@ -1,0 +1,109 @@
+"""What every registered algorithm is tried on: a toy it must learn, and a loop in which it is watched."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import shoal
+from shoal.algorithms import Algorithm, build
+from shoal.data import DomainBatch, DomainBatchSampler, Task, TensorData, concatenate
+from shoal.training.engine import Engine
+
+S, B = 3, 8
+
+
+def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
+    """Three gaussian domains: two features tell the class, two others the domain."""
+    draw = torch.Generator().manual_seed(1)
+    domains = {}
+    for d in range(S):
+        y = torch.arange(examples) % 2
+        middle = torch.stack([4.0 * y - 2, 2.0 - 4 * y, torch.full_like(y, d), -torch.full_like(y, d)], 1)
+        domains[f"domain {d}"] = middle + torch.randn(examples, 4, generator=draw), y
+    return domains
+
+
+def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        between = [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1)] if norm else [nn.Tanh()]
+        last = nn.Linear(16, 2) if outputs else nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
+        return nn.Sequential(nn.Linear(4, 16), *between, last)
+
+
+class Halves(Dataset):
+    """The toy's examples as {"left": …, "right": …}, through no tensor interface."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> Any:
+        return {"left": self.x[i, :2], "right": self.x[i, 2:]}, self.y[i]
+
+
+class TwoHalves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        return self.net(torch.cat([x["left"], x["right"]], 1))
+
+
+class Counted(nn.BatchNorm1d):
+    """Also counts the examples that pass in training mode, in a buffer."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__(features)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += len(x) if self.training else 0
+        return super().forward(x)
+
+
+class ByHand:
+    """An algorithm in a loop of our own: random numbers depend on the step alone."""
+
+    def __init__(self, name: str, model: nn.Module) -> None:
+        self.algorithm: Algorithm = build(name, model, nn.functional.cross_entropy, Task(S, 2)).train()
+        trained = torch.optim.Adam(self.algorithm.parameters(), 0.01)
+        self.engine = Engine(self.algorithm.wrap(trained, S))
+        self.examples, domains = concatenate(toy())
+        self.sampler = DomainBatchSampler(domains, B, S, draw=self.algorithm.draw)
+
+    def batches(self, step: int) -> list[DomainBatch]:
+        assert isinstance(self.examples, TensorData)
+        plan = self.sampler.plan(step)
+        return [DomainBatch(*self.examples.batch(torch.from_numpy(i)), d) for d, i in plan]
+
+    def take(self, *steps: int) -> "ByHand":
+        for step in steps:
+            torch.manual_seed(step)
+            log = self.algorithm.step(self.batches(step), self.engine)
+            assert torch.isfinite(log["losses"]).all()
+            assert not log["losses"].requires_grad
+        return self
+
+    def plain_state(self) -> list[dict[str, Any]]:
+        """What modules hold besides parameters, buffers and submodules: settings, which must not move."""
+        kinds = (bool, int, float, str, list, tuple, dict, type(None))
+        own = [{k: v for k, v in vars(m).items() if not k.startswith("_")} for m in self.algorithm.modules()]
+        return [{k: copy.copy(v) if isinstance(v, kinds) else "kept" for k, v in m.items()} for m in own]
+
+
+def fit(name: str, model: nn.Module, train: dict[str, Any] | None = None, **options: Any) -> shoal.Fit:
+    return shoal.fit(
+        name, model, train or toy(), **{"steps": 3, "batch_size": B, "progress": False} | options
+    )
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)

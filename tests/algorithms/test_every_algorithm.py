@@ -1,0 +1,96 @@
+"""What every registered algorithm must pass. It names none of them: a new file in the folder is covered."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from every_algorithm import B, ByHand, Counted, Halves, S, TwoHalves, fit, network, same, toy
+from torch import nn
+
+from shoal.algorithms import algorithm_class, build, registry, settings_of
+from shoal.data import Task
+from shoal.errors import InputError
+
+
+def test_a_file_in_the_folder_is_an_algorithm() -> None:
+    assert {"erm", "fish", "idgm", "reptile", "smoothfish"} <= set(registry.names())
+    assert not {"base", "penalty"} & set(registry.names())
+
+
+@pytest.mark.parametrize("name", registry.names())
+class TestEveryAlgorithm:
+    def test_learns_a_toy_with_its_defaults(self, name: str) -> None:
+        run = fit(name, network(), steps=200, test={"unseen": toy(60)["domain 1"]})
+        assert run.accuracy("train") > 0.9
+        assert run.accuracy("unseen") > 0.9
+
+    def test_the_seed_decides_everything(self, name: str) -> None:
+        one, again, other = (fit(name, network(), seed=seed).model for seed in (0, 0, 1))
+        assert same(one, again)
+        assert not same(one, other)
+
+    def test_keeps_its_state_where_it_is_saved(self, name: str) -> None:
+        run = ByHand(name, network())
+        before = run.plain_state()
+        run.take(0, 1, 2)
+        assert run.plain_state() == before
+
+    def test_resumes_bit_for_bit(self, name: str) -> None:
+        first = ByHand(name, network()).take(0, 1, 2)
+        saved = copy.deepcopy((first.algorithm.state_dict(), first.engine.optimizer.state_dict()))
+        fresh = ByHand(name, network(seed=5))
+        fresh.algorithm.load_state_dict(saved[0])
+        fresh.engine.optimizer.load_state_dict(saved[1])
+        assert same(fresh.take(3, 4).algorithm, first.take(3, 4).algorithm)
+
+    def test_takes_a_nest_of_tensors(self, name: str) -> None:
+        model = TwoHalves()
+        run = fit(name, model, {n: Halves(*d) for n, d in toy().items()}, steps=100, lr=0.01)
+        assert run.accuracy("train") > 0.9
+
+    def test_learns_a_regression(self, name: str) -> None:
+        train = {n: (x, x[:, 0] - 0.5 * x[:, 3]) for n, (x, _) in toy().items()}
+        run = fit(name, network(None, norm=False), train, steps=150, lr=0.01)
+        spread = torch.cat([y for _, y in train.values()]).var()
+        assert run.scores("train").metric == "mse"
+        assert run.scores("train").average < 0.2 * spread
+
+    def test_takes_a_single_example_a_batch(self, name: str) -> None:
+        model = network(norm=False)
+        run = fit(name, model, {n: (x[:1], y[:1]) for n, (x, y) in toy().items()}, batch_size=1)
+        assert torch.isfinite(torch.tensor(run.last.loss))
+        assert not same(model, network(norm=False))
+
+    def test_leaves_frozen_parameters_alone(self, name: str) -> None:
+        model, start = network(), network()
+        model[0].requires_grad_(False)
+        fit(name, model)
+        assert same(model[0], start[0])
+        assert not same(model[-1], start[-1])
+
+    def test_every_batch_moves_batchnorm_once(self, name: str) -> None:
+        model = nn.Sequential(nn.Linear(4, 16), Counted(16), nn.Linear(16, 2))
+        run = ByHand(name, model).take(0, 1)
+        assert int(model[1].seen) == 2 * S * B
+        batches = 1 if run.algorithm.draw == "pooled" else S
+        assert int(model[1].num_batches_tracked) == 2 * batches
+
+    def test_declares_itself(self, name: str) -> None:
+        cls = algorithm_class(name)
+        assert "Reference: " in (cls.__doc__ or "")
+        assert cls.reference
+        assert cls.family
+        settings = settings_of(cls)
+        assert inspect.Parameter.empty not in settings.values()
+        build(name, network(), nn.functional.cross_entropy, Task(S, 2), **settings)
+        for setting, space in cls.search_space.items():
+            assert space["default"] == settings[setting]
+
+    def test_refuses_a_setting_it_does_not_know(self, name: str) -> None:
+        cls = algorithm_class(name)
+        for setting in settings_of(cls):
+            with pytest.raises(InputError, match=f"'{setting}_'. Did you mean '{setting}'"):
+                fit(name, network(), settings={f"{setting}_": 1})
+        with pytest.raises(InputError, match=f"setting of {cls.__name__}: 'zzz'"):
+            fit(name, network(), settings={"zzz": 1})

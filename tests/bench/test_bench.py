@@ -1,0 +1,369 @@
+"""Runs as data: identities, records, stores, and the experiments that need no download."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.bench.config import RunConfig
+from shoal.bench.experiments import cdsprites, linear
+from shoal.bench.record import RunRecord, Store, write_atomically
+from shoal.bench.run import run, run_all
+from shoal.errors import InputError
+
+TINY = RunConfig("linear", "erm", 4, optimizer="sgd", optimizer_options={"lr": 0.5}, eval_every=2)
+CONFIGS = [
+    TINY,
+    replace(TINY, algorithm="fish", settings={"meta_lr": 0.3}, label="Fish, ours"),
+    replace(TINY, seed=1),
+]
+
+
+def record(config: RunConfig = TINY, **changes: Any) -> RunRecord:
+    score = {"metric": "accuracy", "average": 0.75, "mean": 0.7, "domains": {"D3": 0.75}}
+    better = score | {"average": 0.9}
+    content: dict[str, Any] = {
+        "config": config,
+        "status": "finished",
+        "history": (
+            {"step": 2, "passes": 4, "loss": 0.7, "scores": {"test": better}},
+            {"step": 4, "passes": 8, "loss": 0.5, "scores": {"test": score}},
+        ),
+        "selected": 0,
+        "rule": "best on validation",
+        "seconds": 1.5,
+        "environment": {"torch": "2"},
+    }
+    return RunRecord(**content | changes)
+
+
+def result(found: RunRecord) -> tuple[Any, ...]:
+    """What must not depend on how and where a run was started."""
+    return found.config, found.status, found.history, found.selected, found.rule, found.warm_up
+
+
+class TestConfig:
+    def test_identity_is_the_same_everywhere(self) -> None:
+        config = RunConfig("cdsprites", "fish", 100, {"domains": 10, "size": 32}, {"meta_lr": 0.1}, seed=3)
+        assert config.identity == "f9ff613de9acc008"
+        backwards = replace(config, data_options={"size": 32, "domains": 10})
+        assert backwards.identity == config.identity
+
+    def test_label_is_no_part_of_it(self) -> None:
+        named = replace(TINY, label="Row 1")
+        assert named.identity == TINY.identity
+        assert (named.name, TINY.name) == ("Row 1", "erm")
+
+    def test_every_other_field_is(self) -> None:
+        changes: dict[str, Any] = {
+            "dataset": "cdsprites",
+            "algorithm": "fish",
+            "steps": 5,
+            "data_options": {"per_domain": 200},
+            "settings": {"a": 1},
+            "model": "mlp",
+            "model_options": {"width": 8},
+            "optimizer": "adam",
+            "optimizer_options": {"lr": 0.25},
+            "batch_size": 16,
+            "domains_per_step": 2,
+            "draw": "pooled",
+            "seed": 7,
+            "warm_start": 3,
+            "eval_every": 1,
+            "eval_limit": 9,
+            "select": "last",
+        }
+        assert {*changes, "label"} == set(TINY.to_dict())
+        assert len({replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}) == 18
+
+    def test_from_dict(self) -> None:
+        assert RunConfig.from_dict(json.loads(json.dumps(CONFIGS[1].to_dict()))) == CONFIGS[1]
+        with pytest.raises(InputError, match=r"'stepz'\. Did you mean 'steps'"):
+            RunConfig.from_dict({"dataset": "linear", "algorithm": "erm", "stepz": 4})
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [({"optimizer": "adm"}, "Did you mean 'adam'"), ({"seed": -1}, "got -1"), ({"seed": 0.5}, "got 0.5")],
+    )
+    def test_wrong_values(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            replace(TINY, **changes)
+
+
+class TestRecord:
+    def test_round_trip_through_json(self) -> None:
+        one = record(CONFIGS[1], warm_up=({"step": 1, "passes": 1, "loss": 2.0, "scores": {}},), error="?")
+        assert RunRecord.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+    def test_scores_and_curves(self) -> None:
+        assert (record().score("test"), record().score("test", last=True)) == (0.9, 0.75)
+        assert record().curve("test") == ([4, 8], [0.9, 0.75])
+        assert np.isnan(record(history=(), selected=-1, status="diverged").score("test"))
+        with pytest.raises(InputError, match=r"split 'tst'\. Did you mean 'test'"):
+            record().score("tst")
+
+
+class TestStore:
+    def test_finds_what_was_saved(self, tmp_path: Path) -> None:
+        store = Store(tmp_path / "deep" / "runs")
+        assert store.all() == []
+        assert store.missing(CONFIGS) == CONFIGS
+        assert store.find(TINY) is None
+        store.save(record())
+        assert store.find(TINY) == record()
+        assert store.missing(CONFIGS) == CONFIGS[1:]
+        assert store.all() == [record()]
+
+    @pytest.mark.parametrize("fails", ["fdopen", "fsync", "replace"])
+    def test_a_failure_leaves_the_old_record(
+        self, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        store = Store(tmp_path)
+        store.save(record())
+
+        def full(*_: Any) -> None:
+            raise OSError("no space left on device")
+
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        def open_nearly_full(*given: Any, **more: Any) -> Any:
+            file = opened(*given, **more)
+            write = file.write
+            file.write = lambda text: full(write(text[:100]), file.flush())
+            return file
+
+        opened = os.fdopen
+        failures = {"fdopen": open_nearly_full, "fsync": full, "replace": interrupt}
+        monkeypatch.setattr(os, fails, failures[fails])
+        with pytest.raises((OSError, KeyboardInterrupt)):
+            store.save(record(seconds=99.0))
+        monkeypatch.undo()
+        assert [p.name for p in tmp_path.iterdir()] == [f"{TINY.identity}.json"]
+        assert store.find(TINY) == record()
+
+    def test_text_that_cannot_be_written(self, tmp_path: Path) -> None:
+        write_atomically(tmp_path / "a.txt", "old")
+        with pytest.raises(UnicodeEncodeError):
+            write_atomically(tmp_path / "a.txt", "x" * 100_000 + "\ud800")
+        assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[]", "{}", '"x"', '{"config": {}, "history": []}', '{"config": [], "history": []}']
+    )
+    def test_a_damaged_file_is_named(self, text: str, tmp_path: Path) -> None:
+        store = Store(tmp_path)
+        store.path(TINY).write_text(text)
+        for look in (lambda: store.find(TINY), store.all):
+            with pytest.raises(InputError, match=rf"{TINY.identity}\.json' is not a run record"):
+                look()
+
+    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "runs").write_text("")
+        with pytest.raises(InputError, match="runs' is a file"):
+            Store(tmp_path / "runs")
+
+
+class TestRun:
+    def test_rotated_digits(self) -> None:
+        config = RunConfig(
+            "rotated-digits",
+            "fish",
+            steps=4,
+            model_options={"width": 8},
+            batch_size=4,
+            domains_per_step=2,
+            warm_start=2,
+            eval_every=2,
+            eval_limit=20,
+        )
+        found = run(config, device="cpu")
+        assert found.status == "finished"
+        assert [m["step"] for m in found.history] == [2, 4]
+        assert [m["passes"] for m in found.history] == [4, 8]
+        assert [m["step"] for m in found.warm_up] == [2]
+        assert set(found.history[0]["scores"]) == {"train", "validation", "test"}
+        assert set(found.history[0]["scores"]["test"]["domains"]) == {"75°"}
+        assert found.rule == "best on validation"
+        averages = [m["scores"]["validation"]["average"] for m in found.history]
+        assert averages[found.selected] == max(averages)
+        assert result(run(config, device="cpu")) == result(found)
+        assert RunRecord.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+        assert {"shoal", "torch", "python", "device"} <= set(found.environment)
+
+    def test_divergence_is_a_result(self, tmp_path: Path) -> None:
+        wild = replace(TINY, optimizer_options={"lr": 1e38, "momentum": 10.0}, steps=40)
+        (found,) = run_all([wild], Store(tmp_path), device="cpu")
+        assert found.status == "diverged"
+        assert "the loss turned" in found.error
+        assert Store(tmp_path).find(wild) == found
+
+    def test_what_is_stored_is_not_run_again(self, tmp_path: Path) -> None:
+        store, finished = Store(tmp_path), []
+        stored = record()
+        store.save(stored)
+        named = [replace(TINY, label="first"), *CONFIGS[1:]]
+        found = run_all(named, store, device="cpu", processes=1, done=finished.append)
+        assert [r.config for r in finished] == CONFIGS[1:]
+        assert found[0] == replace(stored, config=named[0])  # the stored one, under today's label
+        assert [r.config.label for r in found] == ["first", "Fish, ours", ""]
+        finished.clear()
+        assert [result(r) for r in run_all(named, store, done=finished.append)] == [result(r) for r in found]
+        assert finished == []
+
+    def test_two_processes_give_what_one_gives(self, tmp_path: Path) -> None:
+        told: list[tuple[str, int]] = []
+        one, two = (
+            run_all(
+                CONFIGS,
+                Store(tmp_path / str(n)),
+                device="cpu",
+                processes=n,
+                tell=lambda config, step, note: told.append((config.identity, step)),
+            )
+            for n in (1, 2)
+        )
+        assert [result(r) for r in one] == [result(r) for r in two]
+        assert one[0].history != one[1].history
+        assert {c.identity for c in CONFIGS} == {i for i, _ in told}
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_an_interrupt_keeps_what_has_finished(self, processes: int, tmp_path: Path) -> None:
+        def interrupt(_: RunRecord) -> None:
+            raise KeyboardInterrupt
+
+        store = Store(tmp_path)
+        threads = os.environ.get("OMP_NUM_THREADS")
+        with pytest.raises(KeyboardInterrupt):
+            run_all(CONFIGS, store, device="cpu", processes=processes, done=interrupt)
+        assert os.environ.get("OMP_NUM_THREADS") == threads
+        kept = store.all()
+        assert len(kept) == 1
+        assert kept[0].status == "finished"
+        rest: list[RunRecord] = []
+        assert len(run_all(CONFIGS, store, device="cpu", processes=1, done=rest.append)) == 3
+        assert {r.config.identity for r in rest} == {c.identity for c in CONFIGS} - {kept[0].config.identity}
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"dataset": "lineer"}, "dataset 'lineer'. Did you mean 'linear'"),
+            ({"algorithm": "fsh"}, "algorithm 'fsh'. Did you mean 'fish'"),
+            ({"algorithm": "fish", "settings": {"meta_rl": 1}}, "'meta_rl'. Did you mean 'meta_lr'"),
+        ],
+    )
+    def test_a_wrong_name_is_found_before_the_first_run(
+        self, changes: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        with pytest.raises(InputError, match=message):
+            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", processes=1)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestCdSprites:
+    methods = (cdsprites.ERM, cdsprites.FISH, cdsprites.REGROUPED, cdsprites.REPTILE, cdsprites.IDGM)
+
+    def test_every_method_gets_the_same_deal(self) -> None:
+        found = cdsprites.configs(self.methods, [5, 10], [0, 1], passes=4000, size=32)
+        assert len(found) == len(self.methods) * 4
+        assert {c.steps * (c.domains_per_step or 0) for c in found} == {4000}
+        same = {(c.optimizer, str(c.optimizer_options), c.batch_size, str(c.model_options)) for c in found}
+        assert len(same) == 1
+        assert all(c.steps // (c.eval_every or 1) == cdsprites.POINTS for c in found)
+        assert all(
+            c.domains_per_step == (1 if c.algorithm == "erm" else c.data_options["domains"]) for c in found
+        )
+        assert all(c.data_options["seed"] == c.seed for c in found)
+        assert len({c.identity for c in found}) == len(found)
+        assert [c.draw for c in found if c.label == "Fish, random grouping"] == ["regrouped"] * 4
+
+    @pytest.mark.parametrize("passes", [4010, 100, 199])
+    def test_passes_must_be_divisible(self, passes: int) -> None:
+        with pytest.raises(InputError, match=f"passes={passes} must be a multiple of 200 for N=10"):
+            cdsprites.configs(self.methods, [10], [0], passes=passes)
+
+    def test_figure_and_demo(self) -> None:
+        parts = cdsprites.figure([10, 20], [0], passes=2000)
+        assert [c.optimizer for c in parts["plain SGD"]] == ["sgd"] * 4
+        assert {c.data_options["palette"] for c in parts["random palette"]} == {"random"}
+        assert {c.steps * (c.domains_per_step or 0) for part in parts.values() for c in part} == {2000}
+        demo = cdsprites.demo([0])
+        assert [c.label for c in demo] == ["Fish", "Fish, random grouping", "ERM"]
+        assert {c.steps * (c.domains_per_step or 0) for c in demo} == {cdsprites.DEMO_PASSES}
+
+
+ROWS = {row.label: row for row in linear.ROWS}
+
+
+def table(extra: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A domain by hand: x, y, share; its own feature is number ``extra``."""
+    own = np.zeros(4)
+    own[[0, extra]] = 1
+    x = np.array([np.zeros(4), own, [1, 0, 0, 0], [1, 0, 0, 0]])
+    return x, np.array([0.0, 1, 1, 0]), np.array([0.5, 0.4, 0.03, 0.07])
+
+
+def naive(step: Callable[[np.ndarray], np.ndarray], steps: int) -> np.ndarray:
+    w = np.zeros(5)
+    for _ in range(steps):
+        w = step(w)
+    return w
+
+
+def slope(w: np.ndarray, domain: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+    x, y, share = domain
+    wrong = share * (1 / (1 + np.exp(-(x @ w[:4] + w[4]))) - y)
+    return np.append(wrong @ x, wrong.sum())
+
+
+class TestLinear:
+    def test_erm_against_gradient_descent_by_hand(self) -> None:
+        found = linear.follow(ROWS["ERM"], 0.0, 200)
+        for steps in (10, 200):
+            by_hand = naive(lambda w: w - (slope(w, table(1)) + slope(w, table(2))) / 2, steps)
+            assert found.weights[found.steps.index(steps)] == pytest.approx(by_hand, abs=2e-6)
+
+    def test_random_grouping_is_fish_on_the_mixture_by_hand(self) -> None:
+        def walk(w: np.ndarray) -> np.ndarray:
+            there = w
+            for _ in range(2):
+                there = there - 10 * ((slope(there, table(1)) + slope(there, table(2))) / 2 + 0.008 * there)
+            return w + 0.05 * (there - w)
+
+        found = linear.follow(ROWS["Fish, random grouping"], 0.008, 50)
+        assert found.weights[-1] == pytest.approx(naive(walk, 50), abs=2e-6)
+
+    def test_erm_passes_the_invariant_solution_and_leaves_it(self) -> None:
+        found = linear.follow(ROWS["ERM"], 0.0)
+        assert found.at(linear.STEPS) == pytest.approx((0.97, 0.57))
+        passed = list(zip(found.train, found.test, strict=True))
+        assert any(p == pytest.approx((0.93, 0.93)) for p in passed)
+        left = found.leaves_invariance
+        assert left is not None
+        assert found.at(left - 2)[1] > 0.9 > found.at(left)[1]
+        assert found.steps[-1] == linear.STEPS
+
+    def test_fish_stays_where_its_control_leaves(self) -> None:
+        fish, control = (linear.follow(ROWS[r], 0.008) for r in ("Fish", "Fish, random grouping"))
+        assert fish.at(linear.STEPS) == pytest.approx((0.93, 0.93))
+        assert control.at(linear.STEPS) == pytest.approx((0.97, 0.57))
+        assert fish.leaves_invariance is None
+        assert control.leaves_invariance is not None
+
+    def test_exact_domains_are_the_papers(self) -> None:
+        for number, (x, y) in enumerate(linear.exact_domains(), 1):
+            found = {(tuple(a.tolist()), float(b[0])): float(b[1]) for a, b in zip(x, y, strict=True)}
+            by_hand = {(tuple(a), b): c for a, b, c in zip(*table(number), strict=True)}
+            assert found == pytest.approx(by_hand)
+
+    def test_printed_weights(self) -> None:
+        """The paper's table, recomputed: its ERM row gives 93/93, its Fish row sits on the boundary."""
+        found = linear.printed_accuracies()
+        assert found["ERM"] == pytest.approx((0.93, 0.93))
+        assert found["IDGM and Fish"] == pytest.approx((0.97, 0.57))
