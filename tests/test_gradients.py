@@ -41,7 +41,7 @@ def convnet():
     )
 
 
-def problem(make, domains, seed=0, dtype=torch.float64, batch=7):
+def problem(make, domains, seed=0, dtype=torch.float64, batch=7, see=lambda output: output):
     """A model and one batch a domain, each with its own shift."""
     torch.manual_seed(seed)
     model = make().to(dtype)
@@ -50,7 +50,8 @@ def problem(make, domains, seed=0, dtype=torch.float64, batch=7):
         (torch.randn(shape, dtype=dtype) * (1 + 0.2 * i) + 0.3 * i, torch.randint(0, 3, (batch,)))
         for i in range(domains)
     ]
-    return model, list(model.parameters()), [lambda x=x, y=y: cross_entropy(model(x), y) for x, y in batches]
+    losses = [lambda x=x, y=y: cross_entropy(see(model(x)), y) for x, y in batches]
+    return model, list(model.parameters()), losses
 
 
 def assert_close(found, expected, **tolerance):
@@ -357,17 +358,13 @@ class Saved:
 @METHODS
 @pytest.mark.parametrize("normalize", [False, True])
 def test_one_domains_graph_is_in_memory_at_a_time(method, normalize):
-    _, params, losses = problem(mlp, 5)
     Watched.alive, Watched.most = weakref.WeakSet(), 0
-    match(
-        [lambda loss=loss: Watched.apply(loss()) for loss in losses],
-        params,
-        method=method,
-        normalize=normalize,
-    )
+    _, params, losses = problem(mlp, 5, see=Watched.apply)
+    match(losses, params, method=method, normalize=normalize)
     assert Watched.most == 1
     assert len(Watched.alive) == 0
 
+    _, params, losses = problem(mlp, 5)
     with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
         Saved.alive = Saved.most = 0
         first = gradient(losses[0](), params, create_graph=method == "exact")

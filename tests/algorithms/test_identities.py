@@ -204,7 +204,10 @@ class TestIDGM:
         found = idgm_gradient(model, gamma=gamma, normalize=normalize, trust=None)
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
         near = idgm_gradient(model, gamma=gamma, normalize=normalize, trust=None, method="finite-difference")
-        torch.testing.assert_close(near, expected, rtol=1e-4, atol=1e-5)
+        term, error = (
+            [a - b for a, b in zip(g, expected, strict=True)] for g in (mean_gradient(model), near)
+        )
+        assert 0 < norm(error) < 0.1 * norm(term)  # the default radius is wide, for ReLU's sake
 
     @pytest.mark.parametrize("normalize", [False, True])
     @pytest.mark.parametrize("trust", [0.1, 0.5, 0.9, 0.999])
