@@ -288,14 +288,22 @@ class TestCdSprites:
         with pytest.raises(InputError, match=f"passes={passes} must be a multiple of 200 for N=10"):
             cdsprites.configs(self.methods, [10], [0], passes=passes)
 
-    def test_figure_and_demo(self) -> None:
-        parts = cdsprites.figure([10, 20], [0], passes=2000)
-        assert [c.optimizer for c in parts["plain SGD"]] == ["sgd"] * 4
+    @pytest.mark.parametrize("passes", [None, 2400])
+    def test_in_figure_and_demo_too(self, passes: int | None) -> None:
+        """Within a part of the figure and an N; how many passes that is may be tuned."""
+        parts = cdsprites.figure([10, 20], [0], passes=passes)
+        parts["demo"] = cdsprites.demo([0])
+        assert {c.optimizer for c in parts["plain SGD"]} == {"sgd"}
         assert {c.data_options["palette"] for c in parts["random palette"]} == {"random"}
-        assert {c.steps * (c.domains_per_step or 0) for part in parts.values() for c in part} == {2000}
-        demo = cdsprites.demo([0])
-        assert [c.label for c in demo] == ["Fish", "Fish, random grouping", "ERM"]
-        assert {c.steps * (c.domains_per_step or 0) for c in demo} == {cdsprites.DEMO_PASSES}
+        for part in parts.values():
+            given: dict[int, set[int]] = {}
+            for c in part:
+                given.setdefault(c.data_options["domains"], set()).add(c.steps * (c.domains_per_step or 0))
+            assert all(len(different) == 1 for different in given.values())
+            if passes and part is not parts["demo"]:
+                assert set.union(*given.values()) == {passes}
+        for part in ("Adam", "plain SGD", "random palette", "demo"):
+            assert {"ERM", "Fish", "Fish, random grouping"} <= {c.label for c in parts[part]}
 
 
 ROWS = {row.label: row for row in linear.ROWS}

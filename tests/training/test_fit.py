@@ -102,11 +102,13 @@ class TestInput:
 
 class TestResult:
     def test_scores_by_name(self) -> None:
-        run = fit(validation=split(3), test=split(1, 5), steps=30)
+        x, y = domain(1)
+        run = fit(validation=split(3), test={"d1": (x, 1 - y), "d5": domain(5)}, steps=60)
         point = run.selected
         assert run.accuracy("d3") == point.scores["validation"]["d3"]
         assert run.accuracy("d0") == point.scores["train"]["d0"]
-        assert run.accuracy("d1") == point.scores["test"]["d1"]  # where it is in several, the test's
+        # A name in several splits means the test's domain.
+        assert run.accuracy("d1") == point.scores["test"]["d1"] != point.scores["train"]["d1"]
         assert run.accuracy("test") == run.scores().average == run.scores("test").average
         assert run.scores("train").names == ("d0", "d1", "d2")
         with pytest.raises(InputError, match=r"domain or split 'd9'.*Known: .*d5"):
@@ -222,9 +224,11 @@ class TestSelection:
 
     @pytest.mark.parametrize("select", ["best", "last"])
     def test_patience(self, select: str) -> None:
-        scores = [p.scores["validation"].average for p in overfitted().history]
-        run = overfitted(patience=4, select=select)
-        best = scores.index(max(scores))
+        given: dict[str, Any] = {"validation": split(3), "steps": 60, "eval_every": 2, "select": select}
+        scores = [p.scores["validation"].average for p in fit(**given).history]
+        run = fit(**given, patience=4)
+        best = scores.index(max(scores[: len(run.history)]))
+        assert best > 0
         assert len(run.history) == best + 5 < len(scores)
         assert run.selected.step == (run.history[best] if select == "best" else run.last).step
 
@@ -310,14 +314,13 @@ class TestEvaluate:
         assert found.sizes == (4, 3, 1)
         assert found.metric == ("accuracy" if classification else "mse")
 
-    def test_limit_takes_the_first_of_each_domain(self) -> None:
+    def test_limit_is_shared_evenly_and_takes_the_first_of_each_domain(self) -> None:
         x, y = domain(0, 12)
         domains = Domains.from_indices({"a": [9, 1, 2, 7], "b": [2, 7, 5]})
         few = Domains.from_indices({"a": [9, 1], "b": [2, 7]})
         common: dict[str, Any] = {"classification": True, "device": CPU}
-        assert evaluate(network(), TensorData(x, y), domains, limit=2, **common) == evaluate(
-            network(), TensorData(x, y), few, **common
-        )
+        found = evaluate(network(), TensorData(x, y), domains, limit=3, **common)
+        assert found == evaluate(network(), TensorData(x, y), few, **common)
 
     def test_scores(self) -> None:
         accuracy = Scores("accuracy", ("a", "b"), (0.5, 0.8), (10, 30), 0.7)

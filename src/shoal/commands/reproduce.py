@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="cdsprites: numbers of domains",
     )
     parser.add_argument(
-        "--passes", type=count, help="cdsprites: minibatches a run (default: 16,000 for N=10, else 10,000)"
+        "--passes", type=count, help="cdsprites: minibatches a run (default: 16,000 for N=10, else 9,600)"
     )
     parser.add_argument("--size", type=int, default=64, help="cdsprites: image size, 64 or 32 (default: 64)")
     parser.add_argument(

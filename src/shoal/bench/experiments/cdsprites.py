@@ -89,7 +89,7 @@ def configs(
 
 PASSES = {10: 16_000}
 """Passes a run in the figure; N = 10 is where Fish is slow to find the shape."""
-OTHER_PASSES = 10_000
+OTHER_PASSES = 9_600
 
 
 def figure(
