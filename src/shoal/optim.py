@@ -151,7 +151,7 @@ class Fish(Optimizer):
             for grad in grads:
                 grad.mul_(scale.to(grad.device).reciprocal())
         found = getattr(self, "found_inf", None)
-        return found is not None and bool(found.item())
+        return found is not None and bool(found)
 
     @contextmanager
     def slow_weights(self) -> Iterator[None]:

@@ -34,7 +34,11 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("examples", "classes", "message"),
     [
-        (data(x=with_value(4, float("nan"))), 3, "example 4 of domain 'b' has a feature that is nan"),
+        (
+            data(x=with_value(4, float("nan"))),
+            3,
+            "example 1 of domain 'b' .example 4 of all. has a feature that is nan",
+        ),
         (data(x=with_value(1, float("-inf"))), 3, "example 1 of domain 'a' has a feature that is -inf"),
         (
             data(y=[1, 2, 3, 1, 2, 3]),
@@ -42,7 +46,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
             r"labels run from 1 to 3; with classes=3 they must run 0..2: subtract 1",
         ),
         (data(), 2, r"labels run from 0 to 2; .*0..1: give classes=3\? .*example 2 of domain 'a'"),
-        (data(y=[0, 1, 2, 0, -1, 2]), 3, "from -1 to 2; .*example 4 of domain 'b'"),
+        (data(y=[0, 1, 2, 0, -1, 2]), 3, "from -1 to 2; .*example 1 of domain 'b' .example 4 of all"),
         (data(y=[0, 1, -(2**63), 0, 1, 1]), 3, "what NaN becomes as an integer.*example 2 of domain 'a'"),
         (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are float32.*y.long\(\)"),
         (data(y=[[0], [1], [2], [0], [1], [2]]), 3, r"labels have shape \(6, 1\).*squeeze"),
@@ -50,7 +54,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         (
             data(y=[0.0, 1.0, 2.0, float("nan"), 1.0, 2.0]),
             None,
-            "example 3 of domain 'b' has a target that is nan",
+            "example 0 of domain 'b' .example 3 of all. has a target that is nan",
         ),
     ],
 )

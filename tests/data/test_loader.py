@@ -156,7 +156,7 @@ def test_other_datasets_are_chained() -> None:
         ({"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 4)), [0, 1])}, r"x .*\(3,\).*'a'.*\(4,\).*'b'"),
         (
             {"a": (np.zeros((2, 3)), [0, 1]), "b": (np.zeros((2, 3)), [0.0, 1.0])},
-            "y .*int64.*'a'.*float64.*'b'",
+            "y .*int64.*'a'.*float32.*'b'",
         ),
         ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
         ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),

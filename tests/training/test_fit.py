@@ -426,8 +426,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "from 1 to 2; with classes=2.*subtract 1",
     ),
     "label too large": ({"classes": 2, "test": {"t": shifted(1)}}, "labels run from 1 to 2.*classes=2"),
-    "nan": ({"train": {"a": domain(0), "b": with_nan()}}, "domain 'b' has a feature that is nan"),
-    "nan in test": ({"test": {"t": with_nan()}}, "domain 't' has a feature that is nan"),
+    "nan": (
+        {"train": {"a": domain(0), "b": with_nan()}},
+        "example 3 of domain 'b' .example 43 of all. has a feature that is nan",
+    ),
+    "nan in test": ({"test": {"t": with_nan()}}, "example 3 of domain 't' .* has a feature that is nan"),
     "meta_lr 0": ({"settings": {"meta_lr": 0}}, "meta_lr must be above 0 and at most 1, got 0"),
     "meta_lr -1": ({"settings": {"meta_lr": -1}}, "meta_lr must be .*got -1"),
     "lr 0": ({"lr": 0}, "lr must be positive, got 0"),
@@ -467,3 +470,23 @@ def test_wrong_input_is_refused_before_any_step(given: dict[str, Any], message: 
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not any(passes)  # no pass in training mode
     assert model.training is mode
+
+
+def test_numpy_arrays_in_float64_train_a_float32_model() -> None:
+    x, y = domain(0)
+    arrays = {"a": (x.double().numpy(), y.numpy()), "b": (x.double().numpy(), y.numpy())}
+    run = fit("fish", network(), train=arrays, steps=np.int64(2), progress=False)  # type: ignore[arg-type]
+    assert not run.model.training
+
+
+def test_a_model_that_cannot_take_the_data_is_named_before_training() -> None:
+    x, y = domain(0)
+    with pytest.raises(
+        InputError, match=r"cannot take two training examples \(x of shape \(2, 2\), torch.float64"
+    ):
+        fit("erm", network(), train={"a": (x.double(), y)}, steps=1, progress=False)
+
+
+def test_one_output_with_integer_labels_is_refused() -> None:
+    with pytest.raises(InputError, match="one output and the labels are integers"):
+        fit("erm", torch.nn.Linear(2, 1), train={"a": domain(0)}, steps=1, progress=False)

@@ -49,7 +49,7 @@ class Algorithm(nn.Module):
     """Meaningless with fewer than two training domains."""
     second_order: ClassVar[bool] = False
     repeats_passes: ClassVar[bool] = False
-    """Passes a minibatch through the model more than once a step (see :class:`shoal.replay.Replay`)."""
+    """Passes a minibatch through the model more than once a step (see :mod:`shoal.replay`)."""
     capturable: ClassVar[bool] = False
     """A step is the same sequence of tensor operations whatever the batches hold, their domain included."""
     search_space: ClassVar[Mapping[str, Any]] = {}

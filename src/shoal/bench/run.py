@@ -125,12 +125,14 @@ def run_all(
     small network gains more from a core of its own than from a second thread; on CUDA one. Ctrl-C keeps
     what has finished; the same call then does the rest.
     """
-    missing = store.missing(configs)
+    missing = list({c.identity: c for c in store.missing(configs)}.values())
     if missing:
         for config in missing:
             check(config)
         cuda = pick_device(device).type == "cuda"
         count = processes or (1 if cuda else _cores())
+        if not processes and not cuda and count < len(missing) < 2 * count:
+            count = len(missing)  # sharing cores beats a second round in which some of them idle
         runner = _alone if count == 1 or len(missing) == 1 else _side_by_side
         for record in runner(missing, device, min(count, len(missing)), tell):
             store.save(record)

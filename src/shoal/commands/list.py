@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import textwrap
 from typing import Any
 
 from shoal.commands.showing import show
@@ -15,36 +17,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: Any) -> None:
-    from shoal.report.tables import Table
+    entries = _algorithms() if given.what == "algorithms" else _datasets()
+    width = min(100, shutil.get_terminal_size().columns)
+    lines = []
+    for entry in entries:
+        lines.append(f"{entry['name']}: {entry['summary']}")
+        for key, value in entry.items():
+            if key in ("name", "summary"):
+                continue
+            if isinstance(value, dict):
+                value = ", ".join(f"{k}={v}" for k, v in value.items())
+            if isinstance(value, list):
+                value = ", ".join(value)
+            text = f"{key}: {value or 'none'}"
+            lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="      ")
+        lines.append("")
+    show({given.what: entries}, "\n".join(lines).rstrip(), given)
 
-    if given.what == "datasets":
-        from shoal.data.sets import registry
 
-        modules = {name: registry.module(name) for name in registry.names()}
-        table = Table(["name", "what it is", "source"])
-        entries = [{"name": n, "summary": m.SUMMARY, "paper": m.PAPER} for n, m in modules.items()]
-        for e in entries:
-            table.add(e["name"], e["summary"], e["paper"])
-    else:
-        from shoal.algorithms import algorithm_class, settings_of
-        from shoal.algorithms import registry as algorithms
+def _algorithms() -> list[dict[str, Any]]:
+    from shoal.algorithms import algorithm_class, registry, settings_of
 
-        table = Table(["name", "family", "batches", "needs", "paper", "settings"])
-        entries = []
-        for name in algorithms.names():
-            cls = algorithm_class(name)
-            needs = ["2 domains"] * cls.compares_domains + ["second order"] * cls.second_order
-            settings = settings_of(cls)
-            entries.append(
-                {
-                    "name": name,
-                    "family": cls.family,
-                    "draw": cls.draw,
-                    "needs": needs,
-                    "paper": cls.reference,
-                    "settings": settings,
-                }
-            )
-            shown = ", ".join(f"{k}={v}" for k, v in settings.items())
-            table.add(name, cls.family, cls.draw, ", ".join(needs) or "–", cls.reference, shown or "–")
-    show({given.what: entries}, table.text(), given)
+    found = []
+    for name in registry.names():
+        cls = algorithm_class(name)
+        needs = ["at least 2 domains"] * cls.compares_domains + ["second derivatives"] * cls.second_order
+        found.append(
+            {
+                "name": name,
+                "summary": (cls.__doc__ or "").splitlines()[0],
+                "family": cls.family,
+                "batches": cls.draw,
+                "needs": needs,
+                "settings": settings_of(cls),
+                "paper": cls.reference,
+            }
+        )
+    return found
+
+
+def _datasets() -> list[dict[str, Any]]:
+    import inspect
+
+    from shoal.data.sets import registry
+
+    found = []
+    for name in registry.names():
+        module = registry.module(name)
+        options = {p.name: p.default for p in inspect.signature(module.load).parameters.values()}
+        found.append({"name": name, "summary": module.SUMMARY, "options": options, "paper": module.PAPER})
+    return found

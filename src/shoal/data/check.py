@@ -84,12 +84,10 @@ def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
         return
     if (found := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
         return
-    example, name = found
+    example, where = found
     row = values[example].reshape(-1)
     value = row[~row.isfinite()][0].item()
-    raise InputError(
-        f"example {example} of domain {name!r} has a {what} that is {value}; repair or leave it out."
-    )
+    raise InputError(f"{where} has a {what} that is {value}; repair or leave it out.")
 
 
 def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
@@ -97,13 +95,13 @@ def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
         return _check_finite(y, domains, "target")
     if (found := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
         return None
-    example, name = found
+    _, where = found
     used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
-    raise InputError(_range_error(int(used.min()), int(used.max()), classes, example, name))
+    raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
 
 
-def _range_error(low: int, high: int, classes: int, example: int, name: str) -> str:
-    where = f"the first one outside is example {example} of domain {name!r}"
+def _range_error(low: int, high: int, classes: int, first: str) -> str:
+    where = f"the first one outside is {first}"
     if low <= -(2**31):
         return f"there is a label {low}, which is what NaN becomes as an integer; {where}."
     right = f"labels run from {low} to {high}; with classes={classes} they must run 0..{classes - 1}"
@@ -113,7 +111,7 @@ def _range_error(low: int, high: int, classes: int, example: int, name: str) -> 
 
 
 def _first(values: Tensor, domains: Domains, bad: Callable[[Tensor], Tensor]) -> tuple[int, str] | None:
-    """The first example in which some number is bad, and the name of a domain that has it."""
+    """The first example in which some number is bad, and words for where it is."""
     rows = max(1, CHUNK // max(1, values[:1].numel()))
     for start in range(0, len(values), rows):
         wrong = bad(values[start : start + rows])
@@ -123,8 +121,16 @@ def _first(values: Tensor, domains: Domains, bad: Callable[[Tensor], Tensor]) ->
         entries = np.flatnonzero(np.isin(domains.indices, examples))
         if len(entries):
             entry = int(entries[domains.indices[entries].argmin()])
-            return int(domains.indices[entry]), domains.names[domains.domain_at(entry)]
+            example = int(domains.indices[entry])
+            return example, _place(example, domains, domains.domain_at(entry), entry)
     return None
+
+
+def _place(example: int, domains: Domains, d: int, entry: int) -> str:
+    """Where an example is, counted in its domain and, where that differs, in the whole data."""
+    number = entry - int(domains.offsets[d])
+    whole = f" (example {example} of all)" if number != example else ""
+    return f"example {number} of domain {domains.names[d]!r}{whole}"
 
 
 def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> None:

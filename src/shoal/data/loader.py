@@ -132,7 +132,7 @@ class _Items(Dataset[Any]):
 
     def __getitems__(self, request: tuple[int, int | None, list[int]]) -> tuple[int | None, list[Any]]:
         seed, domain, indices = request
-        with _seeded(seed):
+        with seeded(seed):
             if hasattr(self.dataset, "__getitems__"):
                 try:
                     return domain, self.dataset.__getitems__(indices)
@@ -163,7 +163,7 @@ class _Collate:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed the generators a transform may use, and put them back: in the main process they are the user's."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(seed % 2**63)
@@ -216,7 +216,15 @@ def _in_memory(name: str, part: Any) -> Any:
     if len(part) != 2:
         raise InputError(f"domain {name!r} has {len(part)} parts; give a dataset or a pair (x, y).")
     try:
-        x, y = (value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value)) for value in part)
+        x, y = map(_as_tensor, part)
         return TensorData(x, y)
     except (TypeError, ValueError) as error:
         raise InputError(f"domain {name!r}: {error}") from error
+
+
+def _as_tensor(values: Any) -> Tensor:
+    """A tensor as it is; an array with NumPy's usual float64 in torch's usual type, which models have."""
+    if isinstance(values, Tensor):
+        return values
+    tensor = torch.as_tensor(np.asarray(values))
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor

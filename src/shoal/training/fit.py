@@ -21,7 +21,7 @@ from shoal.training.options import Options
 
 @dataclass
 class Fit:
-    """A finished training. The model holds the weights of ``selected``, chosen by ``rule``."""
+    """A finished training. The model, in eval mode, holds the weights of ``selected``, chosen by ``rule``."""
 
     model: nn.Module
     algorithm: Algorithm

@@ -16,7 +16,7 @@ from shoal.algorithms import Algorithm, Loss, build
 from shoal.data.batch import DomainData, Task
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader, _seeded, to_device
+from shoal.data.loader import MetaBatchLoader, seeded, to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.replay import leaves_no_trace
@@ -79,7 +79,7 @@ class Training:
             )
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
-        with _seeded(options.seed):  # reading examples may draw random numbers
+        with seeded(options.seed):  # reading examples may draw random numbers
             self.task, usual_loss = self._check_task()
         self.algorithm = build(
             algorithm, self.model, options.loss or usual_loss, self.task, **options.settings
@@ -109,20 +109,35 @@ class Training:
         """Looks at the data, and at what the model makes of two examples."""
         domains = self.data.splits["train"]
         x, y = _two(self.examples, domains, self.device)
-        with torch.no_grad(), leaves_no_trace(self.model):
-            mode = self.model.training
-            output = self.model.eval()(x)
-            self.model.train(mode)
+        output = self._trial(x)
         classes = self.options.classes or self.data.classes
         if y.is_floating_point() and classes is not None:
             raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
         if not y.is_floating_point() and classes is None and output.ndim == 2:
             classes = output.shape[1]
+            if classes == 1:
+                raise InputError(
+                    "the model has one output and the labels are integers: for classification give it one "
+                    "output a class; for regression make the targets floating."
+                )
         for which in self.data.splits.values():
             check_examples(self.examples, which, classes)
         check_outputs(output, y, classes)
         usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
         return Task(domains=len(domains), classes=classes), usual
+
+    def _trial(self, x: Any) -> Any:
+        """What the model makes of ``x``, before training and without a trace."""
+        mode = self.model.training
+        try:
+            with torch.no_grad(), leaves_no_trace(self.model):
+                return self.model.eval()(x)
+        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+            given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+            first = (str(error).splitlines() or [""])[0]
+            raise InputError(f"the model cannot take two training examples ({given}): {first}") from error
+        finally:
+            self.model.train(mode)
 
     def _check_comparison(self) -> None:
         if not self.algorithm.compares_domains or self.sampler.draw == "regrouped":
@@ -277,9 +292,10 @@ class Training:
         )
 
     def restore_selected(self) -> Point:
-        """Puts the selected weights into the model and says where they come from."""
+        """Puts the selected weights into the model, ready to predict, and says where they come from."""
         if not self.history:
             raise RuntimeError("this training has not run yet.")
+        self.model.eval()
         if self.best is None:
             return self.history[-1]
         point, weights = self.best

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 import torch
@@ -63,7 +64,8 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "domains_per_step", "patience", "eval_every", "eval_limit"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if value is not None and not (whole and value >= 1):
                 raise InputError(f"{name} must be a whole number of at least 1, got {value!r}.")
         if not self.lr > 0:
             raise InputError(f"lr must be positive, got {self.lr}.")
