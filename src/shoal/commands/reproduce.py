@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.commands.arguments import add_running, count
-from shoal.commands.showing import draw, run_all, samples, show
+from shoal.commands.showing import draw, kept, run_all, samples, show
 
 SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers."
 
@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--parts", nargs="+", metavar="PART", help="cdsprites: only these parts, such as Adam"
     )
+    parser.add_argument("--no-run", action="store_true", help="cdsprites: only show the runs that are there")
     add_running(parser)
 
 
@@ -88,8 +89,18 @@ def _cdsprites(given: Any) -> None:
         check_names("part", given.parts, parts)
         parts = {k: v for k, v in parts.items() if k in given.parts}
     every = [c for configs in parts.values() for c in configs]
-    records = {r.config.identity: r for r in run_all(every, given.out / "cdsprites", given)}
-    entries = view.rows({k: [records[c.identity] for c in v] for k, v in parts.items()})
+    folder = given.out / "cdsprites"
+    found = kept(every, folder) if given.no_run else run_all(every, folder, given)
+    records = {r.config.identity: r for r in found}
+    entries = view.rows(
+        {k: [records[c.identity] for c in v if c.identity in records] for k, v in parts.items()}
+    )
+    missing = [
+        f"{c.name} ({part}), N={c.data_options['domains']}, seed {c.seed}"
+        for part, configs in parts.items()
+        for c in configs
+        if c.identity not in records
+    ]
     table = view.table(entries)
     write_atomically(given.out / "cdsprites.md", table.markdown() + "\n")
     pictures = []
@@ -101,10 +112,12 @@ def _cdsprites(given: Any) -> None:
     devices = sorted({r.environment["device"] for r in records.values()})
     text = (
         f"{table.text()}\n\nAccuracy in percent, mean ± standard deviation over {given.seeds} seeds, "
-        f"on {', '.join(devices)}.\n"
+        f"on {', '.join(devices) or 'no device'}.\n"
         'Validation is drawn like the test domain, so "selected" is oracle-like; "last" is the honest column.'
     )
-    show({"rows": entries}, text, given, pictures)
+    if missing:
+        text += f"\n{len(missing)} of {len(every)} runs are missing: {'; '.join(missing)}."
+    show({"rows": entries, "missing": missing}, text, given, pictures)
 
 
 def _theorem(given: Any) -> None:

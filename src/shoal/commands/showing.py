@@ -56,6 +56,16 @@ def run_all(configs: Sequence[RunConfig], folder: Path, given: Any) -> list[RunR
     )
 
 
+def kept(configs: Sequence[RunConfig], folder: Path) -> list[RunRecord]:
+    """The records that are in the folder already, with the configurations' labels."""
+    from dataclasses import replace
+
+    from shoal.bench.record import Store
+
+    found = ((config, Store(folder).find(config)) for config in configs)
+    return [replace(record, config=config) for config, record in found if record is not None]
+
+
 def samples(options: dict[str, Any], each: int = 9) -> dict[str, Any]:
     """A few images of every domain of CdSprites, as arrays for the plots."""
     import torch

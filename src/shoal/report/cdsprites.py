@@ -12,6 +12,7 @@ from shoal.bench.record import RunRecord
 from shoal.report.plots import Curves, cdsprites_figure
 from shoal.report.tables import Table, percent
 
+PARTS_OF_THE_PAPER = ("Adam", "IDGM")
 ABOUT = 5.0
 """Points of accuracy by which a figure may differ and still agree with "about"."""
 
@@ -76,7 +77,7 @@ def rows(parts: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
                     "verdict": "",
                 }
                 # The paper speaks of Adam and of one palette; other parts are ours alone.
-                if part in ("Adam", "IDGM"):
+                if part in PARTS_OF_THE_PAPER:
                     for claim in said:
                         if claim["method"] == method and claim["domains"] == number:
                             mean = 100 * statistics.mean(scores[f"{claim['split']} last"])
@@ -117,7 +118,7 @@ def table(entries: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def figure(entries: Iterable[Mapping[str, Any]]) -> Any:
-    main = [e for e in entries if e["part"] in ("Adam", "IDGM")]
+    main = [e for e in entries if e["part"] in PARTS_OF_THE_PAPER]
 
     def series(split: str) -> dict[str, dict[int, list[float]]]:
         found: dict[str, dict[int, list[float]]] = {}

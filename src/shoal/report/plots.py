@@ -75,7 +75,8 @@ def demo_figure(samples: Mapping[str, np.ndarray], train: Curves, test: Curves) 
     left, right = below.subplots(1, 2)
     accuracy_axes(left, train, "domains it was trained on")
     accuracy_axes(right, test, "a domain it has never seen")
-    right.legend(frameon=False, loc="center right", bbox_to_anchor=(1.0, 0.62))
+    handles, labels = right.get_legend_handles_labels()
+    below.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     return figure
 
 
@@ -107,11 +108,12 @@ def against_domains(results: Mapping[str, Mapping[int, Sequence[float]]], title:
     """Accuracy against N: mean over seeds with its standard deviation."""
     for number, (method, by_count) in enumerate(results.items()):
         counts = sorted(by_count)
+        # Set a little apart, for methods that agree would hide each other.
+        places = [n * (1 + 0.025 * (number - (len(results) - 1) / 2)) for n in counts]
         means = [100 * np.mean(by_count[n]) for n in counts]
         spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
-        axes.errorbar(
-            counts, means, spread, color=_colour(method, number), marker="o", capsize=3, label=method
-        )
+        colour = _colour(method, number)
+        axes.errorbar(places, means, spread, color=colour, marker="o", markersize=5, capsize=3, label=method)
     axes.axhline(50, color="#888888", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
     _tidy(axes)
@@ -132,8 +134,9 @@ def cdsprites_figure(
         if method in test:
             colour = _colour(method, methods.index(method))
             right.plot(count, value, marker="x", markersize=9, markeredgewidth=2, color=colour, clip_on=False)
-    right.plot([], [], marker="x", linestyle="none", color="#444444", label="paper")
-    right.legend(frameon=False, loc="center right", fontsize=8)
+    right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     return figure
 
 
@@ -155,7 +158,8 @@ def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
     space.set(xlabel="$w_2$ (domain 1 only)", ylabel="$w_3$ (domain 2 only)", zlabel="$w_1$ (invariant)")
     space.view_init(elev=25, azim=-60)
     space.set_title(f"weights, from zero (weight decay {decay:g})")
-    space.legend(frameon=False, fontsize=8, loc="upper left")
+    handles, labels = space.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
     accuracy.set(ylabel="test accuracy (%)", ylim=(50, 100), xscale="symlog")
     margin.axhline(0, color="#888888", linewidth=0.8)
     margin.set(ylabel="$w_1 + b$: above 0 is invariant", xlabel="step", xscale="symlog")

@@ -1,0 +1,66 @@
+"""Tables and pictures."""
+
+from __future__ import annotations
+
+import math
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from shoal.bench.paper import claims
+from shoal.report import plots
+from shoal.report.cdsprites import judge
+from shoal.report.tables import Table, percent
+
+
+def test_columns_line_up_on_a_terminal() -> None:
+    table = Table(["method", "n"])
+    table.add("θ̃ walked", 7)  # the tilde takes no column of its own
+    table.add("漢字", 12)
+    lines = table.text().splitlines()
+    assert lines[0] == "method     n"
+    assert lines[2] == "θ̃ walked   7"
+    assert lines[3] == "漢字      12"
+
+
+def test_markdown_escapes_what_would_break_a_row() -> None:
+    table = Table(["a"])
+    table.add("x|y")
+    assert table.markdown().splitlines()[-1] == "| x\\|y |"
+    with pytest.raises(ValueError, match="2 cells for 1 columns"):
+        table.add(1, 2)
+
+
+def test_percent() -> None:
+    assert percent([0.5, 0.7]) == "60.0 ± 14.1"
+    assert percent([0.5]) == "50.0"
+    assert percent([0.5, math.nan]) == "50.0"
+    assert percent([math.nan]) == "–"
+
+
+def test_judgement() -> None:
+    about, least = {"relation": "about", "value": 50}, {"relation": "at least", "value": 90}
+    assert judge(54.9, about) == "agrees"
+    assert judge(55.1, about) == "disagrees"
+    assert judge(100.0, least) == "agrees"
+    assert judge(80.0, least) == "disagrees"
+    assert judge(math.nan, least) == "no result"
+
+
+def test_claims_are_complete() -> None:
+    for claim in claims("cdsprites"):
+        assert set(claim) == {"method", "domains", "split", "relation", "value", "words"}
+        assert claim["relation"] in ("about", "at least")
+
+
+def test_pictures_show_every_method_and_domain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Read back from the SVG, with a domain whose name would be mathematics or markup."""
+    curves = {"ERM": [([1, 2], [0.5, 0.6])], "another": [([1, 2], [0.4, 0.5]), ([1, 2], [0.6, 0.9])]}
+    samples = {"$x<script>": np.zeros((4, 8, 8, 3)), "unseen": np.ones((5, 8, 8, 3))}
+    png, svg = plots.save(plots.demo_figure(samples, curves, curves), tmp_path / "demo")
+    assert png.read_bytes()[:4] == b"\x89PNG"
+    ElementTree.parse(svg)
+    text = svg.read_text()
+    for comment in ("ERM", "another", "$x&lt;script&gt;", "unseen"):
+        assert f"<!-- {comment} -->" in text
