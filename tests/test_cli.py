@@ -130,17 +130,41 @@ def test_cdsprites_shows_what_is_there_and_names_what_is_missing(
     assert "| Adam | ERM |" in (tmp_path / "cdsprites.md").read_text()
 
 
+def gone(group: int) -> bool:
+    """Whether the last process of a group ends within ten seconds."""
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
-def test_ctrl_c_keeps_finished_runs(tmp_path: Path) -> None:
-    """A fresh process, since the signal reaches its worker processes too."""
-    command = [sys.executable, "-m", "shoal", "demo", "--seeds", "1", "--processes", "1", "--device", "cpu"]
+@pytest.mark.parametrize("processes", [1, 2])
+def test_ctrl_c_ends_quietly_and_leaves_no_process(processes: int, tmp_path: Path) -> None:
+    """As a terminal does it: the signal goes to the whole group of processes."""
+    command = [sys.executable, "-m", "shoal", "demo", "--processes", str(processes), "--device", "cpu"]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--out", str(tmp_path)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    time.sleep(8)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "the same command goes on" in errors
-    assert "Traceback" not in errors
-    assert not list(tmp_path.rglob(".*.json*"))
+    assert process.stderr is not None
+    try:
+        assert "3 runs to do" in process.stderr.readline()
+        time.sleep(6)  # well into the first run
+        os.killpg(process.pid, signal.SIGINT)
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 130, errors
+        assert "the same command goes on" in errors
+        assert "Traceback" not in errors
+        assert not list(tmp_path.rglob(".*.json*"))
+        assert gone(process.pid)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

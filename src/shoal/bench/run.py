@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import platform
 import queue
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -171,6 +172,8 @@ _news: Any = None
 def _begin(news: Any, one_thread: bool) -> None:
     global _news
     _news = news
+    # Ctrl-C reaches the whole group; the parent decides, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if one_thread:
         torch.set_num_threads(1)
 

@@ -108,8 +108,7 @@ def against_domains(results: Mapping[str, Mapping[int, Sequence[float]]], title:
     """Accuracy against N: mean over seeds with its standard deviation."""
     for number, (method, by_count) in enumerate(results.items()):
         counts = sorted(by_count)
-        # Set a little apart, for methods that agree would hide each other.
-        places = [n * (1 + 0.025 * (number - (len(results) - 1) / 2)) for n in counts]
+        places = [_apart(n, number, len(results)) for n in counts]
         means = [100 * np.mean(by_count[n]) for n in counts]
         spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
         colour = _colour(method, number)
@@ -117,6 +116,11 @@ def against_domains(results: Mapping[str, Mapping[int, Sequence[float]]], title:
     axes.axhline(50, color="#888888", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
     _tidy(axes)
+
+
+def _apart(count: int, number: int, methods: int) -> float:
+    """A little beside ``count``, for methods that agree would hide each other."""
+    return count * (1 + 0.03 * (number - (methods - 1) / 2))
 
 
 def cdsprites_figure(
@@ -132,8 +136,9 @@ def cdsprites_figure(
     methods = list(test)
     for method, count, value in claims:
         if method in test:
-            colour = _colour(method, methods.index(method))
-            right.plot(count, value, marker="x", markersize=9, markeredgewidth=2, color=colour, clip_on=False)
+            number = methods.index(method)
+            place, colour = _apart(count, number, len(methods)), _colour(method, number)
+            right.plot(place, value, marker="x", markersize=9, markeredgewidth=2, color=colour, clip_on=False)
     right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
