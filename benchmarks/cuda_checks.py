@@ -16,12 +16,12 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mat
 import torch
 
 from shoal.bench.experiments import cdsprites
+from shoal.bench.pool import run_all
 from shoal.bench.record import Store
-from shoal.bench.run import run_all
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
 from shoal.models import build
-from shoal.training.fit import fit
+from shoal.training.fit import Fit, fit
 
 WALK = {"meta_lr": 0.1, "inner_state": "reset"}
 CASES: list[tuple[str, dict[str, Any], int]] = [
@@ -35,46 +35,28 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
 ]
 
 
-def weights_after(algorithm: str, settings: dict[str, Any], slots: int, capture: bool) -> torch.Tensor:
+def trained(case: tuple[str, dict[str, Any], int], capture: bool, passes: int, **adam: bool) -> Fit:
+    algorithm, settings, slots = case
     data = load("cdsprites", domains=10, size=64, per_domain=500)
-    model = build(data.model, input_shape=data.input_shape, classes=2, seed=0)
-    run = fit(
+    return fit(
         algorithm,
-        model,
-        data,
-        steps=60 // slots * 2,
-        batch_size=64,
-        domains_per_step=slots,
-        settings=settings,
-        # The same arithmetic in both: a capturable Adam keeps its step count on the device.
-        optimizer=lambda p: torch.optim.Adam(p, 1e-3, capturable=True),
-        eval_every=60 // slots * 2,
-        eval_limit=50,
-        select="last",
-        capture=capture,
-        progress=False,
-    )
-    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
-
-
-def seconds(algorithm: str, settings: dict[str, Any], slots: int, capture: bool, passes: int) -> float:
-    data = load("cdsprites", domains=10, size=64, per_domain=500)
-    model = build(data.model, input_shape=data.input_shape, classes=2, seed=0)
-    run = fit(
-        algorithm,
-        model,
+        build(data.model, input_shape=data.input_shape, classes=2, seed=0),
         data,
         steps=passes // slots,
         batch_size=64,
         domains_per_step=slots,
         settings=settings,
+        optimizer=lambda p: torch.optim.Adam(p, 1e-3, **adam),
         eval_every=passes // slots,
-        eval_limit=10,
+        eval_limit=50,
         select="last",
         capture=capture,
         progress=False,
     )
-    return run.seconds
+
+
+def weights_of(run: Fit) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
 
 
 def main() -> int:
@@ -89,19 +71,20 @@ def main() -> int:
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
     print("\ncaptured steps against eager ones, deterministic kernels, after 120 passes")
-    for algorithm, settings, slots in CASES:
-        eager, captured = (weights_after(algorithm, settings, slots, c) for c in (False, True))
+    for case in CASES:
+        # The same arithmetic in both: a capturable Adam keeps its step count on the device.
+        eager, captured = (weights_of(trained(case, c, 120, capturable=True)) for c in (False, True))
         equal = bool((eager == captured).all())
         failed |= not equal
-        print(f"  {algorithm:12} {settings!s:50} {'equal bits' if equal else 'DIFFERENT'}", end="")
+        print(f"  {case[0]:12} {case[1]!s:50} {'equal bits' if equal else 'DIFFERENT'}", end="")
         print("" if equal else f" by up to {float((eager - captured).abs().max()):.1e}")
     torch.use_deterministic_algorithms(False)
 
     print("\nmilliseconds a pass, 64×64, batch 64")
-    for algorithm, settings, slots in CASES:
-        eager, captured = (1000 / 600 * seconds(algorithm, settings, slots, c, 600) for c in (False, True))
-        print(f"  {algorithm:12} {settings!s:50} eager {eager:6.2f}  captured {captured:6.2f}", end="")
-        print(f"  ratio {eager / captured:4.1f} (capture included)")
+    for case in CASES:
+        slow, fast = (1000 / 600 * trained(case, c, 600).seconds for c in (False, True))
+        print(f"  {case[0]:12} {case[1]!s:50} eager {slow:6.2f}  captured {fast:6.2f}", end="")
+        print(f"  ratio {slow / fast:4.1f} (capture included)")
 
     print("\nseveral runs at once: 8 runs of Fish, N=10, 64×64, 4,000 passes each")
     for processes in (1, 4, 8):

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,11 @@ class Store:
 
     def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
         return [c for c in configs if not self.path(c).exists()]
+
+    def found(self, configs: Iterable[RunConfig]) -> list[RunRecord]:
+        """The records there are of these configurations, under the labels they have here."""
+        pairs = ((config, self.find(config)) for config in configs)
+        return [replace(record, config=config) for config, record in pairs if record is not None]
 
     def all(self) -> list[RunRecord]:
         return [self._read(p) for p in sorted(self.folder.glob("*.json"))]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.commands.arguments import add_running, count
-from shoal.commands.showing import draw, kept, run_all, samples, show
+from shoal.commands.showing import draw, run_all, samples, show
 
 SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers."
 
@@ -79,7 +79,7 @@ def _linear(given: Any) -> None:
 
 def _cdsprites(given: Any) -> None:
     from shoal.bench.experiments import cdsprites
-    from shoal.bench.record import write_atomically
+    from shoal.bench.record import Store, write_atomically
     from shoal.errors import check_names
     from shoal.report import cdsprites as view
     from shoal.report.plots import samples_figure
@@ -90,7 +90,7 @@ def _cdsprites(given: Any) -> None:
         parts = {k: v for k, v in parts.items() if k in given.parts}
     every = [c for configs in parts.values() for c in configs]
     folder = given.out / "cdsprites"
-    found = kept(every, folder) if given.no_run else run_all(every, folder, given)
+    found = Store(folder).found(every) if given.no_run else run_all(every, folder, given)
     records = {r.config.identity: r for r in found}
     entries = view.rows(
         {k: [records[c.identity] for c in v if c.identity in records] for k, v in parts.items()}

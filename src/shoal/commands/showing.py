@@ -46,24 +46,14 @@ class Status:
 
 
 def run_all(configs: Sequence[RunConfig], folder: Path, given: Any) -> list[RunRecord]:
-    from shoal.bench import run
+    from shoal.bench import pool
     from shoal.bench.record import Store
 
     store = Store(folder)
     status = Status(configs, len(store.missing(configs)))
-    return run.run_all(
+    return pool.run_all(
         configs, store, device=given.device, processes=given.processes, tell=status.tell, done=status.done
     )
-
-
-def kept(configs: Sequence[RunConfig], folder: Path) -> list[RunRecord]:
-    """The records that are in the folder already, with the configurations' labels."""
-    from dataclasses import replace
-
-    from shoal.bench.record import Store
-
-    found = ((config, Store(folder).find(config)) for config in configs)
-    return [replace(record, config=config) for config, record in found if record is not None]
 
 
 def samples(options: dict[str, Any], each: int = 9) -> dict[str, Any]:

@@ -1,0 +1,126 @@
+"""Many runs, side by side in worker processes, saved as they finish."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from shoal.bench.config import RunConfig
+from shoal.bench.record import RunRecord, Store
+from shoal.bench.run import check, run
+from shoal.training.engine import pick_device
+
+
+def run_all(
+    configs: Sequence[RunConfig],
+    store: Store,
+    *,
+    device: str | None = None,
+    processes: int | None = None,
+    tell: Callable[[RunConfig, int, str], None] | None = None,
+    done: Callable[[RunRecord], None] | None = None,
+) -> list[RunRecord]:
+    """The records of ``configs``, running what the store does not hold yet, each saved as it finishes.
+
+    Several ``processes`` run side by side: by default one a core on the CPU, each with one thread, since a
+    small network gains more from a core of its own than from a second thread; on CUDA one. Ctrl-C keeps
+    what has finished; the same call then does the rest.
+    """
+    missing = list({c.identity: c for c in store.missing(configs)}.values())
+    if missing:
+        for config in missing:
+            check(config)
+        cuda = pick_device(device).type == "cuda"
+        count = processes or (1 if cuda else _cores())
+        if not processes and not cuda and count < len(missing) < 2 * count:
+            count = len(missing)  # sharing cores beats a second round in which some of them idle
+        runner = _alone if count == 1 or len(missing) == 1 else _side_by_side
+        for record in runner(missing, device, min(count, len(missing)), tell):
+            store.save(record)
+            if done:
+                done(record)
+    return store.found(configs)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _alone(
+    configs: Sequence[RunConfig], device: str | None, processes: int, tell: Any
+) -> Iterator[RunRecord]:
+    for config in configs:
+        yield run(config, device, partial(tell, config) if tell else False)
+
+
+# What a worker process keeps for itself: the queue on which it says how far it is.
+_news: Any = None
+
+
+def _begin(news: Any, one_thread: bool) -> None:
+    global _news
+    _news = news
+    # Ctrl-C reaches the whole group; the parent decides, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if one_thread:
+        torch.set_num_threads(1)
+
+
+def _work(number: int, config: RunConfig, device: str | None) -> RunRecord:
+    return run(config, device, lambda step, note: _news.put((number, step, note)))
+
+
+def _side_by_side(
+    configs: Sequence[RunConfig], device: str | None, processes: int, tell: Any
+) -> Iterator[RunRecord]:
+    # Not "fork": a forked child may inherit a lock that a torch thread holds, and cannot use CUDA.
+    context = multiprocessing.get_context("spawn")
+    one_thread = pick_device(device).type == "cpu"
+    with context.Manager() as manager, _one_thread_each(one_thread):
+        news = manager.Queue()
+        pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(news, one_thread))
+        try:
+            waiting: set[Future[RunRecord]] = {
+                pool.submit(_work, number, config, device) for number, config in enumerate(configs)
+            }
+            while waiting:
+                finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
+                try:
+                    while tell:
+                        number, step, note = news.get_nowait()
+                        tell(configs[number], step, note)
+                except queue.Empty:
+                    pass
+                for future in finished:
+                    yield future.result()
+        except BaseException:
+            workers = list(pool._processes.values())  # shutdown() forgets them
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.terminate()
+            raise
+        pool.shutdown()
+
+
+@contextmanager
+def _one_thread_each(one_thread: bool) -> Iterator[None]:
+    """OpenMP reads this when a child starts; without it every child spins up a thread a core."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    if one_thread:
+        os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
