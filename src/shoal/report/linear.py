@@ -67,8 +67,9 @@ def reading(results: Sequence[Mapping[str, Any]], printed: Mapping[str, Sequence
             f"{_left(free['ERM'])}, Fish after {_left(free['Fish'])},",
             f"normalised IDGM after {_left(free['IDGM, normalised, γ=0.1'])}. "
             f"With weight decay {decay:g}, which the paper does not mention and we chose",
-            f"after seeing the outcome, end points differ: 93/93 for {'; '.join(kept)}.",
-            f"97/57 for {'; '.join(lost)}.",
+            "after seeing the outcome, end points differ:",
+            f"  93/93  {'; '.join(kept)}",
+            f"  97/57  {'; '.join(lost)}",
             f"The weights the paper prints give, with the rule W·x + b > 0, {weights};",
             "in its IDGM and Fish row w1 + b is exactly 0, so that row stands on the decision boundary.",
         ]

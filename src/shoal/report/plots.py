@@ -155,19 +155,20 @@ def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
     for number, (method, path) in enumerate(paths.items()):
         colour = _colour(method, number)
         w = np.vstack([np.zeros(5), np.array(path["weights"])])
-        steps = [0, *path["steps"]]
+        beside = 0.5 * (number - (len(paths) - 1) / 2)  # equal accuracies would hide each other
         space.plot(w[:, 1], w[:, 2], w[:, 0], color=colour, linewidth=1.8, label=method)
         space.scatter(*w[-1, [1, 2, 0]], color=colour, s=18)
-        accuracy.plot(steps[1:], [100 * t for t in path["test"]], color=colour, linewidth=1.6)
-        margin.plot(steps, w[:, 0] + w[:, 4], color=colour, linewidth=1.6)
+        accuracy.plot(path["steps"], [100 * t + beside for t in path["test"]], color=colour, linewidth=1.4)
+        margin.plot(path["steps"], w[1:, 0] + w[1:, 4], color=colour, linewidth=1.6)
     space.set(xlabel="$w_2$ (domain 1 only)", ylabel="$w_3$ (domain 2 only)", zlabel="$w_1$ (invariant)")
     space.view_init(elev=25, azim=-60)
     space.set_title(f"weights, from zero (weight decay {decay:g})")
     handles, labels = space.get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=4)
-    accuracy.set(ylabel="test accuracy (%)", ylim=(50, 100), xscale="symlog")
+    accuracy.set(title="accuracy on the unseen domain", ylabel="%", ylim=(40, 100), xscale="log")
+    accuracy.tick_params(labelbottom=False)
     margin.axhline(0, color="#888888", linewidth=0.8)
-    margin.set(ylabel="$w_1 + b$: above 0 is invariant", xlabel="step", xscale="symlog")
+    margin.set(title="above 0 the prediction is invariant", ylabel="$w_1 + b$", xlabel="step", xscale="log")
     for axes in (accuracy, margin):
         _tidy(axes)
     return figure
