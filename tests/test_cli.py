@@ -87,6 +87,24 @@ def test_wrong_input_is_one_line_and_code_2(
     assert not shown.out
 
 
+def test_results_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("here already")
+    for arguments in (["train", "erm", "--dataset", "linear"], ["demo"], ["reproduce", "theorem"]):
+        assert main([*arguments, "--out", str(tmp_path / "file")]) == 2
+        assert "cannot be a folder" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "here already"
+
+
+def test_a_run_that_diverges_says_so_and_keeps_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["train", "erm", "--dataset", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
+    assert main([*arguments, "--steps", "20", "--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert "the loss turned" in capsys.readouterr().err
+    assert json.loads((tmp_path / "record.json").read_text())["status"] == "diverged"
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("arguments", [["demo", "--seeds", "0"], ["train", "erm"], ["swim"]])
 def test_argparse_refuses_the_rest(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as stop:

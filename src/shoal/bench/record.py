@@ -60,13 +60,13 @@ class RunRecord:
         return cls(**{**content, **kept})
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """The whole text or nothing: a kill or a full disk leaves what was there before."""
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of it or nothing: a kill or a full disk leaves what was there before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -87,7 +87,7 @@ class Store:
         return self.folder / f"{config.identity}.json"
 
     def save(self, record: RunRecord) -> None:
-        write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict))
+        write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict).encode())
 
     def find(self, config: RunConfig) -> RunRecord | None:
         path = self.path(config)

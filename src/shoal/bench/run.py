@@ -60,17 +60,17 @@ def prepare(config: RunConfig, device: str | None = None, tell: Tell | bool = Fa
 
 
 def run(config: RunConfig, device: str | None = None, tell: Tell | bool = False) -> RunRecord:
-    """Trains and records. A loss that is no longer finite is a result too, not an error."""
-    training = prepare(config, device, tell)
+    """Trains and records."""
+    return complete(config, prepare(config, device, tell))
+
+
+def complete(config: RunConfig, training: Training) -> RunRecord:
+    """Takes a training to its end. A loss that is no longer finite is a result too, not an error."""
     status, error = "finished", ""
     try:
         training.run()
     except Diverged as stop:
         status, error = "diverged", str(stop)
-    return record_of(config, training, status, error)
-
-
-def record_of(config: RunConfig, training: Training, status: str = "finished", error: str = "") -> RunRecord:
     history = training.history
     chosen = training.best[0] if training.best else (history[-1] if history else None)
     return RunRecord(

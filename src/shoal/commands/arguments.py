@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal.errors import InputError
@@ -35,6 +37,16 @@ def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
                 value = float(value)
         found[name] = value
     return found
+
+
+def make_folder(path: Path) -> None:
+    """Makes the folder that results will go to, now rather than after the work."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {str(path)!r} cannot be a folder: {error.strerror}.") from error
+    if not os.access(path, os.W_OK):
+        raise InputError(f"--out {str(path)!r} cannot be written to.")
 
 
 def add_running(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_running, count
+from shoal.commands.arguments import add_running, count, make_folder
 from shoal.commands.showing import draw, run_all, samples, show
 
 SUMMARY = "See the paper's point in minutes: colour or shape?"
@@ -26,6 +26,7 @@ def run(given: Any) -> None:
     from shoal.report import cdsprites as view
     from shoal.report.plots import demo_figure
 
+    make_folder(given.out)
     configs = cdsprites.demo(range(given.seeds))
     if not given.json:
         print(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_running, count
+from shoal.commands.arguments import add_running, count, make_folder
 from shoal.commands.showing import draw, run_all, samples, show
 
 SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers."
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: Any) -> None:
+    make_folder(given.out)
     {"linear": _linear, "cdsprites": _cdsprites, "theorem": _theorem}[given.what](given)
 
 
@@ -62,7 +63,7 @@ def _linear(given: Any) -> None:
     if sys.stderr.isatty():
         sys.stderr.write("\r\x1b[K")
     printed = linear.printed_accuracies()
-    write_atomically(given.out / "linear.json", json.dumps(results))
+    write_atomically(given.out / "linear.json", json.dumps(results).encode())
     path, ends = view.tables(results, linear.EARLY)
     pictures = []
     for decay in (linear.DECAYS[0], linear.DECAYS[-2]):
@@ -102,7 +103,7 @@ def _cdsprites(given: Any) -> None:
         if c.identity not in records
     ]
     table = view.table(entries)
-    write_atomically(given.out / "cdsprites.md", table.markdown() + "\n")
+    write_atomically(given.out / "cdsprites.md", f"{table.markdown()}\n".encode())
     pictures = []
     if {"Adam", "IDGM"} & set(parts):
         pictures = draw(lambda: view.figure(entries), given.out / "cdsprites")
@@ -131,7 +132,7 @@ def _theorem(given: Any) -> None:
     for r, orders in zip(results, (2, 6, 24), strict=True):
         gaps: Any = r["one_minus_cos"]
         table.add(r["domains"], orders, f"{gaps[0]:.1e}", f"{gaps[-1]:.1e}", f"{r['slope']:.3f}")
-    write_atomically(given.out / "theorem.json", json.dumps(results))
+    write_atomically(given.out / "theorem.json", json.dumps(results).encode())
     pictures = draw(lambda: theorem_figure(results), given.out / "theorem")
     text = (
         f"{table.text()}\n\nAs α falls, what Fish adds to plain training turns towards the gradient of the\n"

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_device, count, values
+from shoal.commands.arguments import add_device, count, make_folder, values
 from shoal.commands.showing import show
+from shoal.errors import InputError
 
 SUMMARY = "Train one algorithm on a built-in dataset."
 EXAMPLE = (
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: Any) -> None:
     from shoal.bench.config import RunConfig
     from shoal.bench.record import write_atomically
-    from shoal.bench.run import prepare, record_of
+    from shoal.bench.run import complete, prepare
     from shoal.report.tables import Table
 
     warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
@@ -66,17 +67,20 @@ def run(given: Any) -> None:
         seed=given.seed,
         warm_start=int(warm) if isinstance(warm, float) and warm > 1 else warm,
     )
-    training = prepare(config, given.device, tell=not given.json)
-    training.run()
-    training.restore_selected()
-    record = record_of(config, training)
     if given.out:
-        from safetensors.torch import save_file
+        make_folder(given.out)
+    training = prepare(config, given.device, tell=not given.json)
+    record = complete(config, training)
+    if given.out:
+        write_atomically(given.out / "record.json", json.dumps(record.to_dict(), default=dict).encode())
+    if record.status == "diverged":
+        raise InputError(record.error + (f" What was measured is in {given.out}." if given.out else ""))
+    training.restore_selected()
+    if given.out:
+        from safetensors.torch import save
 
-        given.out.mkdir(parents=True, exist_ok=True)
         weights = {k: v.contiguous().cpu() for k, v in training.model.state_dict().items()}
-        save_file(weights, given.out / "model.safetensors")
-        write_atomically(given.out / "record.json", json.dumps(record.to_dict(), default=dict))
+        write_atomically(given.out / "model.safetensors", save(weights))
     at = record.history[record.selected]
     table = Table(["split", "domain", next(iter(at["scores"].values()))["metric"], "at the last step"])
     for split, scores in at["scores"].items():
