@@ -1,0 +1,60 @@
+"""Which part of Fish finds the shape? Variations on the demo's setting, and direct IDGM beside them.
+
+    python benchmarks/fish_parts.py --seeds 2        # on one core ten minutes a run of IDGM, two to five else
+
+Everything is as in `shoal demo` (32×32, N = 10, 12,000 passes) but for what the row's name says. Runs that
+are in the folder already are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from shoal.bench.config import RunConfig
+from shoal.bench.experiments.cdsprites import DEMO, SGD, Method, configs
+from shoal.bench.pool import run_all
+from shoal.bench.record import Store
+from shoal.report.cdsprites import demo_table
+
+WALK = {"meta_lr": 0.3, "inner_state": "reset"}
+TWIN = {
+    "gamma": 0.225,
+    "normalize": False,
+    "trust": 0.9,
+}  # γ = α(S−1)/4 for α = 0.1: what plain SGD's walk amounts to
+
+
+def rows(seeds: range) -> list[RunConfig]:
+    adam = [
+        Method("Fish", "fish", WALK),
+        Method("Fish, inner state carried", "fish", {**WALK, "inner_state": "carry"}),
+        Method("SmoothFish, γ=0: no walk", "smoothfish", {**WALK, "gamma": 0.0}),
+        Method("IDGM", "idgm"),
+    ]
+    fish_sgd = [Method("Fish, plain SGD", "fish", {"meta_lr": 0.3})]
+    twin = [Method("IDGM, raw, plain SGD", "idgm", TWIN)]
+    palette = [Method("Fish, random palette", "fish", WALK)]
+    return [
+        *configs(adam, [10], seeds, **DEMO),
+        *configs(fish_sgd, [10], seeds, optimizer=SGD, **DEMO),
+        *configs(twin, [10], seeds, optimizer=("sgd", {"lr": 0.3}), **DEMO),
+        *configs(palette, [10], seeds, palette="random", **DEMO),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("fish-parts"))
+    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    given = parser.parse_args()
+    store, every = Store(given.out), rows(range(given.seeds))
+    records = store.found(every) if given.no_run else run_all(every, store)
+    print(demo_table(records).text())
+
+
+if __name__ == "__main__":
+    main()
