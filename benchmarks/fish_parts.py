@@ -12,17 +12,12 @@ import argparse
 from pathlib import Path
 
 from shoal.bench.config import RunConfig
-from shoal.bench.experiments.cdsprites import DEMO, SGD, Method, configs
+from shoal.bench.experiments.cdsprites import DEMO, Method, configs
 from shoal.bench.pool import run_all
 from shoal.bench.record import Store
 from shoal.report.cdsprites import demo_table
 
 WALK = {"meta_lr": 0.3, "inner_state": "reset"}
-TWIN = {
-    "gamma": 0.225,
-    "normalize": False,
-    "trust": 0.9,
-}  # γ = α(S−1)/4 for α = 0.1: what plain SGD's walk amounts to
 
 
 def rows(seeds: range) -> list[RunConfig]:
@@ -32,13 +27,9 @@ def rows(seeds: range) -> list[RunConfig]:
         Method("SmoothFish, γ=0: no walk", "smoothfish", {**WALK, "gamma": 0.0}),
         Method("IDGM", "idgm"),
     ]
-    fish_sgd = [Method("Fish, plain SGD", "fish", {"meta_lr": 0.3})]
-    twin = [Method("IDGM, raw, plain SGD", "idgm", TWIN)]
     palette = [Method("Fish, random palette", "fish", WALK)]
     return [
         *configs(adam, [10], seeds, **DEMO),
-        *configs(fish_sgd, [10], seeds, optimizer=SGD, **DEMO),
-        *configs(twin, [10], seeds, optimizer=("sgd", {"lr": 0.3}), **DEMO),
         *configs(palette, [10], seeds, palette="random", **DEMO),
     ]
 
