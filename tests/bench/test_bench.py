@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,15 @@ class TestStore:
         (tmp_path / "runs").write_text("")
         with pytest.raises(InputError, match="runs' is a file"):
             Store(tmp_path / "runs")
+
+
+def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> None:
+    """Far more of it than a pipe holds."""
+    many = [replace(TINY, seed=s, steps=1500, eval_every=1) for s in (0, 1)]
+    began = time.monotonic()
+    records = run_all(many, Store(tmp_path), processes=2)
+    assert len(records) == 2
+    assert time.monotonic() - began < 120
 
 
 class TestRun:

@@ -62,13 +62,15 @@ def _alone(
         yield run(config, device, partial(tell, config) if tell else False)
 
 
-# What a worker process keeps for itself: the queue on which it says how far it is.
+# What a worker process keeps for itself: the queue on which it says how far it is, and for whom it works.
 _news: Any = None
+_parent = 0
 
 
-def _begin(news: Any, one_thread: bool) -> None:
-    global _news
-    _news = news
+def _begin(news: Any, parent: int, one_thread: bool) -> None:
+    global _news, _parent
+    _news, _parent = news, parent
+    news.cancel_join_thread()  # news that nobody reads must not keep a worker from ending
     # Ctrl-C reaches the whole group; the parent decides, and ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if one_thread:
@@ -76,7 +78,12 @@ def _begin(news: Any, one_thread: bool) -> None:
 
 
 def _work(number: int, config: RunConfig, device: str | None) -> RunRecord:
-    return run(config, device, lambda step, note: _news.put((number, step, note)))
+    def tell(step: int, note: str) -> None:
+        if os.getppid() != _parent:  # killed, with nobody left to take the result
+            os._exit(1)
+        _news.put((number, step, note))
+
+    return run(config, device, tell)
 
 
 def _side_by_side(
@@ -85,9 +92,10 @@ def _side_by_side(
     # Not "fork": a forked child may inherit a lock that a torch thread holds, and cannot use CUDA.
     context = multiprocessing.get_context("spawn")
     one_thread = pick_device(device).type == "cpu"
-    with context.Manager() as manager, _one_thread_each(one_thread):
-        news = manager.Queue()
-        pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=(news, one_thread))
+    news = context.Queue()
+    with _one_thread_each(one_thread):
+        begin = (news, os.getpid(), one_thread)
+        pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
         try:
             waiting: set[Future[RunRecord]] = {
                 pool.submit(_work, number, config, device) for number, config in enumerate(configs)
