@@ -115,12 +115,12 @@ def figure(
     }
 
 
-DEMO: dict[str, Any] = {"passes": 12_000, "size": 32, "per_domain": 2000, "width": 24, "eval_limit": 2000}
+DEMO: dict[str, Any] = {"passes": 6_000, "size": 32, "per_domain": 2000, "width": 24, "eval_limit": 2000}
 """What fits a laptop: 32×32 pixels, two thousand images a domain, a network three quarters as wide."""
 
 
 def demo(seeds: Sequence[int]) -> list[RunConfig]:
     """Fish, its control and ERM on ten domains."""
-    walk = {"meta_lr": 0.3, "inner_state": "reset"}
+    walk = {"meta_lr": 0.3, "inner_state": "carry"}
     methods = (Method("Fish", "fish", walk), Method("Fish, random grouping", "fish", walk, "regrouped"), ERM)
     return configs(methods, [10], seeds, **DEMO)
