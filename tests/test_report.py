@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.bench.paper import claims
-from shoal.report import plots
+from shoal.report import linear, plots
 from shoal.report.cdsprites import judge
 from shoal.report.tables import Table, percent
 
@@ -64,3 +64,27 @@ def test_pictures_show_every_method_and_domain(tmp_path) -> None:  # type: ignor
     text = svg.read_text()
     for comment in ("ERM", "another", "$x&lt;script&gt;", "unseen"):
         assert f"<!-- {comment} -->" in text
+
+
+def test_linear_example_says_when_each_method_leaves() -> None:
+    """Three made-up paths: one leaves, one stays, one was never there."""
+    paths = {"ERM": [0.93, 0.57], "Fish": [0.93, 0.93], "IDGM, normalised, γ=0.1": [0.57, 0.57]}
+    left = {"ERM": 4, "Fish": None, "IDGM, normalised, γ=0.1": 2}
+    results = [
+        {
+            "row": {"label": label},
+            "weight_decay": decay,
+            "steps": [2, 4],
+            "weights": [[0.1, 0, 0, 0, 0], [0.2, 0, 0, 0, -0.1]],
+            "train": [0.93, 0.97],
+            "test": test,
+            "leaves_invariance": left[label],
+        }
+        for decay in (0.0, 0.1)
+        for label, test in paths.items()
+    ]
+    path, ends = linear.tables(results, early=2)
+    assert [row[4] for row in path.rows] == ["2", "the end", "never there"]
+    assert [row[-1] for row in ends.rows] == ["+0.10"] * 3
+    text = linear.reading(results, {"ERM": (0.93, 0.93)})
+    assert "ERM leaves 93/93 after step 2, Fish after the end" in text

@@ -43,11 +43,12 @@ def tables(results: Sequence[Mapping[str, Any]], early: int) -> tuple[Table, Tab
 
 
 def _left(result: Mapping[str, Any]) -> str:
-    """The last recorded step at which the test accuracy was 90 % or more."""
-    above = [s for s, t in zip(result["steps"], result["test"], strict=True) if t >= 0.9]
-    if not above:
-        return "never there"
-    return "the end" if above[-1] == result["steps"][-1] else str(above[-1])
+    """The last recorded step before the method leaves invariance for good."""
+    left = result["leaves_invariance"]
+    if left is None:
+        return "the end"
+    before = result["steps"].index(left) - 1
+    return str(result["steps"][before]) if before >= 0 else "never there"
 
 
 def reading(results: Sequence[Mapping[str, Any]], printed: Mapping[str, Sequence[float]]) -> str:

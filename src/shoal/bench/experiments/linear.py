@@ -73,7 +73,7 @@ class LinearResult:
         return self.steps[last_above + 1]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "leaves_invariance": self.leaves_invariance}
 
 
 def exact_domains() -> list[tuple[Tensor, Tensor]]:
