@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "shoal"
 LAYERS = (
-    ("errors", "registry", "replay", "gradients"),
+    ("errors", "files", "registry", "replay", "gradients"),
     ("optim",),
     ("data",),
     ("models",),

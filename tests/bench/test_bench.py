@@ -14,9 +14,10 @@ import pytest
 from shoal.bench.config import RunConfig
 from shoal.bench.experiments import cdsprites, linear
 from shoal.bench.pool import run_all
-from shoal.bench.record import RunRecord, Store, write_atomically
+from shoal.bench.record import RunRecord, Store
 from shoal.bench.run import run
 from shoal.errors import InputError
+from shoal.files import write_atomically
 
 TINY = RunConfig("linear", "erm", 4, optimizer="sgd", optimizer_options={"lr": 0.5}, eval_every=2)
 CONFIGS = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from shoal.bench.config import RunConfig
 from shoal.errors import InputError, unknown_name
+from shoal.files import write_atomically
 
 Measurement = dict[str, Any]
 """One evaluation: ``step``, ``passes``, ``loss``, and ``scores`` by split (see :class:`Scores.to_dict`)."""
@@ -58,21 +57,6 @@ class RunRecord:
             "config": RunConfig.from_dict(content["config"]),
         }
         return cls(**{**content, **kept})
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of it or nothing: a kill or a full disk leaves what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 class Store:

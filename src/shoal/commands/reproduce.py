@@ -49,7 +49,7 @@ def run(given: Any) -> None:
 
 def _linear(given: Any) -> None:
     from shoal.bench.experiments import linear
-    from shoal.bench.record import write_atomically
+    from shoal.files import write_atomically
     from shoal.report import linear as view
     from shoal.report.plots import linear_figure
 
@@ -80,8 +80,9 @@ def _linear(given: Any) -> None:
 
 def _cdsprites(given: Any) -> None:
     from shoal.bench.experiments import cdsprites
-    from shoal.bench.record import Store, write_atomically
+    from shoal.bench.record import Store
     from shoal.errors import check_names
+    from shoal.files import write_atomically
     from shoal.report import cdsprites as view
     from shoal.report.plots import samples_figure
 
@@ -123,7 +124,7 @@ def _cdsprites(given: Any) -> None:
 
 def _theorem(given: Any) -> None:
     from shoal.bench.experiments.theorem import check_theorem
-    from shoal.bench.record import write_atomically
+    from shoal.files import write_atomically
     from shoal.report.plots import theorem_figure
     from shoal.report.tables import Table
 

@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: Any) -> None:
     from shoal.bench.config import RunConfig
-    from shoal.bench.record import write_atomically
     from shoal.bench.run import complete, prepare
+    from shoal.files import write_atomically
     from shoal.report.tables import Table
 
     warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
