@@ -64,8 +64,12 @@ class Matching(NamedTuple):
     gip_gradient: Gradient
 
 
+Parts = Sequence[tuple[float, Callable[[], Tensor]]]
+"""A domain's mean loss as a weighted sum, so that one part's graph is in memory at a time."""
+
+
 def match(
-    losses: Sequence[Callable[[], Tensor]],
+    losses: Sequence[Callable[[], Tensor] | Parts],
     params: Sequence[Tensor],
     *,
     normalize: bool = False,
@@ -73,6 +77,7 @@ def match(
     softening: float = 0.0,
     radius: float | None = None,
     model: nn.Module | None = None,
+    average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
     """Mean gradient, GIP and the gradient of the GIP of S domains, one domain's graph in memory at a time.
 
@@ -91,8 +96,12 @@ def match(
     does not see: each one crossed adds a jump divided by r, so that a tiny r yields noise.
 
     With ``model`` given, the second sweep sees the first one's dropout masks and leaves its buffers alone.
+    A loss may come in :data:`Parts`. Where several processes hold a share of every domain's batch,
+    ``average`` makes their gradients one, before anything non-linear is done with them.
     """
     count = _pairs(len(losses))
+    domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
+    keep = method == "finite-difference" or average is not None or any(len(parts) > 1 for parts in domains)
     if method not in ("exact", "finite-difference"):
         raise unknown_name("method", method, ["exact", "finite-difference"])
     if radius is not None and not radius > 0:
@@ -103,10 +112,10 @@ def match(
     mean = [torch.zeros_like(p) for p in params]
     total = mean if not normalize else [torch.zeros_like(p) for p in params]
     squares = torch.zeros((), dtype=params[0].dtype, device=params[0].device)
-    for loss in losses:
-        value = loss()
-        g = gradient(value, params)
-        values.append(value.detach())
+    for parts in domains:
+        value, g = _first_order(parts, params)
+        g = g if average is None else average(g)
+        values.append(value)
         scale = (inner_product(g, g) + softening**2).sqrt() if normalize else torch.ones_like(squares)
         u = _divide(g, scale)
         squares += inner_product(u, u)
@@ -114,9 +123,8 @@ def match(
         if normalize:
             torch._foreach_add_(total, u)
         scales.append(scale)
-        if method == "finite-difference":
+        if keep:
             kept.append(g)
-        del value  # holds the graph, which must not live beside the next domain's
 
     def direction(i: int, g: Sequence[Tensor]) -> Gradient:
         u = _divide(g, scales[i])
@@ -131,13 +139,15 @@ def match(
     slope = [torch.zeros_like(p) for p in params]
     with nullcontext() if model is None else leaves_no_trace(model, since=before):
         if method == "exact":
-            for i, loss in enumerate(losses):
-                g = gradient(loss(), params, create_graph=True)
-                v = direction(i, [x.detach() for x in g])
-                torch._foreach_add_(slope, _vector_product(g, v, params))
-                del g  # holds the graph, which must not live beside the next domain's
+            for i, parts in enumerate(domains):
+                for weight, loss in parts:
+                    g = gradient(loss(), params, create_graph=True)
+                    v = direction(i, kept[i] if keep else [x.detach() for x in g])
+                    torch._foreach_add_(slope, _vector_product(g, v, params), alpha=weight)
+                    del g  # holds the graph, which must not live beside the next one's
         else:
-            _add_differences(slope, losses, params, kept, direction, radius)
+            _add_differences(slope, domains, params, kept, direction, radius)
+    slope = slope if average is None else average(slope)
     torch._foreach_div_(mean, float(len(losses)))
     return Matching(torch.stack(values), mean, value, slope)
 
@@ -160,9 +170,28 @@ def _divide(g: Sequence[Tensor], by: Tensor) -> Gradient:
     return [x * factor for x in g]
 
 
+def _first_order(parts: Parts, params: Sequence[Tensor]) -> tuple[Tensor, Gradient]:
+    """A domain's loss and gradient; no graph outlives its part."""
+    value, total = None, None
+    for weight, loss in parts:
+        part = loss()
+        g = gradient(part, params)
+        if value is None or total is None:
+            value, total = part.detach() * weight, g
+            if weight != 1:
+                torch._foreach_mul_(total, weight)
+        else:
+            value = value + part.detach() * weight
+            torch._foreach_add_(total, g, alpha=weight)
+        del part
+    assert value is not None
+    assert total is not None
+    return value, total
+
+
 def _add_differences(
     slope: Gradient,
-    losses: Sequence[Callable[[], Tensor]],
+    domains: Sequence[Parts],
     params: Sequence[Tensor],
     gradients: Sequence[Gradient],
     direction: Callable[[int, Gradient], Gradient],
@@ -174,13 +203,13 @@ def _add_differences(
     rounding = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5
     r = rounding.clamp(min=0.03) if radius is None else radius
     try:
-        for i, loss in enumerate(losses):
+        for i, parts in enumerate(domains):
             v = direction(i, gradients[i])
             size = inner_product(v, v).sqrt()
             moved = [s + x * r for s, x in zip(start, _divide(v, size), strict=True)]
             with torch.no_grad():
                 torch._foreach_copy_(list(params), moved)
-            there = gradient(loss(), params)
+            _, there = _first_order(parts, params)
             torch._foreach_add_(
                 slope, [(a - b) * (size / r) for a, b in zip(there, gradients[i], strict=True)]
             )

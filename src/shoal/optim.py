@@ -50,6 +50,7 @@ class Fish(Optimizer):
     _walking: list[Tensor]
     _slow: list[Tensor]
     _showing_slow: bool
+    _spoilt: Tensor | None
     _fresh: defaultdict[Tensor, Any]
 
     # GradScaler then calls step() also when it found an infinite gradient, and tells so in `found_inf`.
@@ -81,6 +82,7 @@ class Fish(Optimizer):
                 "_walking": [],
                 "_slow": [],
                 "_showing_slow": False,
+                "_spoilt": None,
                 # A few optimizers (Adagrad) fill their state when they are made; most start empty.
                 "_fresh": clone_state(inner.state),
             }
@@ -116,14 +118,22 @@ class Fish(Optimizer):
             raise RuntimeError("step() inside slow_weights(): leave the block first, it puts θ̃ back.")
         if self.position == 0:
             self._start_walk()
-        loss = None
-        if not self._unscale_and_test():
-            loss = self.inner.step() if closure is None else self.inner.step(closure)
+        loss = self._inner_step(closure)
         self.position += 1
         if self.position >= self.inner_steps:
+            if self._spoilt is not None:
+                copy_where(self._spoilt, self._walking, self._slow)
             self.blend()
             self.position = 0
+            self._spoilt = None
         return loss
+
+    def spoil(self, bad: Tensor) -> None:
+        """Where ``bad``, a single truth value on the parameters' device, holds, this walk will lead nowhere.
+
+        At its end the parameters are θ again. Nothing waits for the device to know.
+        """
+        self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     def _start_walk(self) -> None:
         if self.inner_state == "reset":
@@ -143,15 +153,17 @@ class Fish(Optimizer):
             torch._foreach_lerp_(self._slow, self._walking, self.meta_lr)
         _copy(self._walking, self._slow)
 
-    def _unscale_and_test(self) -> bool:
-        """Does what GradScaler leaves to the optimizer; true if this step's gradients are not finite."""
-        scale = getattr(self, "grad_scale", None)
+    def _inner_step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """A step of the inner optimizer, minding what GradScaler leaves to the optimizer."""
+        scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
             grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
             for grad in grads:
                 grad.mul_(scale.to(grad.device).reciprocal())
-        found = getattr(self, "found_inf", None)
-        return found is not None and bool(found)
+        if found is None:
+            return self.inner.step() if closure is None else self.inner.step(closure)
+        step_unless(self.inner, found)
+        return None
 
     @contextmanager
     def slow_weights(self) -> Iterator[None]:
@@ -187,6 +199,7 @@ class Fish(Optimizer):
             "meta_lr": self.meta_lr,
             "inner_state": self.inner_state,
             "slow": slow,
+            "spoilt": self._spoilt is not None and bool(self._spoilt),
         }
         return {**self.inner.state_dict(), "fish": walk}
 
@@ -206,6 +219,8 @@ class Fish(Optimizer):
         every = [p for group in self.param_groups for p in group["params"]]
         self._walking = [every[int(n)] for n in walk["slow"]]
         self._slow = [s.to(p, copy=True) for s, p in zip(walk["slow"].values(), self._walking, strict=True)]
+        spoilt = walk.get("spoilt", False) and self._walking
+        self._spoilt = torch.tensor(True, device=self._walking[0].device) if spoilt else None
 
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler hangs its own `step` on the instance; it is its to restore, as with any optimizer.
@@ -214,6 +229,36 @@ class Fish(Optimizer):
     def __repr__(self) -> str:
         settings = f"inner_steps={self.inner_steps}, meta_lr={self.meta_lr}, inner_state={self.inner_state!r}"
         return f"Fish({self.inner!r}, {settings})"
+
+
+def can_skip(optimizer: Optimizer) -> bool:
+    """Whether its steps can be skipped on the device, without waiting to know whether they are to be."""
+    optimizer = optimizer.inner if isinstance(optimizer, Fish) else optimizer
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def step_unless(optimizer: Optimizer, bad: Tensor) -> None:
+    """A step, except where ``bad``, a single truth value on the parameters' device, holds.
+
+    Fused optimizers are told on the device; for others this waits for it, which on the CPU costs nothing.
+    """
+    if isinstance(optimizer, Fish) or (bad.is_cuda and can_skip(optimizer)):
+        optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf  # type: ignore[attr-defined]
+    elif not bool(bad):
+        optimizer.step()
+
+
+def copy_where(condition: Tensor, to: list[Tensor], values: list[Tensor]) -> None:
+    """Copies everything or nothing; on CUDA without waiting to know which."""
+    if condition.is_cuda:
+        for a, b in zip(to, values, strict=True):
+            torch.where(condition, b, a, out=a)
+    elif bool(condition):
+        _copy(to, values)
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:

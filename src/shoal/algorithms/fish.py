@@ -61,13 +61,13 @@ class Fish(Algorithm):
         before = self._floating_buffers() if self.buffers_mode == "interpolate" else []
         losses = []
         for batch in batches:
-            loss = self.domain_loss(batch)
-            engine.apply(engine.gradients(loss))
-            losses.append(loss.detach())
+            gradients, log = engine.gradients(self.objective, [batch])
+            engine.apply(gradients)
+            losses.append(log["losses"])
         with torch.no_grad():
             for buffer, start in before:
                 buffer.copy_(torch.lerp(start, buffer, self.settings["meta_lr"]))
-        return {"losses": torch.stack(losses)}
+        return {"losses": torch.cat(losses)}
 
     def _floating_buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(b, b.clone()) for b in self.model.buffers() if b.is_floating_point()]

@@ -73,7 +73,12 @@ class IDGM(Algorithm):
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        found = self.matching([partial(self.domain_loss, b) for b in batches], engine.params)
+        losses = [
+            [(weight, partial(self.domain_loss, part)) for weight, (part,) in engine.parts([batch])]
+            for batch in batches
+        ]
+        average = engine.average if engine.processes > 1 else None
+        found = self.matching(losses, engine.params, average=average)
         slope = found.gip_gradient
         weight = self.gamma.next().to(found.gip.dtype)
         if self.trust is not None:

@@ -15,7 +15,7 @@ from shoal.algorithms.fish import Fish
 from shoal.data.batch import DomainBatch, Task
 from shoal.errors import InputError
 from shoal.optim import Fish as FishOptimizer
-from shoal.optim import clone_state
+from shoal.optim import clone_state, copy_where
 from shoal.replay import leaves_no_trace
 
 
@@ -53,7 +53,7 @@ class SmoothFish(Fish):
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
-            at_start = [engine.gradients(self.domain_loss(b)) for b in batches]
+            at_start = [engine.gradients(self.objective, [b])[0] for b in batches]
         with self.walks.rehearsal():
             for gradients in at_start:
                 engine.apply(gradients)
@@ -85,10 +85,12 @@ class _TwoWalks(FishOptimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if self.rehearsing:
-            return self.inner.step() if closure is None else self.inner.step(closure)
+            return self._inner_step(closure)
         return super().step(closure)
 
     def blend(self) -> None:
+        if self._spoilt is not None:
+            copy_where(self._spoilt, self.rehearsed, self._slow)
         torch._foreach_lerp_(self.rehearsed, self._walking, self.gamma)
         torch._foreach_copy_(self._walking, self.rehearsed)
         super().blend()

@@ -17,7 +17,7 @@ import torch
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.bench.run import check, run
-from shoal.training.engine import pick_device
+from shoal.training.processes import pick_device
 
 
 def run_all(

@@ -31,6 +31,8 @@ class RunRecord:
     environment: Mapping[str, str]
     error: str = ""
     warm_up: tuple[Measurement, ...] = ()
+    skipped: int = 0
+    """Steps that were not finite and were left out."""
 
     def score(self, split: str, *, last: bool = False) -> float:
         """The average over a split's examples, at the selected step or the last; NaN without measurements."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from functools import lru_cache
 
-import numpy as np
 import torch
 
-import shoal
 from shoal.algorithms import algorithm_class, settings_of
 from shoal.bench.config import OPTIMIZERS, RunConfig
-from shoal.bench.record import Measurement, RunRecord
+from shoal.bench.record import RunRecord
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.errors import check_names
 from shoal.models import build
-from shoal.training.loop import Diverged, Point, Training
+from shoal.training.journal import Journal
+from shoal.training.loop import Diverged, Training
 from shoal.training.options import Options
+from shoal.training.summary import summary
 
 Tell = Callable[[int, str], None]
 
@@ -64,43 +63,14 @@ def run(config: RunConfig, device: str | None = None, tell: Tell | bool = False)
     return complete(config, prepare(config, device, tell))
 
 
-def complete(config: RunConfig, training: Training) -> RunRecord:
+def complete(config: RunConfig, training: Training, journal: Journal | None = None) -> RunRecord:
     """Takes a training to its end. A loss that is no longer finite is a result too, not an error."""
     status, error = "finished", ""
     try:
-        training.run()
+        training.run(journal)
     except Diverged as stop:
         status, error = "diverged", str(stop)
-    history = training.history
-    chosen = training.best[0] if training.best else (history[-1] if history else None)
-    return RunRecord(
-        config=config,
-        status=status,
-        history=tuple(_measurement(p) for p in history),
-        selected=history.index(chosen) if chosen else -1,
-        rule="best on validation" if training.best else "last step",
-        seconds=round(training.seconds, 3),
-        environment=environment(training.device),
-        error=error,
-        warm_up=tuple(_measurement(p) for p in training.warm.history) if training.warm else (),
-    )
-
-
-def _measurement(point: Point) -> Measurement:
-    scores = {split: s.to_dict() for split, s in point.scores.items()}
-    return {"step": point.step, "passes": point.passes, "loss": point.loss, "scores": scores}
-
-
-def environment(device: torch.device) -> dict[str, str]:
-    cuda = device.type == "cuda"
-    return {
-        "shoal": shoal.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
-        "threads": str(torch.get_num_threads()),
-    }
+    return RunRecord(config=config, **summary(training, status, error))
 
 
 def check(config: RunConfig) -> None:

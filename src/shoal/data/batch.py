@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -42,6 +43,24 @@ def _concatenate(parts: Sequence[Any]) -> Any:
     if isinstance(first, Mapping):
         return type(first)({k: _concatenate([p[k] for p in parts]) for k in first})  # type: ignore[call-arg]
     return type(first)(_concatenate(list(items)) for items in zip(*parts, strict=True))
+
+
+def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
+    """A batch cut into ``count`` nearly equal ones, in order (fewer where it has fewer examples)."""
+    size = len(batch.y)
+    ends = [round(i * size / count) for i in range(count + 1)]
+    spans = [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
+    return [DomainBatch(_cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
+
+
+def _cut(x: Any, span: slice) -> Any:
+    if isinstance(x, Tensor):
+        return x[span]
+    if isinstance(x, Mapping):
+        return type(x)({k: _cut(part, span) for k, part in x.items()})  # type: ignore[call-arg]
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(_cut(part, span) for part in x))
+    return type(x)(_cut(part, span) for part in x)
 
 
 @dataclass(frozen=True)

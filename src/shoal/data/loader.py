@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +44,9 @@ class MetaBatchLoader:
     A dataset with a method ``batch(indices)``, such as :class:`TensorData`, is gathered where its tensors
     are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put together
     by ``collate``. What a random transform draws (from torch, numpy or ``random``) depends on the sampler's
-    seed, the step and the slot only, so any number of workers gives the same batches.
+    seed, the step and the example's place in it only, so any number of workers gives the same batches.
+    ``share=(i, n)`` takes the i-th of n shares of *each* batch: every n-th example of it. On CUDA the next
+    batch is copied while the current one is computed on.
     """
 
     def __init__(
@@ -56,13 +59,14 @@ class MetaBatchLoader:
         device: torch.device | str | None = None,
         start: int = 0,
         stop: int,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         if workers < 0:
             raise InputError(f"workers={workers}; it must be 0 (no processes) or more.")
         if not 0 <= start <= stop:
             raise InputError(f"start={start}, stop={stop}; it must be that 0 ≤ start ≤ stop.")
         self.dataset, self.sampler, self.device = dataset, sampler, device
-        self.start, self.stop = start, stop
+        self.start, self.stop, self.share = start, stop, share
         self._loader: DataLoader[Any] | None = None
         if hasattr(dataset, "batch"):
             return
@@ -73,7 +77,7 @@ class MetaBatchLoader:
             )
         self._loader = DataLoader(
             _Items(dataset),
-            batch_sampler=_Requests(sampler, start, stop),  # type: ignore[arg-type]
+            batch_sampler=_Requests(sampler, start, stop, share),  # type: ignore[arg-type]
             collate_fn=_Collate(collate or default_collate),  # type: ignore[arg-type]
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -91,37 +95,63 @@ class MetaBatchLoader:
         home = getattr(dataset, "device", None)
         for step in range(self.start, self.stop):
             plan = self.sampler.plan(step)
-            rows = torch.from_numpy(np.stack([indices for _, indices in plan]))
+            rows = torch.from_numpy(np.stack([_taken(indices, self.share) for _, indices in plan]))
             if home is not None:
                 rows = rows.to(home, non_blocking=True)
             yield [self._batch(dataset.batch(row), d) for row, (d, _) in zip(rows, plan, strict=True)]
 
     def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
         meta_batch = []
-        for domain, pair in loader:
-            meta_batch.append(self._batch(pair, domain))
+        cuda = self.device is not None and torch.device(self.device).type == "cuda"
+        for batch in self._copied_ahead(loader) if cuda else itertools.starmap(self._numbered, loader):
+            meta_batch.append(batch)
             if len(meta_batch) == self.sampler.domains_per_step:
                 yield meta_batch
                 meta_batch = []
+
+    def _numbered(self, domain: int | None, pair: Any) -> DomainBatch:
+        return self._batch(pair, domain)
+
+    def _copied_ahead(self, loader: DataLoader[Any]) -> Iterator[DomainBatch]:
+        """Batches on the device, the next one on its way there on a stream of its own."""
+        aside = torch.cuda.Stream(self.device)
+        ahead: DomainBatch | None = None
+        for domain, pair in loader:
+            with torch.cuda.stream(aside):
+                coming = self._batch(pair, domain)
+            if ahead is not None:
+                yield ahead
+            torch.cuda.current_stream(self.device).wait_stream(aside)
+            _used_on(torch.cuda.current_stream(self.device), (coming.x, coming.y))
+            ahead = coming
+        if ahead is not None:
+            yield ahead
 
     def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
         x, y = to_device(pair, self.device)
         return DomainBatch(x, y, domain)
 
 
-class _Requests:
-    """The flat sequence of batches as ``(key, domain, indices)``, made lazily in the main process."""
+Request = tuple[int, int | None, list[int], tuple[int, int]]
+"""A key, the domain, the examples, and which share of the batch they are."""
 
-    def __init__(self, sampler: DomainBatchSampler, start: int, stop: int) -> None:
-        self.sampler, self.start, self.stop = sampler, start, stop
+
+class _Requests:
+    """The flat sequence of batches as requests, made lazily in the main process."""
+
+    def __init__(
+        self, sampler: DomainBatchSampler, start: int, stop: int, share: tuple[int, int] = (0, 1)
+    ) -> None:
+        self.sampler, self.start, self.stop, self.share = sampler, start, stop, share
 
     def __len__(self) -> int:
         return (self.stop - self.start) * self.sampler.domains_per_step
 
-    def __iter__(self) -> Iterator[tuple[int, int | None, list[int]]]:
+    def __iter__(self) -> Iterator[Request]:
         for step in range(self.start, self.stop):
             for slot, (domain, indices) in enumerate(self.sampler.plan(step)):
-                yield int(key(self.sampler.seed, ITEMS, step, slot)[0]), domain, indices.tolist()
+                seed = int(key(self.sampler.seed, ITEMS, step, slot)[0])
+                yield seed, domain, _taken(indices, self.share).tolist(), self.share
 
 
 class _Items(Dataset[Any]):
@@ -130,21 +160,38 @@ class _Items(Dataset[Any]):
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 
-    def __getitems__(self, request: tuple[int, int | None, list[int]]) -> tuple[int | None, list[Any]]:
-        seed, domain, indices = request
-        with seeded(seed):
+    def __getitems__(self, request: Request) -> tuple[int | None, list[Any]]:
+        seed, domain, indices, (first, every) = request
+        with seeded(seed + first):
             if hasattr(self.dataset, "__getitems__"):
                 try:
                     return domain, self.dataset.__getitems__(indices)
                 except Exception as error:
                     raise RuntimeError(f"examples {indices}: {type(error).__name__}: {error}") from error
-            return domain, [self._item(index) for index in indices]
+            return domain, [self._item(i, seed + first + every * n) for n, i in enumerate(indices)]
 
-    def _item(self, index: int) -> Any:
+    def _item(self, index: int, seed: int) -> Any:
+        seed_all(seed)
         try:
             return self.dataset[index]
         except Exception as error:
             raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
+
+
+def _taken(indices: np.ndarray[Any, Any], share: tuple[int, int]) -> np.ndarray[Any, Any]:
+    first, every = share
+    return indices[first::every]
+
+
+def _used_on(stream: torch.cuda.Stream, x: Any) -> None:
+    """Keeps memory that was filled on another stream from being given away while ``stream`` reads it."""
+    if isinstance(x, Tensor):
+        x.record_stream(stream)
+    elif isinstance(x, Mapping):
+        _used_on(stream, list(x.values()))
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            _used_on(stream, part)
 
 
 class _Collate:
@@ -162,13 +209,20 @@ class _Collate:
         return domain, pair
 
 
+def seed_all(seed: int, device: torch.device | None = None) -> None:
+    """Seeds torch's generator of the CPU and of a CUDA ``device``, numpy's and Python's."""
+    torch.default_generator.manual_seed(seed % 2**63)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    if device is not None and device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(seed % 2**63)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed the generators a transform may use, and put them back: in the main process they are the user's."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed % 2**63)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    seed_all(seed)
     try:
         yield
     finally:

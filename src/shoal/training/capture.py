@@ -15,24 +15,35 @@ import torch
 from shoal.algorithms.base import Algorithm, Log
 from shoal.data.batch import DomainBatch
 from shoal.data.sampler import DomainBatchSampler
+from shoal.optim import can_skip
 from shoal.training.engine import Engine
 
 WARM_UP = 3
 """Steps run in the ordinary way before the capture: lazily made state must exist by then."""
 
 
-def why_not(algorithm: Algorithm, examples: Any, device: torch.device) -> str | None:
+def why_not(algorithm: Algorithm, engine: Engine, examples: Any) -> str | None:
     """The reason why these steps cannot be captured, or ``None`` where they can."""
+    device = engine.device
     if device.type != "cuda":
         return "the model is not on a CUDA device"
     if not hasattr(examples, "batch") or examples.device != device:
         return "the examples are not in the device's memory"
     if not algorithm.capturable:
         return f"{type(algorithm).__name__} decides in Python what to do with a batch"
-    dropout = [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
+    dropout = draws(algorithm)
     if algorithm.repeats_passes and dropout:
         return f"{type(algorithm).__name__} must repeat the dropout masks of {dropout[0]!r}"
+    if not can_skip(engine.optimizer):
+        return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"
+    if engine.processes > 1:
+        return "several processes train together"
     return None
+
+
+def draws(algorithm: Algorithm) -> list[str]:
+    """The modules that draw random numbers."""
+    return [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
 
 
 class CapturedSteps:
@@ -55,22 +66,24 @@ class CapturedSteps:
             if "capturable" in group:
                 group["capturable"] = True
 
-    def load(self, step: int) -> None:
-        """Puts the examples of ``unroll`` steps from ``step`` where the graph reads them."""
-        plans = [[i for _, i in self.sampler.plan(step + u)] for u in range(self.unroll)]
-        rows = torch.from_numpy(np.asarray(plans, dtype=np.int64)).pin_memory()
-        self.indices.copy_(rows, non_blocking=True)
+    def load(self, step: int) -> list[list[int | None]]:
+        """Puts the examples of ``unroll`` steps from ``step`` where the graph reads them; their domains."""
+        plans = [self.sampler.plan(step + u) for u in range(self.unroll)]
+        rows = np.asarray([[i for _, i in plan] for plan in plans], dtype=np.int64)
+        self.indices.copy_(torch.from_numpy(rows).pin_memory(), non_blocking=True)
+        return [[d for d, _ in plan] for plan in plans]
 
     def _steps(self) -> Log:
         logs: list[Log] = []
         for u in range(self.unroll):
             drawn = [self.examples.batch(row) for row in self.indices[u]]
-            logs.append(self.algorithm.step([DomainBatch(x, y, None) for x, y in drawn], self.engine))
-        return {k: torch.stack([log[k] for log in logs]).mean(0) for k in logs[0]}
+            batches = [DomainBatch(x, y, None) for x, y in drawn]
+            logs.append(self.engine.step(self.algorithm, batches))
+        return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 
-    def run(self, step: int) -> Log:
-        """Steps ``step`` to ``step + unroll − 1``; the log is their mean, overwritten by the next call."""
-        self.load(step)
+    def run(self, step: int) -> tuple[list[list[int | None]], Log]:
+        """Steps ``step`` to ``step + unroll − 1``: the domains of each, and their logs, stacked."""
+        domains = self.load(step)
         if self.graph is not None:
             self.graph.replay()
         elif self.warm < WARM_UP:
@@ -82,4 +95,4 @@ class CapturedSteps:
                 self.log = self._steps()
             self.graph = graph
             graph.replay()
-        return self.log
+        return domains, {k: v.clone() for k, v in self.log.items()}  # the next replay overwrites them

@@ -1,44 +1,193 @@
-"""The verbs an algorithm trains with."""
+"""The verbs an algorithm trains with: devices, precision, several processes and the optimizer step, once."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from shoal.algorithms.base import Algorithm, Log, Objective
+from shoal.data.batch import DomainBatch, pieces
+from shoal.errors import InputError
 from shoal.gradients import gradient
+from shoal.optim import Fish, copy_where, step_unless
+from shoal.training.processes import Processes
+
+Precision = Literal["fp32", "bf16", "fp16"]
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 class Engine:
     """Owns the optimizer step, so that algorithms say *what* is applied and never how.
 
     ``params`` are the parameters the optimizer trains, in its order.
+
+    Args:
+        optimizer: made by :meth:`Algorithm.wrap`.
+        processes: those that train together. Each holds ``share`` of every batch.
+        precision: ``"bf16"`` and ``"fp16"`` compute the model in half precision, weights and losses stay in
+            float32; fp16 scales losses so that small gradients do not vanish.
+        clip: the largest norm of what is applied.
+        accumulate: take each batch in so many pieces, for batches that do not fit in memory.
+        restore_buffers: after a step that is not finite, buffers too are what they were before it.
+
+    A step whose loss or gradient is not finite is never applied, and Fish drops the walk it belongs to. On
+    CUDA this is decided on the device (an optimizer without a fused form waits for it).
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        processes: Processes | None = None,
+        *,
+        share: float = 1.0,
+        precision: Precision = "fp32",
+        clip: float | None = None,
+        accumulate: int = 1,
+        restore_buffers: bool = False,
+    ) -> None:
         self.optimizer = optimizer
         self.params: list[nn.Parameter] = [
             p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
         ]
+        self.device = self.params[0].device
+        self.together = processes
+        self.processes = processes.count if processes else 1
+        self.share = share
+        self.clip = clip
+        self.accumulate = accumulate
+        self.restore_buffers = restore_buffers
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if precision in HALF:
+            # Weights change within a step, so their half-precision copies must not outlive their use.
+            self.autocast = partial(torch.autocast, self.device.type, HALF[precision], cache_enabled=False)
+        self.scale = LossScale(self.device) if precision == "fp16" else None
+        # With a loss scale an infinite gradient is nothing unusual.
+        self.watched = ("losses",) if self.scale else ("losses", "norms")
+        self._norms: list[Tensor] = []
+        self._bad_loss: Tensor | None = None
+        if self.device.type == "cuda":
+            _use_fused(optimizer)
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        return gradient(loss, self.params)
+    def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
+        """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
+        self._norms, self._bad_loss = [], None
+        buffers = [b for b in algorithm.buffers() if b.is_floating_point()]
+        before = [b.clone() for b in buffers] if self.restore_buffers else []
+        log = dict(algorithm.step(batches, self))
+        if self._norms:
+            log["norms"] = torch.stack(self._norms)
+        if before:
+            watched = [log[k] for k in self.watched if k in log]
+            bad = ~torch.stack([v.isfinite().all() for v in watched]).all()
+            if self.together is not None:
+                (count,) = self.together.sum([bad.float()])
+                bad = count > 0
+            copy_where(bad, buffers, before)
+        if self.processes > 1 and buffers:
+            for buffer, mean in zip(buffers, self.average(buffers), strict=True):
+                buffer.copy_(mean)
+        return log
 
+    def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
+        if self.accumulate == 1:
+            return [(1.0, list(batches))]
+        cut = [pieces(batch, self.accumulate) for batch in batches]
+        sizes = [sum(len(b.y) for b in part) for part in zip(*cut, strict=True)]
+        return [(n / sum(sizes), list(part)) for n, part in zip(sizes, zip(*cut, strict=True), strict=True)]
+
+    def gradients(self, objective: Objective, batches: Sequence[DomainBatch]) -> tuple[list[Tensor], Log]:
+        total: list[Tensor] = []
+        merged: Log = {}
+        for weight, part in self.parts(batches):
+            loss, log = objective(part)
+            self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
+            found = gradient(loss if self.scale is None else loss * self.scale.value, self.params)
+            if not total:
+                total, merged = found, log
+                if weight != 1:
+                    torch._foreach_mul_(total, weight)
+                    merged = {k: v * weight for k, v in log.items()}
+            else:
+                torch._foreach_add_(total, found, alpha=weight)
+                merged = {k: merged[k] + v * weight for k, v in log.items()}
+            del loss, found
+        if self.processes > 1:
+            assert self._bad_loss is not None
+            *total, count = self.average([*total, self._bad_loss.to(total[0].dtype)])
+            self._bad_loss = count > 0
+        if self.scale is not None:
+            torch._foreach_mul_(total, 1 / self.scale.value)
+        return total, merged
+
+    def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        if self.together is None or self.processes == 1:
+            return list(tensors)
+        return self.together.sum([t * self.share for t in tensors])
+
+    @torch.no_grad()
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        for p, g in zip(self.params, gradients, strict=True):
+        found = list(gradients)
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
+        self._norms.append(norm)
+        bad = _or(self._bad_loss, ~norm.isfinite())
+        if self.clip is not None:
+            torch._foreach_mul_(found, (self.clip / norm).clamp(max=1.0))
+        for p, g in zip(self.params, found, strict=True):
             p.grad = g
-        self.optimizer.step()
+        if isinstance(self.optimizer, Fish):
+            if self.scale is None:  # with one, a step that overflows is left out of the walk
+                self.optimizer.spoil(bad)
+            elif self._bad_loss is not None:
+                self.optimizer.spoil(self._bad_loss)
+        step_unless(self.optimizer, bad)
+        if self.scale is not None:
+            self.scale.update(bad)
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def pick_device(device: str | torch.device | None) -> torch.device:
-    """The device named, or CUDA where there is one, else the CPU."""
-    if device is not None:
-        return torch.device(device)
-    return (
-        torch.device("cuda", torch.cuda.current_device())
-        if torch.cuda.is_available()
-        else torch.device("cpu")
-    )
+class LossScale:
+    """A power of two that losses are multiplied with: halved after an overflow, doubled after 2,000 steps."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.value = torch.full((), 2.0**16, device=device)
+        self.steps = torch.zeros((), dtype=torch.int32, device=device)
+
+    def update(self, bad: Tensor) -> None:
+        torch._amp_update_scale_(self.value, self.steps, bad.float(), 2.0, 0.5, 2000)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"value": self.value, "steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.value.copy_(state["value"])
+        self.steps.copy_(state["steps"])
+
+
+def check_precision(precision: str, algorithm: Algorithm) -> None:
+    if precision == "fp16" and algorithm.second_order:
+        raise InputError(
+            f"precision='fp16' scales losses, which {type(algorithm).__name__}'s second derivatives do not "
+            "survive; use 'bf16' or 'fp32'."
+        )
+
+
+def _or(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a | b
+
+
+def _use_fused(optimizer: Optimizer) -> None:
+    """Where the user left the implementation to torch, take the one that can skip a step on the device."""
+    inner = optimizer.inner if isinstance(optimizer, Fish) else optimizer
+    groups = inner.param_groups
+    undecided = all(g.get("fused") is None and g.get("foreach") is None for g in groups)
+    if type(inner) in FUSED and undecided and not inner.state:
+        for group in groups:
+            group["fused"] = True
+        inner._step_supports_amp_scaling = True  # type: ignore[attr-defined]

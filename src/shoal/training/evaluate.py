@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from shoal.algorithms.base import Loss, full_precision
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.errors import unknown_name
+from shoal.training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Scores:
     sizes: tuple[int, ...]
     average: float
     """Over examples, each counted once."""
+    loss: float | None = None
+    """The training's loss, a mean over examples."""
 
     @property
     def mean(self) -> float:
@@ -45,71 +49,129 @@ class Scores:
         return self.average > other.average if self.metric == "accuracy" else self.average < other.average
 
     def to_dict(self) -> dict[str, Any]:
-        domains = dict(zip(self.names, self.values, strict=True))
-        return {"metric": self.metric, "average": self.average, "mean": self.mean, "domains": domains}
+        return {
+            "metric": self.metric,
+            "average": self.average,
+            "mean": self.mean,
+            "loss": self.loss,
+            "domains": dict(zip(self.names, self.values, strict=True)),
+            "sizes": list(self.sizes),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Scores:
+        domains = content["domains"]
+        return cls(
+            content["metric"],
+            tuple(domains),
+            tuple(domains.values()),
+            tuple(content["sizes"]),
+            content["average"],
+            content["loss"],
+        )
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
-    examples: Dataset,
-    domains: Domains,
-    *,
-    classification: bool,
-    device: torch.device,
-    batch_size: int = 1024,
-    workers: int = 0,
-    limit: int | None = None,
-) -> Scores:
-    """Scores of ``model`` in evaluation mode; every example is passed once, whatever domains it is in.
+class Evaluator:
+    """Scores a model in every domain of every split; each example is passed once, whatever domains it is in.
 
-    ``limit`` scores about so many examples in all, evenly over the domains and the same ones every time.
+    Made once for a training: worker processes that read examples stay from one evaluation to the next.
+    ``limit`` scores about so many examples of a split, evenly over its domains and the same ones every time.
+    Several ``processes`` take a share each.
     """
-    if limit is not None:
-        each = -(-limit // len(domains))
-        few = {n: domains.indices_of(d)[:each] for d, n in enumerate(domains.names)}
-        domains = Domains.from_indices(few)
-    which = domains.examples()
-    points = torch.empty(len(which), dtype=torch.float32, device=device)
-    training = model.training
-    model.eval()
-    at = 0
-    for x, y in _batches(examples, which, batch_size, device, workers):
-        output = model(x)
-        score = (output.argmax(-1) == y).float() if classification else (output - y).float().square()
-        points[at : at + len(y)] = score if score.ndim == 1 else score.flatten(1).mean(1)
-        at += len(y)
-    model.train(training)
-    values = points.double().cpu().numpy()
-    place = np.searchsorted(which, domains.indices)
-    sums = np.add.reduceat(values[place], domains.offsets[:-1])
-    return Scores(
-        metric="accuracy" if classification else "mse",
-        names=tuple(domains.names),
-        values=tuple((sums / domains.sizes).tolist()),
-        sizes=tuple(domains.sizes.tolist()),
-        average=float(values.mean()),
-    )
+
+    def __init__(
+        self,
+        examples: Any,
+        splits: Mapping[str, Domains],
+        *,
+        classification: bool,
+        loss: Loss | None = None,
+        batch_size: int = 1024,
+        workers: int = 0,
+        limit: int | None = None,
+        processes: Processes | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.splits = {name: _few(domains, limit) for name, domains in splits.items()}
+        self.classification, self.loss, self.autocast = classification, loss, autocast
+        self.processes = processes or Processes("cpu")
+        index, count = self.processes.index, self.processes.count
+        self.which = {name: domains.examples() for name, domains in self.splits.items()}
+        order: Any = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
+        self.order = order
+        self.loader = MetaBatchLoader(
+            examples, order, workers=workers, device=self.processes.device, stop=len(order.batches)
+        )
+
+    def __call__(self, model: nn.Module) -> dict[str, Scores]:
+        training = model.training
+        model.eval()
+        try:
+            with torch.inference_mode():
+                points, losses = self._pass(model)
+        finally:
+            model.train(training)
+        return {
+            name: self._scores(domains, self.which[name], points[name], losses[name])
+            for name, domains in self.splits.items()
+        }
+
+    def _pass(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """For every split one number an example, and the sum of the losses."""
+        device, index, count = self.processes.device, self.processes.index, self.processes.count
+        points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
+        losses = {n: torch.zeros((), dtype=torch.float64, device=device) for n in self.which}
+        at = dict.fromkeys(self.which, 0)
+        for (split, indices), ((x, y, _),) in zip(self.order.batches, self.loader, strict=True):
+            with self.autocast():
+                output = full_precision(model(x))
+            if self.loss is not None:
+                losses[split] += self.loss(output, y) * len(indices)
+            score = output.argmax(-1) == y if self.classification else (output - y).square()
+            own = points[split][index::count]  # a view
+            score = score.float()
+            own[at[split] : at[split] + len(indices)] = score if score.ndim == 1 else score.flatten(1).mean(1)
+            at[split] += len(indices)
+        together = self.processes.sum([*points.values(), *losses.values()])
+        names = list(self.which)
+        return dict(zip(names, together, strict=False)), dict(zip(names, together[len(names) :], strict=True))
+
+    def _scores(self, domains: Domains, which: np.ndarray, points: Tensor, loss: Tensor) -> Scores:
+        values = points.double().cpu().numpy()
+        place = np.searchsorted(which, domains.indices)
+        sums = np.add.reduceat(values[place], domains.offsets[:-1])
+        return Scores(
+            metric="accuracy" if self.classification else "mse",
+            names=tuple(domains.names),
+            values=tuple((sums / domains.sizes).tolist()),
+            sizes=tuple(domains.sizes.tolist()),
+            average=float(values.mean()),
+            loss=None if self.loss is None else float(loss) / len(which),
+        )
+
+
+def _few(domains: Domains, limit: int | None) -> Domains:
+    if limit is None:
+        return domains
+    each = -(-limit // len(domains))
+    return Domains.from_indices({n: domains.indices_of(d)[:each] for d, n in enumerate(domains.names)})
 
 
 class _InOrder:
-    """Plans each of ``which`` once, in order, as a sampler plans steps of one batch."""
+    """Plans each example once, in order, as a sampler plans steps of one batch; none mixes splits."""
 
     seed = 0
     domains_per_step = 1
 
-    def __init__(self, which: np.ndarray, size: int) -> None:
-        self.which, self.size = which.astype(np.int64), size
-        self.steps = math.ceil(len(which) / size)
+    def __init__(self, which: Mapping[str, np.ndarray], size: int) -> None:
+        self.batches = [
+            (name, indices[at : at + size].astype(np.int64))
+            for name, indices in which.items()
+            for at in range(0, len(indices), size)
+        ]
 
     def plan(self, step: int) -> list[tuple[None, np.ndarray]]:
-        return [(None, self.which[step * self.size : (step + 1) * self.size])]
-
-
-def _batches(examples: Any, which: np.ndarray, size: int, device: torch.device, workers: int) -> Any:
-    order: Any = _InOrder(which, size)
-    for (batch,) in MetaBatchLoader(examples, order, workers=workers, device=device, stop=order.steps):
-        yield batch.x, batch.y
+        return [(None, self.batches[step][1])]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,8 +16,11 @@ from shoal.data.domains import Domains
 from shoal.data.loader import concatenate
 from shoal.errors import InputError, unknown_name
 from shoal.training.evaluate import Scores
+from shoal.training.folder import RunFolder
+from shoal.training.journal import Journal
 from shoal.training.loop import Point, Training
 from shoal.training.options import Options
+from shoal.training.summary import describe, summary
 
 
 @dataclass
@@ -65,6 +69,8 @@ def fit(
     *,
     validation: Mapping[str, Any] | None = None,
     test: Mapping[str, Any] | None = None,
+    folder: str | Path | None = None,
+    resume: bool = False,
     **options: Any,
 ) -> Fit:
     """Trains ``model`` in place with an algorithm and tells how well it does in every domain. ::
@@ -76,17 +82,34 @@ def fit(
         algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
         train, validation, test: datasets by domain name, each a ``Dataset`` of (x, y) pairs or a pair of
             arrays or tensors; or one :class:`~shoal.data.DomainData` that holds all of it.
+        folder: where to keep the log, checkpoints and the trained weights. Ctrl-C and SIGTERM then finish
+            the step and save it.
+        resume: go on from the folder's newest checkpoint; all else must be given as it was.
         options: the fields of :class:`~shoal.training.options.Options`, of which ``steps`` must be given.
 
     Random state outside is left as it was found.
     """
     data = _as_domain_data(train, validation, test)
-    return run(Training(algorithm, model, data, Options.checked(**options)))
+    if folder is None:
+        if resume:
+            raise InputError("resume=True needs the folder of the run to go on with.")
+        return run(Training(algorithm, model, data, Options.checked(**options)))
+    kept = RunFolder(folder)
+    if kept.started and not resume:
+        state = "a finished run" if kept.finished else "a run that is not finished"
+        raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
+    training = Training(algorithm, model, data, Options.checked(**options))
+    config = describe(training)
+    with Journal(folder, training.processes, keep=training.options.keep, config=config) as journal:
+        journal.begin(config)
+        found = run(training, journal)
+        journal.finish(model.state_dict(), {**summary(training), "config": config})
+    return found
 
 
-def run(training: Training) -> Fit:
+def run(training: Training, journal: Journal | None = None) -> Fit:
     """Takes a training to its end and puts the selected weights into the model."""
-    training.run()
+    training.run(journal)
     selected = training.restore_selected()
     return Fit(
         model=training.model,
@@ -94,7 +117,7 @@ def run(training: Training) -> Fit:
         history=training.history,
         warm_up=training.warm.history if training.warm else [],
         selected=selected,
-        rule="best on validation" if training.best else "last step",
+        rule=training.selected[1],
         seconds=training.seconds,
         captured=training.unroll > 0,
     )

@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 import math
+import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, Loss, build
+from shoal.algorithms.base import Log
 from shoal.data.batch import DomainData, Task
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader, seeded, to_device
-from shoal.data.sampler import DomainBatchSampler
+from shoal.data.loader import MetaBatchLoader, seed_all, seeded, to_device
+from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.replay import leaves_no_trace
-from shoal.training.capture import CapturedSteps, why_not
-from shoal.training.engine import Engine, pick_device
-from shoal.training.evaluate import Scores, evaluate, snapshot
+from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.capture import CapturedSteps, draws, why_not
+from shoal.training.checkpoint import Loaded
+from shoal.training.engine import Engine, check_precision
+from shoal.training.evaluate import Evaluator, Scores, snapshot
+from shoal.training.journal import Journal
 from shoal.training.options import Options
-from shoal.training.progress import Progress
+from shoal.training.processes import Processes
+from shoal.training.progress import Progress, losses_note
+from shoal.training.signals import Signals
 
 CHUNK = 50
-"""Steps between two looks up from the work, to show how far it is."""
+"""Most steps between two looks up from the work, to read losses off the device."""
+SECONDS = 0.5
+"""About as long as that should take."""
+CHECKPOINT_SECONDS = 300.0
+HOPELESS = 100
+"""So many steps in a row that are not finite, and nothing is left to skip to."""
+WORLD = 31  # what a key is for
+EVALUATION_NUMBERS = 2**24
+REFRESH_BATCHES = 100
 
 
 class Diverged(RuntimeError):
-    """The loss was no longer a finite number; ``history`` holds what was measured before."""
+    """A loss or gradient was not finite; ``history`` holds what was measured before."""
 
-    def __init__(self, message: str, history: list[Point]) -> None:
+    def __init__(self, message: str, history: list[Point], step: int, domain: str | None, what: str) -> None:
         super().__init__(message)
         self.history = history
+        self.step, self.domain, self.quantity = step, domain, what
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, attended to: the step was finished and a checkpoint written."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,45 @@ class Point:
     loss: float
     scores: Mapping[str, Scores]
 
+    def to_dict(self) -> dict[str, Any]:
+        scores = {split: s.to_dict() for split, s in self.scores.items()}
+        return {"step": self.step, "passes": self.passes, "loss": self.loss, "scores": scores}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Point:
+        scores = {split: Scores.from_dict(s) for split, s in content["scores"].items()}
+        return cls(content["step"], content["passes"], content["loss"], scores)
+
+
+class Window:
+    """Sums since the last time somebody looked, kept in step order so that they never depend on when."""
+
+    def __init__(self) -> None:
+        self.loss, self.steps, self.norm, self.norms = 0.0, 0, 0.0, 0
+        self.domains: dict[int, tuple[float, int]] = {}
+
+    def add(self, domains: list[int | None], losses: list[float], norms: list[float]) -> None:
+        self.loss += sum(losses) / len(losses)
+        self.steps += 1
+        if norms:
+            self.norm += sum(norms) / len(norms)
+            self.norms += 1
+        if len(domains) == len(losses):
+            for domain, loss in zip(domains, losses, strict=True):
+                if domain is not None:
+                    total, count = self.domains.get(domain, (0.0, 0))
+                    self.domains[domain] = (total + loss, count + 1)
+
+    @property
+    def mean(self) -> float:
+        return self.loss / self.steps if self.steps else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+
 
 class Training:
     """Trains ``model`` in place, in chunks; everything is checked when it is made, before any training."""
@@ -62,28 +127,34 @@ class Training:
         data: DomainData,
         options: Options,
         label: str | None = None,
+        parent: Training | None = None,
     ) -> None:
         self.options = options
         self.data = data
-        self.device = pick_device(options.device)
+        self.parent = parent
+        self.processes: Processes = parent.processes if parent else Processes(options.device)
+        self.device = self.processes.device
         self.model = model.to(self.device)
         self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
+        self.phase = "warm start" if parent else "train"
         examples: Any = data.examples
         self.examples: Any = examples.to(self.device) if hasattr(examples, "batch") else examples
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
-        if watches and "validation" not in self.splits:
+        if (watches or options.average == "swad") and "validation" not in self.splits:
             raise InputError(
-                "select='best', patience and warm_start='plateau' need validation data; give some."
+                "select='best', average='swad', warm_start='plateau' and patience need validation data; "
+                "give some."
             )
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
         with seeded(options.seed):  # reading examples may draw random numbers
             self.task, usual_loss = self._check_task()
-        self.algorithm = build(
-            algorithm, self.model, options.loss or usual_loss, self.task, **options.settings
-        ).to(self.device)
+            self.loss = options.loss or usual_loss
+            self.algorithm = build(algorithm, self.model, self.loss, self.task, **options.settings).to(
+                self.device
+            )
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options.batch_size,
@@ -93,22 +164,76 @@ class Training:
             steps=options.steps,
         )
         self._check_comparison()
-        optimizer = options.make_optimizer(self.algorithm)
-        self.engine = Engine(self.algorithm.wrap(optimizer, self.sampler.domains_per_step))
+        self.engine = self._make_engine()
+        self.algorithm.autocast = self.engine.autocast
+        self.schedule = options.make_schedule(self.engine.optimizer)
+        self.average = options.make_average()
         self.unroll = self._unroll()
         self.warm = self._warm_training() if options.warm_start is not None else None
+        if options.compile and not parent:
+            self.model.compile()
+        self.evaluator = self._make_evaluator()
+        self._refreshing: MetaBatchLoader | None = None
 
+        self.step = 0
         self.history: list[Point] = []
         self.best: tuple[Point, dict[str, Tensor]] | None = None
+        self.final: tuple[Point, dict[str, Tensor]] | None = None
         self.seconds = 0.0
-        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(options.seed)
-            self.random_state = self._random_state()
+        self.skipped: list[int] = []
+        self.since_point, self.since_line = Window(), Window()
+        self._unread: list[tuple[int, list[list[int | None]], Log]] = []
+        self._line_began = self._line_step = 0.0
+        self._shown: dict[str, float] = {}
+
+    def _make_engine(self) -> Engine:
+        options = self.options
+        check_precision(options.chosen_precision, self.algorithm)
+        if options.compile and self.algorithm.second_order:
+            raise InputError(
+                f"{type(self.algorithm).__name__} differentiates twice, which compiled models cannot; "
+                "leave compile out."
+            )
+        if options.batch_size < self.processes.count:
+            raise InputError(
+                f"batch_size={options.batch_size} is split over {self.processes.count} processes; "
+                f"it must be at least {self.processes.count}."
+            )
+        mine = len(range(self.processes.index, options.batch_size, self.processes.count))
+        if options.accumulate > mine:
+            raise InputError(
+                f"accumulate={options.accumulate} pieces of {mine} examples; it must be at most {mine}."
+            )
+        optimizer = options.make_optimizer(self.algorithm)
+        return Engine(
+            self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
+            self.processes,
+            share=mine / options.batch_size,
+            precision=options.chosen_precision,
+            clip=options.clip,
+            accumulate=options.accumulate,
+            restore_buffers=options.on_nan == "skip",
+        )
+
+    def _make_evaluator(self) -> Evaluator:
+        options = self.options
+        return Evaluator(
+            self.examples,
+            {split: self.data.splits[split] for split in self.splits},
+            classification=self.task.is_classification,
+            loss=self.loss,
+            batch_size=options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // self._numbers)),
+            workers=options.workers,
+            limit=options.eval_limit,
+            processes=self.processes,
+            autocast=self.engine.autocast,
+        )
 
     def _check_task(self) -> tuple[Task, Loss]:
         """Looks at the data, and at what the model makes of two examples."""
         domains = self.data.splits["train"]
         x, y = _two(self.examples, domains, self.device)
+        self._numbers = _numbers(x)
         output = self._trial(x)
         classes = self.options.classes or self.data.classes
         if y.is_floating_point() and classes is not None:
@@ -162,116 +287,298 @@ class Training:
             settings={},
             draw=None,
             warm_start=None,
+            schedule=None,
+            average=None,
+            average_start=None,
             patience=5 if plateau else None,
             select="best" if plateau else "last",
             eval_every=max(1, one_pass // 10) if plateau else steps,
         )
-        return Training("erm", self.model, self.data, options, label="warm start")
+        return Training("erm", self.model, self.data, options, label="warm start", parent=self)
 
     def _unroll(self) -> int:
         """How many steps a CUDA graph holds; 0 for none."""
-        if self.options.capture is False:
+        options = self.options
+        if options.capture is False:
             return 0
-        reason = why_not(self.algorithm, self.examples, self.device)
-        if reason and self.options.capture:
+        reason = why_not(self.algorithm, self.engine, self.examples)
+        if self.schedule is not None:
+            reason = reason or "a schedule changes the learning rate between steps"
+        if reason and options.capture:
             raise InputError(f"capture=True cannot be had: {reason}.")
         if reason:
             return 0
+        if draws(self.algorithm) or self.average:
+            return 1
         # About ten batches to a graph, so that launching it pays also where a step is a single batch.
         batches = max(1, 10 // self.sampler.domains_per_step)
-        return math.gcd(math.gcd(self.options.steps, self.eval_every), batches)
+        return math.gcd(
+            options.steps, self.eval_every, batches, options.log_every, options.checkpoint_every or 0
+        )
 
-    def _random_state(self) -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        return [*states, torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else states
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.options.steps or self._stale() or bool(self.average and self.average.done)
 
-    def _set_random_state(self, states: list[Tensor]) -> None:
-        torch.set_rng_state(states[0])
-        if len(states) > 1:
-            torch.cuda.set_rng_state(states[1], self.device)
+    def run(self, journal: Journal | None = None) -> None:
+        """Trains to the end, going on from the newest checkpoint of ``journal`` where there is one."""
+        loaded = journal.restore() if journal else None
+        if loaded:
+            self._load(loaded)
+        with _kernels(self.options.deterministic), Signals(journal is not None) as signals:
+            if self.warm is not None and self.step == 0:
+                if not self.warm.finished:
+                    self.warm._train(journal, signals)
+                self.warm.restore_selected()
+            if not self.finished:
+                self._train(journal, signals)
+            self._finish()
 
-    @contextmanager
-    def _own_world(self) -> Iterator[None]:
-        """This training's random numbers and clock; afterwards those outside are as they were."""
-        outside = self._random_state()
-        self._set_random_state(self.random_state)
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.random_state = self._random_state()
-            self._set_random_state(outside)
-            self.seconds += time.monotonic() - began
-
-    def run(self) -> None:
-        """Trains to the end."""
-        if self.warm is not None:
-            self.warm.run()
-            self.warm.restore_selected()
-        steps, every = self.options.steps, self.eval_every
-        shown = self.options.progress
-        progress = Progress(self.label, steps, bool(shown))
+    def _train(self, journal: Journal | None, signals: Signals) -> None:
+        options, main = self.options, self.processes.main
+        shown = options.progress if main else False
+        progress = Progress(self.label, options.steps, bool(shown), start=self.step)
         tell = shown if callable(shown) else progress.update
         self.model.train()
         advance = self._captured() if self.unroll else self._eager()
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        step = since = 0
+        chunk, saved = 1, time.monotonic()
+        self._line_began, self._line_step = time.monotonic(), self.step
         try:
-            while step < steps and not self._stale():
-                stop = min(steps, step + every - step % every, step + CHUNK)
+            while not self.finished:
+                began, first = time.monotonic(), self.step
+                stop = self._next_stop(chunk)
                 with self._own_world():
-                    while step < stop:
-                        taken, losses = next(advance)
-                        total += losses.double().mean() * taken
-                        step += taken
-                    if step % every == 0 or step == steps:
-                        self._measure(step, float(total) / (step - since), since)
-                        total.zero_()
-                        since = step
-                tell(step, self._note())
+                    self._advance(advance, stop, signals)
+                    self._read()
+                    if self.step % options.log_every == 0:
+                        self._log(journal)
+                    measured = self.step % self.eval_every == 0 or self.step >= options.steps
+                    if measured:
+                        self._measure(journal)
+                tell(self.step, self._note())
+                pace = (self.step - first) / max(time.monotonic() - began, 1e-9)
+                due = options.checkpoint_every is None and time.monotonic() - saved > CHECKPOINT_SECONDS
+                chunk, due_, asked = self._agreed(
+                    max(1, min(CHUNK, int(pace * SECONDS))), due, signals.asked is not None
+                )
+                at_step = options.checkpoint_every and self.step % options.checkpoint_every == 0
+                regular = measured and (options.checkpoint_every is None or self.finished)
+                if journal and (asked or due_ or at_step or regular):
+                    self._checkpoint(journal)
+                    saved = time.monotonic()
+                if journal and asked and not (self.finished and not self.parent):
+                    number = int(signals.asked or 15)
+                    raise Interrupted(self._how_to_go_on(journal), number)
         finally:
             progress.close()
 
-    def _eager(self) -> Iterator[tuple[int, Tensor]]:
-        options = self.options
+    def _next_stop(self, chunk: int) -> int:
+        """The next step at which something is to be done, ``chunk`` steps from here at the latest."""
+        options, step = self.options, self.step
+        if self.unroll:
+            chunk = max(self.unroll, chunk - chunk % self.unroll)
+        every = [self.eval_every, options.log_every, options.checkpoint_every or options.steps]
+        return min(options.steps, step + chunk, *(step + n - step % n for n in every))
+
+    def _advance(self, advance: Iterator[tuple[int, list[Any], Log]], stop: int, signals: Signals) -> None:
+        rank = self.processes.index
+        seeds = key(self.options.seed, WORLD, np.arange(self.step, stop), rank).tolist()
+        first = self.step
+        while self.step < stop and not (signals.asked and self.processes.count == 1 and self.step > first):
+            # Random numbers are a function of the step, so that nothing of them has to be remembered.
+            seed_all(seeds[self.step - first], self.device)
+            taken, domains, log = next(advance)
+            self._unread.append((self.step, domains, log))
+            self.step += taken
+            if self.schedule is not None:
+                with warnings.catch_warnings():  # a step that was skipped is not one that was forgotten
+                    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                    self.schedule.step()
+            if self.average is not None:
+                self.average.update(self.step, self.engine.params)
+
+    def _eager(self) -> Iterator[tuple[int, list[Any], Log]]:
         loader = MetaBatchLoader(
-            self.examples, self.sampler, workers=options.workers, device=self.device, stop=options.steps
+            self.examples,
+            self.sampler,
+            workers=self.options.workers,
+            device=self.device,
+            start=self.step,
+            stop=self.options.steps,
+            share=(self.processes.index, self.processes.count),
         )
         for batches in loader:
-            yield 1, self.algorithm.step(batches, self.engine)["losses"]
+            log = self.engine.step(self.algorithm, batches)
+            yield 1, [[b.domain for b in batches]], {k: v[None] for k, v in log.items()}
 
-    def _captured(self) -> Iterator[tuple[int, Tensor]]:
+    def _captured(self) -> Iterator[tuple[int, list[Any], Log]]:
         captured = CapturedSteps(self.algorithm, self.engine, self.examples, self.sampler, self.unroll)
-        for step in range(0, self.options.steps, self.unroll):
-            yield self.unroll, captured.run(step)["losses"]
+        for step in range(self.step, self.options.steps, self.unroll):
+            yield self.unroll, *captured.run(step)
 
-    def _measure(self, step: int, loss: float, since: int) -> None:
-        if not math.isfinite(loss):
-            raise Diverged(
-                f"{self.label}: the loss turned {loss} between steps {since} and {step}; lower the learning "
-                "rate or the weight of the penalty.",
-                self.history,
-            )
-        before = self._random_state()
-        scores = {split: self._score(self.data.splits[split]) for split in self.splits}
-        self._set_random_state(before)  # how often one looks must not change the training
-        point = Point(step, step * self.sampler.domains_per_step, loss, scores)
-        self.history.append(point)
-        if self.select == "best" and (
-            self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
-        ):
-            self.best = (point, snapshot(self.model))
+    def _agreed(self, chunk: int, due: bool, asked: bool) -> tuple[int, bool, bool]:
+        """What all processes will do alike: the main one's pace and clock, and anybody's signal."""
+        if self.processes.count == 1:
+            return chunk, due, asked
+        mine = (chunk, float(due)) if self.processes.main else (0, 0.0)
+        chunks, dues, askers = self.processes.numbers(*mine, float(asked))
+        return int(chunks), dues > 0, askers > 0
 
-    def _score(self, domains: Domains) -> Scores:
-        return evaluate(
-            self.model,
-            self.examples,
-            domains,
-            classification=self.task.is_classification,
-            device=self.device,
-            workers=self.options.workers,
-            limit=self.options.eval_limit,
+    def _read(self) -> None:
+        """Losses and norms of the steps since the last reading: the one place that waits for the device."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        (losses,) = self.engine.average([torch.cat([log["losses"] for _, _, log in unread]).double()])
+        norms = [log["norms"] for _, _, log in unread if "norms" in log]
+        rows = losses.tolist()
+        norm_rows = torch.cat(norms).tolist() if norms else [[] for _ in rows]
+        steps = [first + u for first, domains, _ in unread for u in range(len(domains))]
+        numbers = [d for _, domains, _ in unread for d in domains]
+        for step, domains, row, norm_row in zip(steps, numbers, rows, norm_rows, strict=True):
+            watched = {"losses": row, "norms": norm_row}
+            if bad := self._first_bad(domains, {k: watched[k] for k in self.engine.watched}):
+                self._not_finite(step, *bad)
+            else:
+                finite = [n for n in norm_row if math.isfinite(n)]
+                self.since_point.add(domains, row, finite)
+                self.since_line.add(domains, row, finite)
+        if self.engine.scale is not None and not float(self.engine.scale.value) > 2.0**-20:
+            self._diverged(self.step, None, "gradient", "no loss scale keeps it finite in fp16; use bf16")
+
+    def _first_bad(
+        self, domains: list[int | None], watched: Mapping[str, list[float]]
+    ) -> tuple[str | None, str, float] | None:
+        for what, values in watched.items():
+            for slot, value in enumerate(values):
+                if not math.isfinite(value):
+                    domain = domains[slot] if len(domains) == len(values) else None
+                    name = None if domain is None else self.data.splits["train"].names[domain]
+                    return name, {"losses": "loss", "norms": "gradient"}[what], value
+        return None
+
+    def _not_finite(self, step: int, domain: str | None, what: str, value: float) -> None:
+        """``step`` counts from 0."""
+        self.skipped.append(step + 1)
+        if self.options.on_nan == "stop":
+            self._diverged(step + 1, domain, what, f"turned {value}")
+        if self.skipped[-HOPELESS:] == list(range(step + 2 - HOPELESS, step + 2)):
+            self._diverged(step + 1, domain, what, f"was {value} in {HOPELESS} steps in a row")
+
+    def _diverged(self, step: int, domain: str | None, what: str, happened: str) -> None:
+        where = f" of domain {domain!r}" if domain is not None else ""
+        raise Diverged(
+            f"{self.label}: the {what}{where} {happened} at step {step}, which was not applied; lower the "
+            "learning rate or the weight of the penalty, clip gradients, or skip such steps (on_nan='skip').",
+            self.history,
+            step,
+            domain,
+            what,
         )
+
+    def _log(self, journal: Journal | None) -> None:
+        window, self.since_line = self.since_line, Window()
+        names = self.data.splits["train"].names
+        losses = {names[d]: total / n for d, (total, n) in sorted(window.domains.items())}
+        self._shown = losses
+        now = time.monotonic()
+        examples = (self.step - self._line_step) * self.sampler.domains_per_step * self.sampler.batch_size
+        pace = examples / max(now - self._line_began, 1e-9)
+        self._line_began, self._line_step = now, self.step
+        self._pace = pace
+        if journal is None:
+            return
+        norm = {"gradient_norm": window.norm / window.norms} if window.norms else {}
+        journal.line(
+            {
+                "phase": self.phase,
+                "step": self.step,
+                "loss": window.mean,
+                "losses": losses,
+                "lr": float(self.engine.optimizer.param_groups[0]["lr"]),
+                **norm,
+                "skipped": len(self.skipped),
+                "examples_per_second": round(pace, 1),
+                "seconds": round(self._seconds_now(), 3),
+            }
+        )
+
+    def _measure(self, journal: Journal | None) -> None:
+        window, self.since_point = self.since_point, Window()
+        with self._averaged():
+            scores = self.evaluator(self.model)
+            point = Point(self.step, self.step * self.sampler.domains_per_step, window.mean, scores)
+            if self.select == "best" and (
+                self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
+            ):
+                self.best = (point, snapshot(self.model))
+        self.history.append(point)
+        if self.average is not None:
+            validation = scores.get("validation")
+            self.average.evaluated(self.step, validation.loss if validation else None)
+        if journal is not None:
+            journal.line(
+                {
+                    "phase": self.phase,
+                    "step": self.step,
+                    "scores": point.to_dict()["scores"],
+                    "seconds": round(self._seconds_now(), 3),
+                }
+            )
+
+    @contextmanager
+    def _averaged(self, always: bool = False) -> Iterator[None]:
+        """Within the block the model holds the running mean of its weights, if it is to be judged by it."""
+        judged = self.average is not None and (always or isinstance(self.average, SMA))
+        weights = self.average.weights() if self.average and judged else None
+        if weights is None:
+            yield
+            return
+        buffers = [(b, b.clone()) for b in self.model.buffers()]
+        try:
+            with applied(self.engine.params, weights):
+                if has_batchnorm(self.model):
+                    self._refresh()
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+    def _refresh(self) -> None:
+        """BatchNorm's statistics from training data under the present weights."""
+        if self._refreshing is None:
+            train, size = self.data.splits["train"], self.options.batch_size
+            sampler = DomainBatchSampler(train, size, 1, draw="pooled", seed=self.options.seed)
+            self._refreshing = MetaBatchLoader(
+                self.examples,
+                sampler,
+                workers=self.options.workers,
+                device=self.device,
+                stop=min(REFRESH_BATCHES, sampler.steps),
+                share=(self.processes.index, self.processes.count),
+            )
+        with self.engine.autocast():
+            refresh_batchnorm(self.model, (batch.x for (batch,) in self._refreshing))
+        if self.processes.count > 1:
+            buffers = [b for b in self.model.buffers() if b.is_floating_point()]
+            with torch.no_grad():
+                for buffer, mean in zip(buffers, self.engine.average(buffers), strict=True):
+                    buffer.copy_(mean)
+
+    def _finish(self) -> None:
+        """With averaged weights, what they are in the end."""
+        if self.average is None or self.average.span is None:
+            return
+        sma = isinstance(self.average, SMA)
+        if sma and self.best is not None:
+            return
+        self.model.train()
+        with self._own_world(), self._averaged(always=True):
+            point = self.history[-1]
+            if not sma:
+                point = replace(point, scores=self.evaluator(self.model))
+            self.final = (point, snapshot(self.model))
 
     def _stale(self) -> bool:
         if self.options.patience is None or not self.history:
@@ -283,24 +590,181 @@ class Training:
         return len(self.history) - 1 - best >= self.options.patience
 
     def _note(self) -> str:
+        parts = []
+        if self._shown:
+            parts.append(losses_note(self._shown, 30))
+        elif self.history:
+            parts.append(f"loss {self.history[-1].loss:.3f}")
+        if self.history:
+            parts += [
+                f"{split} {s.average:.1%}" if s.metric == "accuracy" else f"{split} mse {s.average:.3g}"
+                for split, s in self.history[-1].scores.items()
+            ]
+        if self._line_step:
+            parts.append(f"{self._pace:,.0f} examples/s")
+        return "  ".join(parts)
+
+    @property
+    def selected(self) -> tuple[Point, str]:
+        """The point whose weights count, and the rule that chose it."""
         if not self.history:
-            return ""
-        point = self.history[-1]
-        return f"loss {point.loss:.3f}  " + "  ".join(
-            f"{split} {s.average:.1%}" if s.metric == "accuracy" else f"{split} mse {s.average:.3g}"
-            for split, s in point.scores.items()
-        )
+            raise RuntimeError("this training has not run yet.")
+        averaged = self.average.span if self.average else None
+        mean = f", {self.options.average} of steps {averaged[0]} to {averaged[1]}" if averaged else ""
+        if self.final is not None:
+            return self.final[0], f"last step{mean}"
+        if self.best is not None:
+            return self.best[0], "best on validation" + (", sma" if averaged else "")
+        return self.history[-1], "last step"
 
     def restore_selected(self) -> Point:
         """Puts the selected weights into the model, ready to predict, and says where they come from."""
-        if not self.history:
-            raise RuntimeError("this training has not run yet.")
+        point, _ = self.selected
         self.model.eval()
-        if self.best is None:
-            return self.history[-1]
-        point, weights = self.best
-        self.model.load_state_dict(weights)
+        if kept := self.final or self.best:
+            self.model.load_state_dict(kept[1])
         return point
+
+    # Random numbers, clocks
+
+    @contextmanager
+    def _own_world(self) -> Iterator[None]:
+        """This training's random numbers and clock; afterwards those outside are as they were."""
+        cuda = self.device.type == "cuda"
+        outside = torch.cuda.get_rng_state(self.device) if cuda else None
+        self._began = time.monotonic()
+        try:
+            with seeded(self.options.seed):
+                yield
+        finally:
+            if outside is not None:
+                torch.cuda.set_rng_state(outside, self.device)
+            self.seconds += time.monotonic() - self._began
+
+    def _seconds_now(self) -> float:
+        return self.seconds + time.monotonic() - self._began
+
+    # Checkpoints
+
+    def _checkpoint(self, journal: Journal) -> None:
+        root = self.parent or self
+        if not all(bool(p.isfinite().all()) for p in self.engine.params):
+            self._diverged(self.step, None, "weights", "were no longer finite")
+        done = root.step + (root.warm.step if root.warm else 0)
+        best = self.best and (self.best[0].step + done - self.step, self.best[1])
+        journal.checkpoint(done, root._state(), best)
+
+    def _state(self) -> dict[str, Any]:
+        """Everything that the rest of the training depends on, as plain data."""
+        warming = self.warm is not None and self.step == 0
+        return {
+            "made with": self._fingerprint(),
+            "warm start": self.warm._own_state(warming) if self.warm else None,
+            "training": None if warming else self._own_state(True),
+        }
+
+    def _own_state(self, whole: bool) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "step": self.step,
+            "seconds": self.seconds,
+            "skipped": self.skipped,
+            "history": [point.to_dict() for point in self.history],
+            "best": self.history.index(self.best[0]) if self.best else None,
+        }
+        if whole:
+            state |= {
+                "algorithm": dict(self.algorithm.state_dict()),
+                "optimizer": self.engine.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict() if self.schedule else None,
+                "scale": self.engine.scale.state_dict() if self.engine.scale else None,
+                "average": self.average.state_dict() if self.average else None,
+                "since point": self.since_point.state_dict(),
+                "since line": self.since_line.state_dict(),
+            }
+        return state
+
+    def _load(self, loaded: Loaded) -> None:
+        was, now = loaded.state["made with"], self._fingerprint()
+        if different := [k for k in now if was.get(k) != now[k]]:
+            changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
+            raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
+        phases = ((self.warm, "warm start"), (self, "training"))
+        for training, name in phases:
+            state = loaded.state[name]
+            if training is not None and state is not None:
+                training._load_own(state, loaded)
+
+    def _load_own(self, state: Mapping[str, Any], loaded: Loaded) -> None:
+        self.step, self.seconds, self.skipped = state["step"], state["seconds"], list(state["skipped"])
+        self.history = [Point.from_dict(point) for point in state["history"]]
+        if "algorithm" not in state:  # a phase that is over
+            return
+        if state["best"] is not None and loaded.best is not None:
+            weights = {k: v.to(self.device) for k, v in loaded.best.items()}
+            self.best = (self.history[state["best"]], weights)
+        try:
+            self.algorithm.load_state_dict(state["algorithm"])
+        except RuntimeError as error:
+            raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
+        self.engine.optimizer.load_state_dict(state["optimizer"])
+        if self.schedule is not None:
+            self.schedule.load_state_dict(state["schedule"])
+        if self.engine.scale is not None:
+            self.engine.scale.load_state_dict(state["scale"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"], self.engine.params)
+        self.since_point.load_state_dict(state["since point"])
+        self.since_line.load_state_dict(state["since line"])
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What must be the same when a training goes on."""
+        options, sampler = self.options, self.sampler
+        return {
+            "algorithm": type(self.algorithm).__name__,
+            "settings": {k: str(v) for k, v in options.settings.items()},
+            "draw": sampler.draw,
+            "batch_size": sampler.batch_size,
+            "domains_per_step": sampler.domains_per_step,
+            "seed": options.seed,
+            "precision": options.chosen_precision,
+            "optimizer": type(getattr(self.engine.optimizer, "inner", self.engine.optimizer)).__name__,
+            "average": options.average,
+            "schedule": type(self.schedule).__name__,
+            "warm start": options.warm_start,
+            "eval_every": self.eval_every,
+            "domains": list(self.data.splits["train"].names)[:1000],
+        }
+
+    def _how_to_go_on(self, journal: Journal) -> str:
+        folder = journal.folder.path
+        if journal.saved is None:
+            return f"stopped at step {self.step}; no checkpoint could be written."
+        return f"stopped at step {self.step}, which is saved. Go on with: shoal resume {folder}"
+
+
+@contextmanager
+def _kernels(deterministic: bool) -> Iterator[None]:
+    """Deterministic kernels within the block, if asked for."""
+    if not deterministic:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def _numbers(x: Any) -> int:
+    """How many numbers the first tensor of a nest has for an example."""
+    while not isinstance(x, Tensor):
+        values = list(x.values()) if isinstance(x, Mapping) else list(x)
+        x = values[0]
+    return max(1, x[:1].numel())
 
 
 def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral
@@ -11,13 +12,38 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
 from shoal.errors import InputError, check_names
+from shoal.training.averaging import SMA, SWAD, Average
+from shoal.training.engine import HALF, Precision
 
+ScheduleMaker = Callable[[Optimizer], LRScheduler]
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 Split = Literal["train", "validation", "test"]
+
+COUNTS = (
+    "steps",
+    "batch_size",
+    "domains_per_step",
+    "patience",
+    "eval_every",
+    "eval_limit",
+    "eval_batch",
+    "accumulate",
+    "average_start",
+    "log_every",
+    "checkpoint_every",
+    "keep",
+)
+CHOICES = {
+    "select": ("best", "last"),
+    "precision": get_args(Precision),
+    "average": ("sma", "swad"),
+    "on_nan": ("stop", "skip"),
+}
 
 
 @dataclass(frozen=True)
@@ -56,13 +82,41 @@ class Options:
     device: str | torch.device | None = None
     """By default CUDA where there is one."""
     workers: int = 0
+    """Processes that read examples; whatever their number, the batches are the same."""
+    precision: Precision | None = None
+    """``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; what ``accelerate launch`` was told, if it was."""
+    clip: float | None = None
+    """The largest norm of a gradient that is applied; in Fish, of each inner step's."""
+    accumulate: int = 1
+    """Take each domain's batch in so many pieces, one after the other: less memory, the same gradient."""
+    schedule: ScheduleMaker | None = None
+    """Makes a learning-rate scheduler from the optimizer; it steps once a step."""
+    average: Literal["sma", "swad"] | None = None
+    """Average weights along the way: ``"sma"`` from ``average_start`` on, or ``"swad"``, which finds start
+    and end by the validation loss."""
+    average_start: int | None = None
+    """By default a tenth of the training."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
+    deterministic: bool = False
+    """Only kernels that give the same bits every time; slower on CUDA, no difference on the CPU."""
+    compile: bool = False
+    """Compile the model with ``torch.compile``."""
     capture: bool | None = None
     """Replay steps as CUDA graphs; by default wherever that is possible."""
+    eval_batch: int | None = None
+    """Examples a batch in evaluation; by default as many as are cheap, up to 1,024."""
+    log_every: int = 50
+    """Steps between lines of the log."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, in a run with a folder; by default at evaluations and every five minutes."""
+    keep: int = 2
+    """How many checkpoints stay, beside the best weights."""
     progress: bool | Callable[[int, str], None] = True
     """Show a progress line, or call this with the step and a note now and then."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "domains_per_step", "patience", "eval_every", "eval_limit"):
+        for name in COUNTS:
             value = getattr(self, name)
             whole = isinstance(value, Integral) and not isinstance(value, bool)
             if value is not None and not (whole and value >= 1):
@@ -74,9 +128,20 @@ class Options:
                 "optimizer must be a function from parameters to an optimizer, such as "
                 "lambda params: torch.optim.SGD(params, lr=0.1)."
             )
+        if self.clip is not None and not self.clip > 0:
+            raise InputError(f"clip must be positive, got {self.clip}.")
+        if isinstance(self.schedule, LRScheduler) or not (self.schedule is None or callable(self.schedule)):
+            raise InputError(
+                "schedule must be a function from an optimizer to a scheduler, such as "
+                "lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)."
+            )
+        if self.average_start is not None and self.average != "sma":
+            raise InputError("average_start belongs to average='sma'.")
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in known:
+                raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}.")
         check_names("split", self.eval_splits, get_args(Split))
-        if self.select not in (None, "best", "last"):
-            raise InputError(f"select must be 'best' or 'last', got {self.select!r}.")
         warm = self.warm_start
         share = isinstance(warm, float) and 0 < warm <= 1
         count = isinstance(warm, int) and not isinstance(warm, bool) and warm >= 1
@@ -108,6 +173,26 @@ class Options:
             if not float(group.get("lr", 1.0)) > 0:
                 raise InputError(f"the learning rate must be positive, got lr={group['lr']}.")
         return made
+
+    def make_schedule(self, optimizer: Optimizer) -> LRScheduler | None:
+        if self.schedule is None:
+            return None
+        made = self.schedule(optimizer)
+        if not isinstance(made, LRScheduler):
+            raise InputError(f"schedule must return a torch scheduler, got {type(made).__name__}.")
+        return made
+
+    def make_average(self) -> Average | None:
+        if self.average == "swad":
+            return SWAD()
+        if self.average == "sma":
+            return SMA(self.average_start or max(1, self.steps // 10))
+        return None
+
+    @property
+    def chosen_precision(self) -> Precision:
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+        return self.precision or (launched if launched in HALF else "fp32")  # type: ignore[return-value]
 
     def warm_steps(self, examples: int) -> tuple[int, int]:
         """How many ERM steps to start with, and how many make one pass over the training examples."""

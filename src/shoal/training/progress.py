@@ -2,42 +2,159 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 import sys
 import time
+import unicodedata
+from collections import deque
+from collections.abc import Mapping
 from typing import TextIO
 
 
 class Progress:
-    """Redraws one line on a terminal; elsewhere prints a plain line every ten seconds."""
+    """Redraws one line on a terminal; elsewhere prints a plain line now and then, and ever more rarely.
 
-    def __init__(self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None) -> None:
-        self.label = label
+    A resumed training goes on from step ``start``. The time left is reckoned from the last minute or so. A
+    stream that fails, such as that of a closed terminal, ends the progress line and not the training.
+    """
+
+    def __init__(
+        self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None, start: int = 0
+    ) -> None:
+        self.label = clean(label)
         self.steps = steps
-        self.stream = stream or sys.stderr
-        self.shown = shown
-        self.terminal = shown and self.stream.isatty()
-        self.started = time.monotonic()
-        self.printed = self.started if self.terminal else self.started - 5.0
+        self.stream = sys.stderr if stream is None else stream
+        self.shown = shown and self.stream is not None
+        self.terminal = self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.started = self.printed = time.monotonic()
+        self.wait = 0.1 if self.terminal else 5.0
+        self.drawn = self.finished = False
+        self.recent = deque([(self.started, start)], maxlen=60)
+        self.encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        self.marks = "█·" if self._encoded("█·") == "█·" else "#-"
 
     def update(self, step: int, note: str = "") -> None:
         now = time.monotonic()
-        if not self.shown or now - self.printed < (0.1 if self.terminal else 10.0):
+        if not self.shown:
             return
-        self.printed = now
-        left = (now - self.started) / max(step, 1) * (self.steps - step)
-        line = f"{self.label}  {step:,}/{self.steps:,} steps  {_clock(left)} left  {note}"
+        left = self._left(now, step)
+        last = step >= self.steps and self.drawn and not self.finished
+        if now - self.printed < self.wait and not last:
+            return
+        numbers = f"{step:,}/{self.steps:,} steps"
+        if step >= self.steps:
+            numbers += f"  done in {_clock(now - self.started)}"
+        elif left is not None:
+            numbers += f"  {_clock(left)} left"
         if self.terminal:
-            done = round(20 * step / self.steps)
-            line = f"[{'█' * done}{'·' * (20 - done)}] {line}"
-            self.stream.write(f"\r\x1b[K{line[:119]}")
+            self._write(f"\r\x1b[K{self._fitted(step, numbers, clean(note))}")
         else:
-            self.stream.write(line.rstrip() + "\n")
-        self.stream.flush()
+            self._write(f"{self.label}  {numbers}  {clean(note)}".rstrip() + "\n")
+            self.wait = min(2 * self.wait, 60.0)
+        self.printed, self.drawn, self.finished = now, True, step >= self.steps
 
     def close(self) -> None:
-        if self.terminal:
-            self.stream.write("\r\x1b[K")
+        if self.terminal and self.drawn and self.shown:
+            self._write("\r\x1b[K")
+            self.drawn = False
+
+    def _left(self, now: float, step: int) -> float | None:
+        """Seconds to the end at the recent pace; None while there is none."""
+        then, before = self.recent[0]
+        if now - self.recent[-1][0] >= 1.0:
+            self.recent.append((now, step))
+        if now <= then or step <= before:
+            return None
+        return (now - then) / (step - before) * max(self.steps - step, 0)
+
+    def _fitted(self, step: int, numbers: str, note: str) -> str:
+        """A line that does not wrap: where room is short, note and bar go first and the numbers last."""
+        wide = self._columns()
+        room = wide - 1
+        line = f"{cut(self.label, max(room - columns(numbers) - 2, 8))}  {numbers}"
+        size = min(20, wide // 4, room - columns(line) - 3)
+        if size >= 5:
+            done = round(size * min(max(step / max(self.steps, 1), 0.0), 1.0))
+            line = f"[{self.marks[0] * done}{self.marks[1] * (size - done)}] {line}"
+        left = room - columns(line) - 2
+        return f"{line}  {cut(note, left)}".rstrip() if left >= 5 else cut(line, room)
+
+    def _columns(self) -> int:
+        """Of the stream's own terminal; standard output, which shutil asks, may be a file."""
+        try:
+            wide = os.get_terminal_size(self.stream.fileno()).columns
+        except (OSError, ValueError, AttributeError):
+            wide = 0
+        return wide or shutil.get_terminal_size().columns
+
+    def _encoded(self, text: str) -> str:
+        return text.encode(self.encoding, "replace").decode(self.encoding)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(self._encoded(text))
             self.stream.flush()
+        except (OSError, ValueError):
+            self.shown = False
+
+
+def losses_note(losses: Mapping[str, float], width: int) -> str:
+    """Such as "oslo 0.31 lima 0.35 … (12 more)", at most ``width`` columns; worst first if not all fit."""
+    parts = {name: f"{clean(name) or '(no name)'} {_number(value)}" for name, value in losses.items()}
+    everything = " ".join(parts.values())
+    if columns(everything) <= width:
+        return everything
+    worst = sorted(
+        losses, key=lambda name: math.inf if math.isnan(losses[name]) else losses[name], reverse=True
+    )
+    note, shown = "", ""
+    for count, name in enumerate(worst, 1):
+        shown = f"{shown} {parts[name]}" if shown else parts[name]
+        longer = f"{shown} … ({len(worst) - count:,} more)"
+        if columns(longer) > width:
+            break
+        note = longer
+    if note:
+        return note
+    end = f" {_number(losses[worst[0]])}" + (f" … ({len(worst) - 1:,} more)" if len(worst) > 1 else "")
+    return cut(cut(clean(worst[0]), max(width - columns(end), 2)) + end, width)
+
+
+def clean(text: str) -> str:
+    """``text`` with a question mark for each character that would move the cursor or hide others."""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
+
+
+def columns(text: str) -> int:
+    """How wide a terminal draws ``text``."""
+    return sum(map(_columns_of, text))
+
+
+def cut(text: str, width: int) -> str:
+    """``text`` if it fits in so many columns, else as much as does, and an ellipsis."""
+    if columns(text) <= width:
+        return text
+    kept = 0
+    for i, c in enumerate(text):
+        kept += _columns_of(c)
+        if kept > width - 1:
+            return text[:i] + "…" * (width > 0)
+    return text
+
+
+def _columns_of(c: str) -> int:
+    if c == "\ufe0f":  # makes the symbol before it an emoji, which is wider
+        return 1
+    if unicodedata.category(c) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(c) in "WF" else 1
+
+
+def _number(value: float) -> str:
+    """Two digits after the point, or two that count where those would say little."""
+    return f"{value:.2g}" if 0 < abs(value) < 0.1 or abs(value) >= 1000 else f"{value:.2f}"
 
 
 def _clock(seconds: float) -> str:

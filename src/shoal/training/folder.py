@@ -1,0 +1,137 @@
+"""The folder of a run, which one process uses at a time."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import warnings
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+from shoal.errors import InputError
+from shoal.training.checkpoint import Checkpoints
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+class RunFolder:
+    """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors.
+
+    ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
+    operating system's and ends with the process, however that ends. Where there are no such locks (Windows,
+    some network file systems) the folder is used without.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+        self._depth = 0
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; a run needs a folder.")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def record(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end, which is when its record is written."""
+        return self.record.exists()
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a run to go on with."""
+        return self.config.exists() or Checkpoints(self.checkpoints).latest() is not None
+
+    def __enter__(self) -> RunFolder:
+        if self._depth == 0:
+            self._take()
+        self._depth += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._lock is not None:
+            _holders.discard(self)
+            # The file stays: another process may have opened it already and would lock a deleted one.
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+            self._close()
+
+    def _take(self) -> None:
+        if fcntl is None:
+            return
+        try:
+            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise self._unusable(error) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            pid, _, host = os.pread(self._lock, 1000, 0).decode(errors="replace").strip().partition(" ")
+            self._close()
+            who = f"process {pid} on host {host}" if host else "another process"
+            raise InputError(
+                f"{self.path} is in use by {who}; wait for it, or choose another folder."
+            ) from None
+        except OSError as error:
+            self._close()
+            warnings.warn(
+                f"{self.path} cannot be locked ({error.strerror}); see to it that only one process uses it.",
+                stacklevel=3,
+            )
+            return
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+        _holders.add(self)
+
+    def _unusable(self, error: OSError) -> InputError:
+        why = error.strerror or error
+        return InputError(f"{self.path} cannot be made or written to ({why}); choose another folder.")
+
+    def _close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+
+_holders: weakref.WeakSet[RunFolder] = weakref.WeakSet()
+
+
+def _leave_locks_to_parent() -> None:
+    """Closes them in a forked process, a DataLoader's worker: it may live on when the owner is killed."""
+    for folder in _holders:
+        folder._close()
+    _holders.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)

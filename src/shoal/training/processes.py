@@ -1,0 +1,128 @@
+"""The processes that train one model together, on Hugging Face Accelerate."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shoal.errors import InputError
+
+
+class Processes:
+    """Those that ``torchrun`` or ``accelerate launch`` started; otherwise this one alone.
+
+    Every process holds the whole model and a share of each domain's batch.
+    """
+
+    def __init__(self, device: str | torch.device | None = None) -> None:
+        self.count, self.index = 1, 0
+        if not together():
+            self.device = pick_device(device)
+            return
+        from accelerate import PartialState
+
+        wanted = None if device is None else torch.device(device)
+        state = PartialState(cpu=wanted.type == "cpu" if wanted else not torch.cuda.is_available())
+        self.count, self.index = state.num_processes, state.process_index
+        self.device = state.device if wanted is None or wanted.index is None else wanted
+        if wanted is not None and wanted.type != self.device.type:
+            raise InputError(
+                f"device={str(wanted)!r}, but the processes were started together on {self.device}; "
+                "launch them all for the same kind of device."
+            )
+        _part_in_peace()
+
+    @property
+    def main(self) -> bool:
+        """The one that writes and shows."""
+        return self.index == 0
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over processes, in one message for all tensors of a type."""
+        if self.count == 1:
+            return list(tensors)
+        found: list[Tensor] = list(tensors)
+        for kind in {t.dtype for t in tensors}:
+            which = [i for i, t in enumerate(tensors) if t.dtype == kind]
+            flat = torch.cat([tensors[i].reshape(-1) for i in which])
+            dist.all_reduce(flat)
+            parts = flat.split([tensors[i].numel() for i in which])
+            for i, part in zip(which, parts, strict=True):
+                found[i] = part.view(tensors[i].shape)
+        return found
+
+    def numbers(self, *values: float) -> list[float]:
+        """Sums of a few numbers over processes."""
+        if self.count == 1:
+            return list(values)
+        (total,) = self.sum([torch.tensor(values, dtype=torch.float64, device=self.device)])
+        return list(total.tolist())
+
+    def told(self, value: Any) -> Any:
+        """What the main process says; the others' ``value`` is ignored."""
+        if self.count == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device)
+        return box[0]
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
+
+
+def together() -> bool:
+    """Whether this process was started as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 or (dist.is_available() and dist.is_initialized())
+
+
+def pick_device(device: str | torch.device | None) -> torch.device:
+    """The device named, or CUDA where there is one, else the CPU."""
+    if device is not None:
+        try:
+            named = torch.device(device)
+        except RuntimeError as error:
+            raise InputError(f"device={device!r} is not one: say 'cpu', 'cuda' or 'cuda:1'.") from error
+        if named.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device={str(device)!r}, but torch finds no CUDA device here.")
+    else:
+        named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if named.type == "cuda" and named.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return named
+
+
+_parting = False
+
+
+def _part_in_peace() -> None:
+    """At the end of the program processes wait for each other before they close their connections.
+
+    Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
+    the others may never come.
+    """
+    global _parting
+    if not _parting:
+        _parting = True
+        atexit.register(_part)
+
+
+def abandon() -> None:
+    """This process ends with an error: it will not wait for the others."""
+    global _parting
+    if _parting:
+        atexit.unregister(_part)
+        _parting = False
+
+
+def _part() -> None:
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM as a request that a loop can attend to when it is ready."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Within the block the first signal only sets ``asked``; a second one acts as it would outside.
+
+    In a thread, where Python cannot watch signals, and with ``watch=False`` nothing changes.
+    """
+
+    def __init__(self, watch: bool = True) -> None:
+        self.watch = watch and threading.current_thread() is threading.main_thread()
+        self.asked: signal.Signals | None = None
+        self.before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if self.watch:
+            for number in STOPPING:
+                handler = signal.getsignal(number)
+                if handler is not signal.SIG_IGN:  # whoever ignores it has a reason
+                    self.before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._put_back()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = signal.Signals(number)
+        self._put_back()
+
+    def _put_back(self) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}

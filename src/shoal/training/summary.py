@@ -1,0 +1,100 @@
+"""What to write down of a training: what it was, where it ran, what came out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import fields
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import shoal
+from shoal.training.loop import Training
+
+
+def summary(training: Training, status: str = "finished", error: str = "") -> dict[str, Any]:
+    """Everything measured, as plain data."""
+    history = list(training.history)
+    chosen, rule = training.selected if history else (None, "last step")
+    if chosen is not None and chosen not in history:  # the averaged weights', judged at the end
+        history.append(chosen)
+    return {
+        "status": status,
+        "history": tuple(point.to_dict() for point in history),
+        "selected": history.index(chosen) if chosen is not None else -1,
+        "rule": rule,
+        "seconds": round(training.seconds, 3),
+        "environment": environment(training.device, training.processes.count),
+        "error": error,
+        "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
+        "skipped": len(training.skipped),
+    }
+
+
+def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
+    cuda = device.type == "cuda"
+    return {
+        "shoal": shoal.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "accelerate": metadata.version("accelerate"),
+        "device": torch.cuda.get_device_name(device) if cuda else "cpu",
+        "threads": str(torch.get_num_threads()),
+        "processes": str(processes),
+    }
+
+
+def surroundings(training: Training) -> dict[str, Any]:
+    """What a later reader needs beside the settings to repeat a run."""
+    return {
+        "environment": environment(training.device, training.processes.count),
+        "git": git_state(os.getcwd()),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def describe(training: Training) -> dict[str, Any]:
+    """A training that was started from Python: its options, and the names of what cannot be written down."""
+    options = {f.name: _plain(getattr(training.options, f.name)) for f in fields(training.options)}
+    return {
+        "algorithm": type(training.algorithm).__name__,
+        "model": type(training.model).__name__,
+        "parameters": sum(p.numel() for p in training.model.parameters()),
+        "domains": {split: len(domains) for split, domains in training.data.splits.items()},
+        "options": options,
+        **surroundings(training),
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return getattr(value, "__qualname__", None) or str(value)
+
+
+@lru_cache
+def git_state(folder: str) -> dict[str, Any] | None:
+    """The commit checked out in ``folder`` and whether files differ from it; ``None`` outside of git."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,352 @@
+"""What a training writes down as it goes: metrics.jsonl, TensorBoard and Weights & Biases.
+
+A line is a mapping with a ``step``, a ``phase`` ("train" or "warm start") and numbers, some of them in
+mappings of their own, such as one loss a domain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import os
+import struct
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from shoal.errors import InputError
+from shoal.files import write_atomically
+
+MOST = 50
+"""Trackers draw a curve for each domain up to so many domains."""
+
+
+class Tracker(Protocol):
+    """Where lines go besides metrics.jsonl."""
+
+    def write(self, line: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Metrics:
+    """metrics.jsonl: one JSON object a line, append only; cut back to where a checkpoint was on resuming.
+
+    ``length`` is what :meth:`flush` returned when that checkpoint was written. Numbers that JSON does not
+    have (NaN and the infinities) are null.
+    """
+
+    def __init__(self, path: Path, length: int = 0) -> None:
+        self.path = path.absolute()
+        self.length = length
+        self._pending: deque[bytes] = deque()
+        self._warned = False
+        try:
+            if length == 0 and not path.exists():
+                write_atomically(path, b"")
+            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (open until close)
+        except FileNotFoundError as error:
+            raise InputError(f"{path} is missing, and the checkpoint to resume from counts on it.") from error
+        except OSError as error:
+            raise InputError(f"{path} cannot be opened for writing: {error.strerror}.") from error
+        self._cut_back()
+
+    def _cut_back(self) -> None:
+        size = os.fstat(self._file.fileno()).st_size
+        self._file.seek(max(self.length - 1, 0))
+        whole = size >= self.length and (self.length == 0 or self._file.read(1) == b"\n")
+        if not whole:
+            self._file.close()
+            raise InputError(
+                f"{self.path} has lost or changed lines that the checkpoint counts on: it had "
+                f"{self.length:,} bytes then and has {size:,} now."
+            )
+        self._file.truncate(self.length)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Appends a line; what a full disk refuses is kept and tried again with the next."""
+        self._pending.append(json.dumps(_plain(line, strict=True), allow_nan=False).encode() + b"\n")
+        try:
+            self._write_pending()
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    f"{self.path} cannot be written ({error.strerror}); its lines stay in memory for now.",
+                    stacklevel=2,
+                )
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            rest = memoryview(self._pending[0])
+            try:
+                self._file.seek(self.length)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._file.truncate(self.length)
+                raise
+            self.length += len(self._pending.popleft())
+
+    def flush(self) -> int:
+        """Puts every line on the disk for good; returns the file's length in bytes."""
+        self._write_pending()
+        os.fsync(self._file.fileno())
+        return self.length
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Everything written so far, also what is still in memory."""
+        written = self.path.read_bytes()[: self.length].splitlines()
+        found = []
+        for number, text in enumerate([*written, *self._pending], 1):
+            try:
+                found.append(json.loads(text))
+            except ValueError as error:
+                raise InputError(f"line {number} of {self.path} is not JSON: {error}.") from error
+        return found
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        try:
+            self._write_pending()
+        except OSError as error:
+            lost = len(self._pending)
+            warnings.warn(f"{self.path} lacks the last {lost:,} lines: {error.strerror}.", stacklevel=2)
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+class TensorBoard:
+    """Scalars as a TensorBoard event file, written without the tensorboard package.
+
+    The file is begun anew each time, with the ``earlier`` lines of a resumed training. Trouble with the disk
+    ends it with a warning and leaves the training alone.
+    """
+
+    def __init__(self, folder: Path, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        earlier = list(earlier)
+        now = time.time()
+        age = max((_seconds(line) for line in earlier), default=0.0)
+        self._file: Any = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*.shoal.*"):
+                old.unlink()
+            path = folder / f"events.out.tfevents.{int(now)}.shoal.{os.getpid()}"
+            self._file = open(path, "wb")  # noqa: SIM115 (open until close)
+            self._file.write(_record(_double(1, now) + _bytes(3, b"brain.Event:2")))
+            for line in earlier:
+                self._append(line, now - age + _seconds(line))
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._append(line, time.time())
+            self._file.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _append(self, line: Mapping[str, Any], when: float) -> None:
+        values = [
+            _bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in scalars(line).items()
+        ]
+        if values:
+            event = _double(1, when) + _integer(2, int(line.get("step", 0))) + _bytes(5, b"".join(values))
+            self._file.write(_record(event))
+
+    def _give_up(self, error: OSError) -> None:
+        self.close()
+        warnings.warn(f"TensorBoard gets nothing more: {error}.", stacklevel=3)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+class WeightsAndBiases:
+    """Sends lines to Weights & Biases, where a folder is one run, however often it is resumed.
+
+    W&B wants one step that only grows, so there lines are counted; a line's own step is logged as a value.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        name: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        earlier: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        wandb = _wandb()
+        self._warned = False
+        folder = folder.resolve()
+        identity = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.run = wandb.init(
+                project=project, name=name, config=dict(config), dir=str(folder), id=identity, resume="allow"
+            )
+        except Exception as error:
+            raise InputError(
+                f"Weights & Biases did not start: {error}\n"
+                "Log in with `wandb login`, or set WANDB_MODE=offline to send the run later."
+            ) from error
+        self._next = 0
+        known = self.run.step
+        for line in earlier:
+            if self._next >= known:
+                self.write(line)
+            else:
+                self._next += 1
+        self._next = max(self._next, known)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        values = {f"{_prefix(line)}step": int(line.get("step", 0)), **scalars(line)}
+        try:
+            self.run.log(values, step=self._next, commit=True)
+        except Exception as error:
+            self._warn(error)
+        self._next += 1
+
+    def close(self) -> None:
+        try:
+            self.run.finish()
+        except Exception as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"Weights & Biases: {type(error).__name__}: {error}", stacklevel=3)
+
+
+def _wandb() -> Any:
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError as error:
+        raise InputError("Weights & Biases is not installed: pip install wandb") from error
+    if not hasattr(wandb, "init"):  # a folder of that name, such as the one W&B itself leaves behind
+        raise InputError(
+            "Weights & Biases is not installed, though a folder is called wandb: pip install wandb"
+        )
+    return wandb
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a line by names such as "losses/oslo"; null, which in a file stands for NaN, is NaN.
+
+    Domains that are more than :data:`MOST` are left out.
+    """
+    plain = _plain(line)
+    plain.pop("step", None)
+    found = _flat(plain, _prefix(line))
+    return {name.encode("utf-8", "backslashreplace").decode(): value for name, value in found.items()}
+
+
+def _prefix(line: Mapping[str, Any]) -> str:
+    phase = line.get("phase", "train")
+    return "" if phase == "train" else f"{phase}/"
+
+
+def _flat(nest: dict[str, Any], prefix: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name, value in nest.items():
+        if isinstance(value, dict):
+            if name not in ("losses", "domains") or len(value) <= MOST:
+                found |= _flat(value, f"{prefix}{name}/")
+        elif value is None:
+            found[prefix + name] = math.nan
+        elif isinstance(value, (int, float)):
+            found[prefix + name] = float(value)
+    return found
+
+
+def _plain(value: Any, strict: bool = False) -> Any:
+    """What JSON can hold; ``strict`` turns NaN and infinities into null."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(part, strict) for name, part in value.items()}
+    if hasattr(value, "tolist"):  # numbers and arrays of NumPy and torch
+        value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part, strict) for part in value]
+    if value is None or isinstance(value, (str, int)):
+        return value
+    try:
+        value = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return str(value)
+    return None if strict and not math.isfinite(value) else value
+
+
+def _seconds(line: Mapping[str, Any]) -> float:
+    return float(line.get("seconds") or 0.0)
+
+
+# The event file: records of TensorFlow's framing, each a protobuf message.
+
+
+def _record(message: bytes) -> bytes:
+    length = struct.pack("<Q", len(message))
+    return length + _checksum(length) + message + _checksum(message)
+
+
+def _checksum(content: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return struct.pack("<I", masked)
+
+
+def _crc32c_of_byte(byte: int) -> int:
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+_CRC32C = [_crc32c_of_byte(byte) for byte in range(256)]
+
+
+def _varint(number: int) -> bytes:
+    number &= 2**64 - 1
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _integer(field: int, number: int) -> bytes:
+    return _varint(field << 3) + _varint(number)
+
+
+def _double(field: int, number: float) -> bytes:
+    return _varint(field << 3 | 1) + struct.pack("<d", number)
+
+
+def _bytes(field: int, content: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+def _float(field: int, number: float) -> bytes:
+    try:
+        packed = struct.pack("<f", number)
+    except OverflowError:
+        packed = struct.pack("<f", math.copysign(math.inf, number))
+    return _varint(field << 3 | 5) + packed

@@ -1,0 +1,196 @@
+"""A run's folder: what lies in it, and that one process uses it at a time."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal.training.folder as module
+from shoal.errors import InputError
+from shoal.training.checkpoint import Checkpoints
+from shoal.training.folder import RunFolder
+
+
+def test_what_lies_in_it(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path / "runs" / "a"))
+    assert folder.path == tmp_path / "runs" / "a"
+    assert folder.path.is_dir()
+    assert not [*folder.path.iterdir()]
+    files = [folder.config, folder.metrics, folder.record, folder.checkpoints, folder.model]
+    names = ["config.yaml", "metrics.jsonl", "record.json", "checkpoints", "model.safetensors"]
+    assert files == [folder.path / name for name in names]
+
+
+def test_started_and_finished(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    with folder:
+        assert not folder.started
+    folder.checkpoints.mkdir()
+    assert not folder.started
+    saved = Checkpoints(folder.checkpoints).save(1, {})
+    assert folder.started
+    saved.unlink()
+    assert not folder.started
+    folder.config.touch()
+    assert folder.started
+    assert not folder.finished
+    folder.record.touch()
+    assert folder.finished
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is a file; a run needs a folder"):
+        RunFolder(tmp_path / "file")
+    with pytest.raises(InputError, match=r"file/a cannot be made or written to \(Not a directory\)"):
+        RunFolder(tmp_path / "file" / "a")
+
+    def refuse(**_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(InputError, match=r"cannot be made or written to \(Permission denied\)"):
+        RunFolder(tmp_path)
+
+
+def test_locked_within_the_block(tmp_path: Path) -> None:
+    ours, other = RunFolder(tmp_path), RunFolder(tmp_path)
+    mine = f"process {os.getpid()} on host {socket.gethostname()};"
+    with ours as entered:
+        assert entered is ours
+        with pytest.raises(InputError, match=f"^{tmp_path} is in use by {mine}"), other:
+            pass
+        with ours:
+            pass
+        with pytest.raises(InputError, match="is in use by"), other:
+            pass
+    with other:
+        with pytest.raises(InputError, match="is in use by"), ours:
+            pass
+    assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
+
+
+def test_freed_by_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), RunFolder(tmp_path):
+        raise KeyError
+    with RunFolder(tmp_path):
+        pass
+
+
+def test_an_unnamed_holder(tmp_path: Path) -> None:
+    with RunFolder(tmp_path):
+        (tmp_path / ".lock").write_text("")
+        with pytest.raises(InputError, match="is in use by another process; wait"), RunFolder(tmp_path):
+            pass
+
+
+def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(InputError, match="cannot be made or written to"), RunFolder(tmp_path):
+        pass
+
+
+def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "fcntl", None)
+    with RunFolder(tmp_path), RunFolder(tmp_path):
+        assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\)"), RunFolder(tmp_path):
+        pass
+
+
+# Other processes
+
+HOLD = """if True:
+    import os, sys, time
+    from shoal.training.folder import RunFolder
+    with RunFolder(sys.argv[1]):
+        worker = os.fork() if sys.argv[2] == "fork" else None
+        if worker == 0:
+            os.close(1)
+            time.sleep(60)
+            os._exit(0)
+        print(worker, flush=True)
+        time.sleep(60)
+    """
+
+
+@contextmanager
+def holder(folder: Path, how: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Another process in the middle of its block, and the first line that it prints."""
+    process = subprocess.Popen([sys.executable, "-c", HOLD, folder, how], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield process, process.stdout.readline()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_killed_holder_frees_it(tmp_path: Path) -> None:
+    """At once, and also if its forked workers live on."""
+    with holder(tmp_path, "fork") as (process, line):
+        worker = int(line)
+        try:
+            expected = f"in use by process {process.pid} on host {socket.gethostname()}; wait for it"
+            with pytest.raises(InputError, match=expected), RunFolder(tmp_path):
+                pass
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            os.kill(worker, 0)
+            with RunFolder(tmp_path):
+                pass
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_another_process_is_refused(tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        from shoal.training.folder import RunFolder
+        try:
+            with RunFolder(sys.argv[1]):
+                print("taken")
+        except ValueError as error:
+            print(error)
+        """
+    with RunFolder(tmp_path):
+        answer = subprocess.run(
+            [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
+        )
+    assert f"in use by process {os.getpid()}" in answer.stdout
+
+
+def test_a_forked_process_does_not_free_it(tmp_path: Path) -> None:
+    """Even if it leaves the block."""
+    code = """if True:
+        import os, sys
+        from shoal.training.folder import RunFolder
+        with RunFolder(sys.argv[1]):
+            child = os.fork()
+            if child:
+                os.waitpid(child, 0)
+                try:
+                    RunFolder(sys.argv[1]).__enter__()
+                except ValueError as error:
+                    print(error)
+        """
+    answer = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert "is in use by process" in answer.stdout

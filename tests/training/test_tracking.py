@@ -1,0 +1,474 @@
+"""Lines of a training as metrics.jsonl, as a TensorBoard event file and as a Weights & Biases run."""
+
+import json
+import math
+import struct
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shoal.errors import InputError
+from shoal.training.tracking import Metrics, TensorBoard, Tracker, WeightsAndBiases, scalars
+
+ODD_NAMES = ["<script>", "a/b", "", "東京", "step", "two\nlines", "\udcff", "🐟" * 100]
+
+
+def line(step: int, loss: float = 0.5, **more: Any) -> dict[str, Any]:
+    return {"phase": "train", "step": step, "loss": loss, **more}
+
+
+@contextmanager
+def disk_full_after(size: int) -> Iterator[None]:
+    """No file may grow past ``size`` bytes: a write that would is cut short, and the next one fails."""
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """All that is warned of inside, filled in at the end."""
+    found: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield found
+    found += [str(warning.message) for warning in caught]
+
+
+class TestMetrics:
+    def test_lines_come_back_as_they_were(self, tmp_path: Path) -> None:
+        path = tmp_path / "new folder" / "metrics.jsonl"
+        metrics = Metrics(path)
+        lines = [line(1, losses=dict.fromkeys(ODD_NAMES, 0.25)), line(2, scores={"test": {"metric": "mse"}})]
+        for one in lines:
+            metrics.write(one)
+        assert metrics.lines() == lines
+        assert metrics.flush() == path.stat().st_size
+        metrics.close()
+        metrics.close()
+        assert metrics.lines() == [json.loads(text) for text in path.read_text().splitlines()] == lines
+
+    def test_a_line_is_in_the_file_at_once(self, tmp_path: Path) -> None:
+        metrics = Metrics(tmp_path / "m")
+        metrics.write(line(1))
+        assert json.loads((tmp_path / "m").read_text()) == line(1)
+        metrics.close()
+
+    def test_numbers_that_json_does_not_have_are_null(self, tmp_path: Path) -> None:
+        metrics = Metrics(tmp_path / "m")
+        metrics.write({"a": math.nan, "b": [math.inf, 1.0], "c": {"d": -math.inf}, "e": np.float32("nan")})
+        assert metrics.lines() == [{"a": None, "b": [None, 1.0], "c": {"d": None}, "e": None}]
+        metrics.close()
+
+    def test_numbers_of_other_libraries(self, tmp_path: Path) -> None:
+        metrics = Metrics(tmp_path / "m")
+        values = {
+            "array": np.arange(2),
+            "bfloat16": torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True),
+            "float32": np.float32(0.25),
+            "fraction": Fraction(1, 4),
+            "int64": np.int64(3),
+            "path": Path("x"),
+            "truth": True,
+        }
+        metrics.write(values)
+        expected = {"array": [0, 1], "bfloat16": 0.5, "float32": 0.25, "fraction": 0.25, "int64": 3}
+        assert metrics.lines() == [expected | {"path": "x", "truth": True}]
+        metrics.close()
+
+    def test_starts_empty(self, tmp_path: Path) -> None:
+        path = tmp_path / "m"
+        path.write_text('{"from": "another run"}\n')
+        metrics = Metrics(path)
+        assert metrics.lines() == []
+        assert path.read_bytes() == b""
+        metrics.close()
+
+    def test_resuming_cuts_back_to_the_checkpoint(self, tmp_path: Path) -> None:
+        first = Metrics(tmp_path / "m")
+        first.write(line(1))
+        length = first.flush()
+        first.write(line(2, loss=9.0))
+        first.close()
+        (tmp_path / "m").open("ab").write(b'{"phase": "tr')
+        second = Metrics(tmp_path / "m", length)
+        assert second.lines() == [line(1)]
+        second.write(line(2))
+        assert second.lines() == [line(1), line(2)]
+        second.close()
+
+    @pytest.mark.parametrize(
+        "content", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2000}\n{"step": 3}\n', b""], ids=repr
+    )
+    def test_lost_lines_are_refused_and_nothing_is_touched(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "m"
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=r"m has lost or changed lines.* 24 bytes then"):
+            Metrics(path, 24)
+        assert path.read_bytes() == content
+
+    def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"gone\.jsonl is missing"):
+            Metrics(tmp_path / "gone.jsonl", 24)
+
+    def test_a_path_that_cannot_be_a_file_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot be opened for writing"):
+            Metrics(tmp_path)
+
+    def test_a_line_that_someone_broke_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "m").write_bytes(b'{"step": 1}\noh no\n')
+        metrics = Metrics(tmp_path / "m", 18)
+        with pytest.raises(InputError, match=r"line 2 of .*m is not JSON"):
+            metrics.lines()
+        metrics.close()
+
+    def test_a_full_disk_delays_lines_and_loses_none(self, tmp_path: Path) -> None:
+        path = tmp_path / "m"
+        metrics = Metrics(path)
+        metrics.write(line(1))
+        length = metrics.flush()
+        with disk_full_after(length + 20):
+            with warned() as said:
+                metrics.write(line(2))
+                metrics.write(line(3))
+            (once,) = said
+            assert once.endswith("its lines stay in memory for now.")
+            assert path.stat().st_size == length
+            with pytest.raises(OSError, match="large"):
+                metrics.flush()
+            assert path.stat().st_size == length
+            assert metrics.lines() == [line(1), line(2), line(3)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            metrics.write(line(4))
+        assert metrics.flush() == path.stat().st_size
+        assert [json.loads(text) for text in path.read_text().splitlines()] == [line(i) for i in (1, 2, 3, 4)]
+        metrics.close()
+
+    def test_what_a_full_disk_never_took_is_told_at_the_end(self, tmp_path: Path) -> None:
+        metrics = Metrics(tmp_path / "m")
+        with disk_full_after(10), warned() as said:
+            metrics.write(line(1))
+            metrics.write(line(2))
+            metrics.close()
+        assert ["lacks the last 2 lines" in text for text in said] == [False, True]
+        assert (tmp_path / "m").read_bytes() == b""
+
+
+class TestScalars:
+    def test_names(self) -> None:
+        found = scalars(
+            line(7, losses={"oslo": 0.3}, scores={"test": {"metric": "mse", "mean": 1, "domains": {"x": 2}}})
+        )
+        assert found == {
+            "loss": 0.5,
+            "losses/oslo": 0.3,
+            "scores/test/mean": 1.0,
+            "scores/test/domains/x": 2.0,
+        }
+
+    def test_warm_start(self) -> None:
+        assert scalars({"phase": "warm start", "step": 1, "loss": 2}) == {"warm start/loss": 2.0}
+
+    def test_a_domain_may_be_called_step(self) -> None:
+        assert scalars({"step": 1, "losses": {"step": 2.0, "phase": 3.0}}) == {
+            "losses/step": 2.0,
+            "losses/phase": 3.0,
+        }
+
+    @pytest.mark.parametrize(("count", "shown"), [(50, 50), (51, 0)])
+    def test_many_domains_are_left_out(self, count: int, shown: int) -> None:
+        domains = {str(i): 1.0 for i in range(count)}
+        assert len(scalars({"losses": domains})) == shown
+        assert len(scalars({"scores": {"test": {"mean": 1.0, "domains": domains}}})) == shown + 1
+
+    def test_null_is_nan(self) -> None:
+        assert math.isnan(scalars({"loss": None})["loss"])
+
+
+def crc32c(content: bytes) -> int:
+    """Bit by bit, as the definition has it."""
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ 0x82F63B78 if crc & 1 else crc >> 1
+    return crc ^ 0xFFFFFFFF
+
+
+def masked(content: bytes) -> bytes:
+    crc = crc32c(content)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) % 2**32)
+
+
+def messages(content: bytes) -> Iterator[bytes]:
+    while content:
+        (length,) = struct.unpack("<Q", content[:8])
+        assert content[8:12] == masked(content[:8])
+        message, end = content[12 : 12 + length], content[12 + length : 16 + length]
+        assert end == masked(message)
+        yield message
+        content = content[16 + length :]
+
+
+def fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        number = shift = 0
+        while True:
+            byte = message[at]
+            at += 1
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return number
+
+    while at < len(message):
+        field, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield field, varint()
+            continue
+        size = {1: 8, 5: 4}.get(kind) or varint()
+        part, at = message[at : at + size], at + size
+        yield field, struct.unpack({1: "<d", 5: "<f"}[kind], part)[0] if kind != 2 else part
+
+
+def events(folder: Path) -> list[tuple[int, float, dict[str, float]]]:
+    """Step, time and scalars of every event in the only file of a folder."""
+    (path,) = folder.glob("events.out.tfevents.*")
+    head, *rest = map(dict, map(fields, messages(path.read_bytes())))
+    assert head[3] == b"brain.Event:2"
+    found = []
+    for event in rest:
+        values = [dict(fields(value)) for field, value in fields(event[5]) if field == 1]
+        found.append((event[2], event[1], {value[1].decode(): value[2] for value in values}))
+    return found
+
+
+def test_the_checksum_of_these_tests() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+
+
+class TestTensorBoard:
+    def test_every_line_is_an_event(self, tmp_path: Path) -> None:
+        board: Tracker = TensorBoard(tmp_path / "new" / "folder")
+        board.write(line(1, losses={"oslo": 0.25}))
+        assert events(tmp_path / "new" / "folder")[0][2] == {"loss": 0.5, "losses/oslo": 0.25}
+        board.write({"phase": "warm start", "step": 2**40, "loss": 4})
+        board.write({"phase": "train", "step": 3, "only": "words"})
+        board.close()
+        board.close()
+        board.write(line(4))
+        assert [(step, values) for step, _, values in events(tmp_path / "new" / "folder")] == [
+            (1, {"loss": 0.5, "losses/oslo": 0.25}),
+            (2**40, {"warm start/loss": 4.0}),
+        ]
+
+    def test_any_name_and_any_number(self, tmp_path: Path) -> None:
+        board = TensorBoard(tmp_path)
+        board.write({"step": 1, "losses": dict.fromkeys(ODD_NAMES, 0.5)})
+        board.write({"step": 2, "a": math.nan, "b": math.inf, "c": -1e300, "d": 1e-300, "e": None})
+        board.close()
+        (_, _, names), (_, _, numbers) = events(tmp_path)
+        assert list(names) == [f"losses/{n}" for n in ODD_NAMES[:6]] + [
+            "losses/\\udcff",
+            "losses/" + "🐟" * 100,
+        ]
+        assert math.isnan(numbers.pop("a"))
+        assert math.isnan(numbers.pop("e"))
+        assert numbers == {"b": math.inf, "c": -math.inf, "d": 0.0}
+
+    def test_a_resumed_training_begins_the_file_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        theirs = tmp_path / "events.out.tfevents.123.host.1.0"
+        theirs.write_bytes(b"of another program")
+        first = TensorBoard(tmp_path)
+        first.write(line(1))
+        first.write(line(2, loss=9.0))
+        first.close()
+        monkeypatch.setattr("time.time", lambda: 5000.0)
+        second = TensorBoard(tmp_path, [line(1, seconds=10.0), line(2, seconds=12.5)])
+        second.write(line(3, seconds=13.0))
+        second.close()
+        assert theirs.read_bytes() == b"of another program"
+        theirs.unlink()
+        assert [(step, when) for step, when, _ in events(tmp_path)] == [(1, 4997.5), (2, 5000.0), (3, 5000.0)]
+
+    def test_a_full_disk_ends_it_with_one_warning(self, tmp_path: Path) -> None:
+        board = TensorBoard(tmp_path)
+        board.write(line(1))
+        (path,) = tmp_path.iterdir()
+        with disk_full_after(path.stat().st_size + 10), warned() as said:
+            board.write(line(2))
+            board.write(line(3))
+        assert ["nothing more" in text for text in said] == [True]
+        board.write(line(4))
+        board.close()
+
+    def test_a_folder_that_cannot_be_made_is_a_warning(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.warns(UserWarning, match="nothing more"):
+            board = TensorBoard(tmp_path / "file" / "folder", [line(1)])
+        board.write(line(2))
+        board.close()
+
+    def test_tensorboard_reads_it(self, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        board = TensorBoard(tmp_path, [{"phase": "warm start", "step": 1, "loss": 8.0}])
+        for step in range(1, 301):
+            board.write(line(step, loss=1 / step, losses=dict.fromkeys(ODD_NAMES, float(step))))
+        board.write({"step": 300, "scores": {"test": {"average": math.nan, "domains": {"kyoto": 0.5}}}})
+        board.close()
+        read = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0})
+        read.Reload()
+        assert read.file_version == 2.0
+        names = [f"losses/{name}" for name in ODD_NAMES if name != "\udcff"] + ["losses/\\udcff"]
+        scores = ["scores/test/average", "scores/test/domains/kyoto"]
+        assert sorted(read.Tags()["scalars"]) == sorted([*names, *scores, "loss", "warm start/loss"])
+        assert [event.step for event in read.Scalars("loss")] == list(range(1, 301))
+        assert [event.value for event in read.Scalars("loss")] == pytest.approx(
+            [1 / s for s in range(1, 301)]
+        )
+        assert math.isnan(read.Scalars("scores/test/average")[0].value)
+        assert [event.value for event in read.Scalars("warm start/loss")] == [8.0]
+
+
+class FakeRun:
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.finished = False
+        self.broken = False
+
+    def log(self, values: dict[str, Any], step: int, commit: bool) -> None:
+        if self.broken:
+            raise RuntimeError("no connection")
+        assert commit
+        assert step >= self.step, "W&B drops steps that go back"
+        self.step = step + 1
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        if self.broken:
+            raise RuntimeError("no connection")
+        self.finished = True
+
+
+class FakeWandb(ModuleType):
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.known = 0
+        self.inits: list[dict[str, Any]] = []
+
+    def init(self, **options: Any) -> FakeRun:
+        self.inits.append(options)
+        return FakeRun(self.known)
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    module = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+class TestWeightsAndBiases:
+    def test_one_folder_is_one_run(
+        self, tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        WeightsAndBiases("sea", "run 1", {"lr": 0.1}, tmp_path / "a")
+        monkeypatch.chdir(tmp_path)
+        WeightsAndBiases("sea", "run 1", {"lr": 0.1}, Path("a"))
+        WeightsAndBiases("sea", "run 1", {"lr": 0.1}, Path("b"))
+        first, again, other = wandb.inits
+        assert first == again
+        assert first["id"] != other["id"]
+        assert int(first.pop("id"), 16) >= 0
+        folder = str(tmp_path / "a")
+        assert first == {
+            "project": "sea",
+            "name": "run 1",
+            "config": {"lr": 0.1},
+            "dir": folder,
+            "resume": "allow",
+        }
+        assert Path(folder).is_dir()
+
+    def test_steps_only_grow(self, tmp_path: Path, wandb: FakeWandb) -> None:
+        tracker: Tracker = WeightsAndBiases("sea", "run", {}, tmp_path)
+        for phase in ("warm start", "train"):
+            for step in (10, 20):
+                tracker.write({"phase": phase, "step": step, "loss": 1.0, "losses": {"\udcff": 2}})
+        tracker.close()
+        run: FakeRun = tracker.run  # type: ignore[attr-defined]
+        assert run.logged == [
+            (0, {"warm start/step": 10, "warm start/loss": 1.0, "warm start/losses/\\udcff": 2.0}),
+            (1, {"warm start/step": 20, "warm start/loss": 1.0, "warm start/losses/\\udcff": 2.0}),
+            (2, {"step": 10, "loss": 1.0, "losses/\\udcff": 2.0}),
+            (3, {"step": 20, "loss": 1.0, "losses/\\udcff": 2.0}),
+        ]
+        assert run.finished
+
+    @pytest.mark.parametrize(
+        ("known", "expected"),
+        [
+            (0, [(0, 1), (1, 2), (2, 3)]),
+            (1, [(1, 2), (2, 3)]),
+            (2, [(2, 3)]),
+            (9, [(9, 3)]),
+        ],
+    )
+    def test_earlier_lines_are_logged_where_they_are_lacking(
+        self, tmp_path: Path, wandb: FakeWandb, known: int, expected: list[tuple[int, int]]
+    ) -> None:
+        wandb.known = known
+        tracker = WeightsAndBiases("sea", "run", {}, tmp_path, [line(1), line(2)])
+        tracker.write(line(3))
+        assert [(at, values["step"]) for at, values in tracker.run.logged] == expected
+
+    def test_its_trouble_is_one_warning(self, tmp_path: Path, wandb: FakeWandb) -> None:
+        tracker = WeightsAndBiases("sea", "run", {}, tmp_path)
+        tracker.run.broken = True
+        with warned() as said:
+            tracker.write(line(1))
+            tracker.write(line(2))
+            tracker.close()
+        assert said == ["Weights & Biases: RuntimeError: no connection"]
+        tracker.run.broken = False
+        tracker.write(line(3))
+        assert [at for at, _ in tracker.run.logged] == [2]
+
+    def test_a_run_that_does_not_start_is_refused(
+        self, tmp_path: Path, wandb: FakeWandb, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def init(**options: Any) -> None:
+            raise RuntimeError("No API key configured.")
+
+        monkeypatch.setattr(wandb, "init", init)
+        with pytest.raises(InputError, match=r"did not start: No API key configured\.\nLog in"):
+            WeightsAndBiases("sea", "run", {}, tmp_path)
+
+    @pytest.mark.parametrize("module", [None, ModuleType("wandb")], ids=["absent", "only a folder"])
+    def test_not_installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        with pytest.raises(InputError, match=r"pip install wandb$"):
+            WeightsAndBiases("sea", "run", {}, tmp_path)
