@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import shoal
-from shoal.commands import demo, list, reproduce, train
+from shoal.commands import demo, list, reproduce, resume, show, train
+from shoal.commands.showing import main_process
 from shoal.errors import InputError
 
-COMMANDS = {"demo": demo, "train": train, "list": list, "reproduce": reproduce}
+COMMANDS = {
+    "demo": demo,
+    "train": train,
+    "resume": resume,
+    "show": show,
+    "list": list,
+    "reproduce": reproduce,
+}
 
 
 class _Help(argparse.HelpFormatter):
@@ -42,16 +53,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not hasattr(given, "run"):
         parser.print_help()
         return 0
+    before = _terminable()
     try:
         given.run(given)
     except InputError as error:
-        print(f"shoal: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(
-            "\nshoal: stopped. Finished runs are kept; the same command goes on from there.", file=sys.stderr
-        )
-        return 130
+        return _failed(f"shoal: {error}", 2)
+    except KeyboardInterrupt as stop:
+        how = str(stop) or "stopped. Finished runs are kept; the same command goes on from there."
+        return _failed(f"\nshoal: {how}", 128 + (getattr(stop, "signal", None) or signal.SIGINT))
     except BrokenPipeError:
         return 0
+    except BaseException:
+        _abandon()
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _failed(message: str, code: int) -> int:
+    if main_process():
+        print(message, file=sys.stderr)
+    _abandon()
+    return code
+
+
+def _abandon() -> None:
+    """A process that fails does not wait for those it trained together with."""
+    processes = sys.modules.get("shoal.training.processes")
+    if processes is not None:
+        processes.abandon()
+
+
+class _Terminated(KeyboardInterrupt):
+    signal = signal.SIGTERM
+
+
+def _terminable() -> Any:
+    """SIGTERM as an exception, so that it too leaves nothing half done; returns what it was before."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, stop)

@@ -6,12 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
+import yaml
+
 from shoal.errors import InputError, check_names
+from shoal.files import write_atomically
 
 # torch.optim classes by the names used in configurations.
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+SCHEDULES = ("cosine", "linear")
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,24 @@ class RunConfig:
     eval_every: int | None = None
     eval_limit: int | None = None
     select: str | None = None
+    patience: int | None = None
+    precision: str | None = None
+    clip: float | None = None
+    accumulate: int = 1
+    schedule: str | None = None
+    """The learning rate's way to zero: ``cosine`` or ``linear``."""
+    average: str | None = None
+    average_start: int | None = None
+    on_nan: str = "stop"
+    weights: str | None = None
+    """A file with the weights to start from; by default the model's own random ones."""
     label: str = ""
     """How tables call this row; no part of the run's identity."""
 
     def __post_init__(self) -> None:
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
+        if self.schedule is not None:
+            check_names("schedule", [self.schedule], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
 
@@ -52,8 +70,14 @@ class RunConfig:
 
     @property
     def identity(self) -> str:
-        """A short name for what is run, the same on every machine: changes whenever a field does."""
-        content = {k: v for k, v in asdict(self).items() if k != "label"}
+        """A short name for what is run, the same on every machine: changes whenever a field does.
+
+        Fields at their defaults do not count: one that comes with a later version changes no name.
+        """
+        usual = asdict(RunConfig(self.dataset, self.algorithm, self.steps))
+        required = ("dataset", "algorithm", "steps")
+        content = {k: v for k, v in asdict(self).items() if k in required or v != usual[k]}
+        content.pop("label", None)
         text = json.dumps(content, sort_keys=True, default=dict)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -64,3 +88,33 @@ class RunConfig:
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
         check_names("field of a run configuration:", content, [f.name for f in fields(cls)])
         return cls(**content)
+
+
+def read_file(folder: Path) -> dict[str, Any]:
+    """The config.yaml of the run in ``folder``."""
+    path = folder / "config.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{str(path)!r} is not the configuration of a run.")
+    return content
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration with which the run in ``folder`` was started."""
+    content = read_file(folder)
+    if "run" not in content:
+        raise InputError(
+            f"{str(folder)!r} was not made by `shoal train`: call shoal.fit again with resume=True."
+        )
+    return RunConfig.from_dict(content["run"])
+
+
+def change_config(folder: Path, config: RunConfig) -> None:
+    content = {**read_file(folder), "run": config.to_dict()}
+    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    write_atomically(folder / "config.yaml", text.encode())

@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import queue
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +27,7 @@ def run_all(
     *,
     device: str | None = None,
     processes: int | None = None,
+    how: Mapping[str, Any] | None = None,
     tell: Callable[[RunConfig, int, str], None] | None = None,
     done: Callable[[RunRecord], None] | None = None,
 ) -> list[RunRecord]:
@@ -33,7 +35,7 @@ def run_all(
 
     Several ``processes`` run side by side: by default one a core on the CPU, each with one thread, since a
     small network gains more from a core of its own than from a second thread; on CUDA one. Ctrl-C keeps
-    what has finished; the same call then does the rest.
+    what has finished; the same call then does the rest. ``how`` goes to :func:`shoal.bench.run.run`.
     """
     missing = list({c.identity: c for c in store.missing(configs)}.values())
     if missing:
@@ -44,7 +46,8 @@ def run_all(
         if not processes and not cuda and count < len(missing) < 2 * count:
             count = len(missing)  # sharing cores beats a second round in which some of them idle
         runner = _alone if count == 1 or len(missing) == 1 else _side_by_side
-        for record in runner(missing, device, min(count, len(missing)), tell):
+        jobs = [Job(config, device, store.workplace(config), how or {}) for config in missing]
+        for record in runner(jobs, min(count, len(missing)), tell):
             store.save(record)
             if done:
                 done(record)
@@ -55,11 +58,19 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _alone(
-    configs: Sequence[RunConfig], device: str | None, processes: int, tell: Any
-) -> Iterator[RunRecord]:
-    for config in configs:
-        yield run(config, device, partial(tell, config) if tell else False)
+class Job(NamedTuple):
+    config: RunConfig
+    device: str | None
+    folder: Path | None
+    how: Mapping[str, Any]
+
+    def run(self, tell: Callable[[int, str], None] | bool) -> RunRecord:
+        return run(self.config, self.device, tell, self.folder, self.how)
+
+
+def _alone(jobs: Sequence[Job], processes: int, tell: Any) -> Iterator[RunRecord]:
+    for job in jobs:
+        yield job.run(partial(tell, job.config) if tell else False)
 
 
 # What a worker process keeps for itself: the queue on which it says how far it is, and for whom it works.
@@ -77,35 +88,33 @@ def _begin(news: Any, parent: int, one_thread: bool) -> None:
         torch.set_num_threads(1)
 
 
-def _work(number: int, config: RunConfig, device: str | None) -> RunRecord:
+def _work(number: int, job: Job) -> RunRecord:
     def tell(step: int, note: str) -> None:
         if os.getppid() != _parent:  # killed, with nobody left to take the result
             os._exit(1)
         _news.put((number, step, note))
 
-    return run(config, device, tell)
+    return job.run(tell)
 
 
-def _side_by_side(
-    configs: Sequence[RunConfig], device: str | None, processes: int, tell: Any
-) -> Iterator[RunRecord]:
+def _side_by_side(jobs: Sequence[Job], processes: int, tell: Any) -> Iterator[RunRecord]:
     # Not "fork": a forked child may inherit a lock that a torch thread holds, and cannot use CUDA.
     context = multiprocessing.get_context("spawn")
-    one_thread = pick_device(device).type == "cpu"
+    one_thread = pick_device(jobs[0].device).type == "cpu"
     news = context.Queue()
     with _one_thread_each(one_thread):
         begin = (news, os.getpid(), one_thread)
         pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
         try:
             waiting: set[Future[RunRecord]] = {
-                pool.submit(_work, number, config, device) for number, config in enumerate(configs)
+                pool.submit(_work, number, job) for number, job in enumerate(jobs)
             }
             while waiting:
                 finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                 try:
                     while tell:
                         number, step, note = news.get_nowait()
-                        tell(configs[number], step, note)
+                        tell(jobs[number].config, step, note)
                 except queue.Empty:
                     pass
                 for future in finished:

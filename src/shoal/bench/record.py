@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class RunRecord:
     warm_up: tuple[Measurement, ...] = ()
     skipped: int = 0
     """Steps that were not finite and were left out."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """What a reader of the scores of a split must know."""
 
     def score(self, split: str, *, last: bool = False) -> float:
         """The average over a split's examples, at the selected step or the last; NaN without measurements."""
@@ -77,7 +79,7 @@ class Store:
 
     def find(self, config: RunConfig) -> RunRecord | None:
         path = self.path(config)
-        return self._read(path) if path.exists() else None
+        return read_record(path) if path.exists() else None
 
     def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
         return [c for c in configs if not self.path(c).exists()]
@@ -88,10 +90,28 @@ class Store:
         return [replace(record, config=config) for config, record in pairs if record is not None]
 
     def all(self) -> list[RunRecord]:
-        return [self._read(p) for p in sorted(self.folder.glob("*.json"))]
+        return [read_record(p) for p in sorted(self.folder.glob("*.json"))]
 
-    def _read(self, path: Path) -> RunRecord:
-        try:
-            return RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error
+    def workplace(self, config: RunConfig) -> Path | None:
+        """The folder in which a run keeps its log and checkpoints; ``None``: only the record is kept."""
+        return None
+
+
+class RunFolders(Store):
+    """One folder a run, with its record in it; for runs that differ in their seed alone."""
+
+    def path(self, config: RunConfig) -> Path:
+        return self.workplace(config) / "record.json"
+
+    def workplace(self, config: RunConfig) -> Path:
+        return self.folder / f"seed-{config.seed}"
+
+    def save(self, record: RunRecord) -> None:
+        """The run itself has written it, with its weights."""
+
+
+def read_record(path: Path) -> RunRecord:
+    try:
+        return RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error

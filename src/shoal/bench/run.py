@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.algorithms import algorithm_class, settings_of
-from shoal.bench.config import OPTIMIZERS, RunConfig
-from shoal.bench.record import RunRecord
+from shoal.bench.config import OPTIMIZERS, RunConfig, read_config
+from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
 from shoal.data.batch import DomainData
-from shoal.errors import check_names
+from shoal.errors import InputError, check_names
 from shoal.models import build
+from shoal.training.checkpoint import load_weights
+from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
 from shoal.training.loop import Diverged, Training
 from shoal.training.options import Options
-from shoal.training.summary import summary
+from shoal.training.summary import summary, surroundings
 
 Tell = Callable[[int, str], None]
 
@@ -29,8 +36,16 @@ def _loaded(dataset: str, options: str) -> DomainData:
     return sets.load(dataset, **json.loads(options))
 
 
-def prepare(config: RunConfig, device: str | None = None, tell: Tell | bool = False) -> Training:
-    """The training that a configuration describes, checked and ready."""
+def prepare(
+    config: RunConfig,
+    device: str | None = None,
+    tell: Tell | bool = False,
+    how: Mapping[str, Any] | None = None,
+) -> Training:
+    """The training that a configuration describes, checked and ready.
+
+    ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``.
+    """
     data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True))
     model = build(
         config.model or data.model,
@@ -39,28 +54,99 @@ def prepare(config: RunConfig, device: str | None = None, tell: Tell | bool = Fa
         seed=config.seed,
         **config.model_options,
     )
+    if config.weights:
+        start_from(model, config.weights)
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
+    same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     options = Options(
-        steps=config.steps,
-        batch_size=config.batch_size,
-        domains_per_step=config.domains_per_step,
-        settings=config.settings,
+        **same,
         optimizer=lambda params: optimizer(params, **config.optimizer_options),
-        draw=config.draw,  # type: ignore[arg-type]
-        seed=config.seed,
-        warm_start=config.warm_start,
-        eval_every=config.eval_every,
-        eval_limit=config.eval_limit,
-        select=config.select,  # type: ignore[arg-type]
+        schedule=_schedule(config),
         device=device,
         progress=tell,
+        **(how or {}),
     )
     return Training(config.algorithm, model, data, options, label=config.name)
 
 
-def run(config: RunConfig, device: str | None = None, tell: Tell | bool = False) -> RunRecord:
-    """Trains and records."""
-    return complete(config, prepare(config, device, tell))
+SAME = (
+    "steps",
+    "batch_size",
+    "domains_per_step",
+    "settings",
+    "draw",
+    "seed",
+    "warm_start",
+    "eval_every",
+    "eval_limit",
+    "select",
+    "patience",
+    "precision",
+    "clip",
+    "accumulate",
+    "average",
+    "average_start",
+    "on_nan",
+)
+"""What a run's configuration and a training's options call by the same name."""
+
+
+def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
+    if config.schedule is None:
+        return None
+    if config.schedule == "cosine":
+        return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=config.steps)
+    return partial(
+        torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=config.steps
+    )
+
+
+def start_from(model: nn.Module, path: str) -> None:
+    """Puts the weights in a file into ``model``."""
+    found = load_weights(path)
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
+
+
+def run(
+    config: RunConfig,
+    device: str | None = None,
+    tell: Tell | bool = False,
+    folder: Path | None = None,
+    how: Mapping[str, Any] | None = None,
+    wandb: str | None = None,
+) -> RunRecord:
+    """Trains and records; in a ``folder``, with a log and checkpoints, going on with what is there."""
+    if folder is None:
+        return complete(config, prepare(config, device, tell, how))
+    if (found := of_same_run(folder, config)) is not None:
+        return found
+    training = prepare(config, device, tell, how)
+    written = {"run": config.to_dict(), "how": dict(how or {}), **surroundings(training)}
+    keep = training.options.keep
+    with Journal(folder, training.processes, keep=keep, wandb=wandb, config=written) as journal:
+        journal.begin(written)
+        record = complete(config, training, journal)
+        if record.status == "finished":
+            training.restore_selected()
+            journal.finish(training.model.state_dict(), record.to_dict())
+        else:
+            journal.record(record.to_dict())
+    return record
+
+
+def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
+    """The record in ``folder`` if its run is finished; an error if it holds another run than ``config``."""
+    kept = RunFolder(folder)
+    began = read_config(folder) if kept.config.exists() else None
+    if began is not None and began.identity != config.identity:
+        mine, theirs = config.to_dict(), began.to_dict()
+        changes = ", ".join(f"{k} {theirs[k]!r}, not {v!r}" for k, v in mine.items() if theirs[k] != v)
+        raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
+    return read_record(kept.record) if kept.finished else None
 
 
 def complete(config: RunConfig, training: Training, journal: Journal | None = None) -> RunRecord:

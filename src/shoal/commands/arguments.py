@@ -57,5 +57,5 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
+def add_device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--device", help="cpu, cuda, cuda:1 … (default: cuda where there is one)")

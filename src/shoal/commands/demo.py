@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: Any) -> None:
     from shoal.bench.experiments import cdsprites
+    from shoal.bench.record import Store
     from shoal.report import cdsprites as view
     from shoal.report.plots import demo_figure
 
@@ -35,7 +36,7 @@ def run(given: Any) -> None:
             "three rows get the same network, optimizer, rate and number of passes.\n"
         )
     began = time.monotonic()
-    records = run_all(configs, given.out / "records", given)
+    records = run_all(configs, Store(given.out / "records"), given)
     table = view.demo_table(records)
     pictures = draw(
         lambda: demo_figure(

@@ -91,8 +91,8 @@ def _cdsprites(given: Any) -> None:
         check_names("part", given.parts, parts)
         parts = {k: v for k, v in parts.items() if k in given.parts}
     every = [c for configs in parts.values() for c in configs]
-    folder = given.out / "cdsprites"
-    found = Store(folder).found(every) if given.no_run else run_all(every, folder, given)
+    store = Store(given.out / "cdsprites")
+    found = store.found(every) if given.no_run else run_all(every, store, given)
     records = {r.config.identity: r for r in found}
     entries = view.rows(
         {k: [records[c.identity] for c in v if c.identity in records] for k, v in parts.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +13,8 @@ from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
-    from shoal.bench.record import RunRecord
+    from shoal.bench.record import RunRecord, Store
+    from shoal.bench.status import RunStatus
 
 
 class Status:
@@ -38,22 +40,97 @@ class Status:
         self.finished += 1
         config = record.config
         self.at.pop(f"{config.name}, seed {config.seed}", None)
-        number = config.data_options.get("domains", "")
+        number = f", N={n}" if (n := config.data_options.get("domains")) else ""
         result = f"unseen {record.score('test', last=True):.1%}" if record.history else record.status
-        line = f"[{self.finished}/{self.total}] {config.name}, N={number}, seed {config.seed}: {result}"
+        line = f"[{self.finished}/{self.total}] {config.name}{number}, seed {config.seed}: {result}"
         start = "\r\x1b[K" if self.terminal else ""
         print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
 
 
-def run_all(configs: Sequence[RunConfig], folder: Path, given: Any) -> list[RunRecord]:
+def run_all(
+    configs: Sequence[RunConfig], store: Store, given: Any, how: dict[str, Any] | None = None
+) -> list[RunRecord]:
     from shoal.bench import pool
-    from shoal.bench.record import Store
 
-    store = Store(folder)
     status = Status(configs, len(store.missing(configs)))
     return pool.run_all(
-        configs, store, device=given.device, processes=given.processes, tell=status.tell, done=status.done
+        configs,
+        store,
+        device=given.device,
+        processes=given.processes,
+        how=how,
+        tell=status.tell,
+        done=status.done,
     )
+
+
+def show_run(record: RunRecord, folder: Path, given: Any) -> None:
+    """What came out of one run."""
+    from shoal.report.runs import run_table
+
+    if record.status == "diverged":
+        raise InputError(f"{record.error} What was measured, and the last good checkpoint, are in {folder}.")
+    at = record.history[record.selected]
+    config = record.config
+    skipped = f" {record.skipped} steps were not finite and were left out." if record.skipped else ""
+    text = (
+        f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
+        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}."
+    )
+    show(record.to_dict(), text + _note(record), given)
+
+
+def _note(record: RunRecord) -> str:
+    """What a reader must know of the validation data that chose the weights."""
+    note = record.notes.get("validation", "")
+    return f"\nValidation is {note}." if note and record.rule.startswith("best") else ""
+
+
+def show_seeds(records: Sequence[RunRecord], folder: Path, given: Any) -> None:
+    from shoal.report.runs import seeds_table
+
+    finished = [r for r in records if r.status == "finished"]
+    lost = [f"seed {r.config.seed}: {r.error}" for r in records if r.status != "finished"]
+    if not finished:
+        raise InputError("no run came to its end. " + " ".join(lost[:2]))
+    config = finished[0].config
+    seconds = sum(r.seconds for r in records)
+    text = (
+        f"{seeds_table([r.to_dict() for r in finished]).text()}\n\n{config.name} on {config.dataset}, "
+        f"{finished[0].rule}, mean ± standard deviation over {len(finished)} seeds; "
+        f"{seconds:.1f} s of training. Saved in {folder}."
+    )
+    show({"records": [r.to_dict() for r in records]}, "\n".join([text + _note(finished[0]), *lost]), given)
+
+
+def describe_run(status: RunStatus) -> str:
+    """How far a run is, in a few lines."""
+    from shoal.report.runs import scores_table
+
+    config = status.config
+    run, environment = config.get("run") or {}, config.get("environment") or {}
+    what = (
+        f"{run['algorithm']} on {run['dataset']}"
+        if run
+        else f"{config.get('algorithm')} (started from Python)"
+    )
+    lines = [
+        f"{what}, seed {run['seed']}" if run else what,
+        f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
+        f"{environment.get('device', '?')}, {environment.get('processes', '1')} process(es), "
+        f"torch {environment.get('torch', '?')}",
+    ]
+    git = config.get("git")
+    if git:
+        lines.append(f"commit {git['commit'][:12]}" + (" with changes" if git["changed"] else ""))
+    if status.error:
+        lines.append(status.error)
+    if status.scores:
+        lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
+    if status.state == "stopped":
+        going_on = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
+        lines.append(f"Go on with: {going_on}")
+    return "\n".join(lines)
 
 
 def samples(options: dict[str, Any], each: int = 9) -> dict[str, Any]:
@@ -73,7 +150,14 @@ def samples(options: dict[str, Any], each: int = 9) -> dict[str, Any]:
     return found
 
 
+def main_process() -> bool:
+    """Of several processes that train together, the one that speaks."""
+    return int(os.environ.get("RANK", "0")) == 0 or int(os.environ.get("WORLD_SIZE", "1")) == 1
+
+
 def show(content: dict[str, Any], text: str, given: Any, pictures: Sequence[Path] = ()) -> None:
+    if not main_process():
+        return
     if given.json:
         print(json.dumps(content, default=dict))
         return

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.commands.arguments import add_device, count, make_folder, values
-from shoal.commands.showing import show
+from shoal.commands.showing import run_all, show_run, show_seeds
 from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.bench.config import RunConfig
 
 SUMMARY = "Train one algorithm on a built-in dataset."
 EXAMPLE = (
     "Example: shoal train fish --dataset cdsprites --data size=32 per_domain=2000 "
-    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64"
+    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64. "
+    "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
+    "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
+HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_every")
+"""Options that change no result."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
-    parser.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="its learning rate (default: %(default)s)")
     parser.add_argument("--model", help="(default: the dataset's own)")
+    parser.add_argument(
+        "--weights", metavar="FILE", help="start from these: safetensors, or a .pt that holds weights only"
+    )
     parser.add_argument(
         "--draw", help="domains, one-domain, pooled or regrouped (default: the algorithm's own)"
     )
@@ -39,57 +47,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--warm-start", metavar="W", help="ERM first: steps (500), share of the data (0.1), plateau"
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="save record.json and model.safetensors there"
+    parser.add_argument("--seeds", type=count, metavar="N", help="N runs at once, with seeds SEED, SEED+1, …")
+    _add_optimization(parser)
+    _add_running(parser)
+
+
+def _add_optimization(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("optimization")
+    group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
+    group.add_argument("--lr", type=float, default=1e-3, help="its learning rate (default: %(default)s)")
+    group.add_argument("--schedule", help="the rate's way to zero: cosine or linear (default: constant)")
+    group.add_argument("--clip", type=float, metavar="NORM", help="the largest norm of a gradient")
+    group.add_argument(
+        "--accumulate", type=count, default=1, metavar="K", help="take each batch in K pieces, to save memory"
     )
-    add_device(parser)
+    group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
+    group.add_argument(
+        "--average", metavar="HOW", help="average weights: sma, or swad (by the validation loss)"
+    )
+    group.add_argument(
+        "--average-start", type=count, metavar="STEP", help="where sma begins (default: steps / 10)"
+    )
+    group.add_argument("--select", help="keep the best weights on validation, or the last")
+    group.add_argument(
+        "--patience", type=count, metavar="N", help="stop after N evaluations without a better one"
+    )
+    group.add_argument(
+        "--on-nan", default="stop", help="a step that is not finite is never applied; stop, or skip it"
+    )
+
+
+def _add_running(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("running")
+    group.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder (default: one in runs/, named by the run)"
+    )
+    add_device(group)
+    group.add_argument("--workers", type=int, default=0, help="processes that read examples (default: 0)")
+    group.add_argument("--processes", type=count, metavar="P", help="--seeds: runs side by side")
+    group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument(
+        "--log-every", type=count, default=50, metavar="K", help="steps (default: %(default)s)"
+    )
+    group.add_argument(
+        "--checkpoint-every",
+        type=count,
+        metavar="K",
+        help="steps (default: at evaluations and every five minutes)",
+    )
+    group.add_argument(
+        "--keep", type=count, default=2, help="checkpoints that stay, beside the best (default: %(default)s)"
+    )
+    group.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    group.add_argument(
+        "--deterministic", action="store_true", help="the same bits every time on CUDA too; slower"
+    )
+    group.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
 
 
 def run(given: Any) -> None:
+    from shoal.bench.run import check
+    from shoal.bench.run import run as run_one
+
+    config = configuration(given)
+    check(config)
+    out = given.out or Path("runs") / f"{config.algorithm}-{config.dataset}-{config.identity[:8]}"
+    how = {name: getattr(given, name) for name in HOW}
+    make_folder(out)
+    if given.seeds:
+        several(config, given.seeds, out, how, given)
+        return
+    record = run_one(config, given.device, not given.json, out, how, given.wandb)
+    show_run(record, out, given)
+
+
+def configuration(given: Any) -> RunConfig:
     from shoal.bench.config import RunConfig
-    from shoal.bench.run import complete, prepare
-    from shoal.files import write_atomically
-    from shoal.report.tables import Table
 
     warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
-    config = RunConfig(
+    return RunConfig(
         dataset=given.dataset,
         algorithm=given.algorithm,
         steps=given.steps,
         data_options=values(given.data, "--data"),
         settings=values(given.set, "--set"),
         model=given.model,
+        weights=given.weights,
         optimizer=given.optimizer,
         optimizer_options={"lr": given.lr},
+        schedule=given.schedule,
+        clip=given.clip,
+        accumulate=given.accumulate,
+        precision=given.precision,
+        average=given.average,
+        average_start=given.average_start,
+        select=given.select,
+        patience=given.patience,
+        on_nan=given.on_nan,
         batch_size=given.batch,
         domains_per_step=given.domains,
         draw=given.draw,
         seed=given.seed,
+        eval_every=given.eval_every,
         warm_start=int(warm) if isinstance(warm, float) and warm > 1 else warm,
     )
-    if given.out:
-        make_folder(given.out)
-    training = prepare(config, given.device, tell=not given.json)
-    record = complete(config, training)
-    if given.out:
-        write_atomically(given.out / "record.json", json.dumps(record.to_dict(), default=dict).encode())
-    if record.status == "diverged":
-        raise InputError(record.error + (f" What was measured is in {given.out}." if given.out else ""))
-    training.restore_selected()
-    if given.out:
-        from safetensors.torch import save
 
-        weights = {k: v.contiguous().cpu() for k, v in training.model.state_dict().items()}
-        write_atomically(given.out / "model.safetensors", save(weights))
-    at = record.history[record.selected]
-    table = Table(["split", "domain", next(iter(at["scores"].values()))["metric"], "at the last step"])
-    for split, scores in at["scores"].items():
-        last = record.history[-1]["scores"][split]["domains"]
-        for name, value in scores["domains"].items():
-            table.add(split, name, f"{value:.3f}", f"{last[name]:.3f}")
-    note = training.data.notes.get("validation", "")
-    rule = f"{record.rule} (step {at['step']})" + (
-        f"; validation is {note}" if note and training.best else ""
-    )
-    text = f"{table.text()}\n\n{config.algorithm} on {config.dataset}, {rule}, {record.seconds:.1f} s."
-    show(record.to_dict(), text + (f" Saved in {given.out}." if given.out else ""), given)
+
+def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given: Any) -> None:
+    """The same run with several seeds, each in a folder of its own."""
+    from shoal.bench.record import RunFolders
+    from shoal.training.processes import together
+
+    if together():
+        raise InputError("--seeds runs whole trainings side by side; start it without torchrun.")
+    if given.wandb:
+        raise InputError("--wandb logs one run; give --seed instead of --seeds.")
+    configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
+    records = run_all(configs, RunFolders(out), given, how)
+    show_seeds(records, out, given)

@@ -469,7 +469,8 @@ class Training:
         where = f" of domain {domain!r}" if domain is not None else ""
         raise Diverged(
             f"{self.label}: the {what}{where} {happened} at step {step}, which was not applied; lower the "
-            "learning rate or the weight of the penalty, clip gradients, or skip such steps (on_nan='skip').",
+            "learning rate or the weight of the penalty, clip gradients, or skip such steps "
+            "(on_nan='skip', --on-nan skip).",
             self.history,
             step,
             domain,
@@ -611,11 +612,12 @@ class Training:
             raise RuntimeError("this training has not run yet.")
         averaged = self.average.span if self.average else None
         mean = f", {self.options.average} of steps {averaged[0]} to {averaged[1]}" if averaged else ""
+        unfound = f" ({self.options.average} found no start)" if self.average and not averaged else ""
         if self.final is not None:
             return self.final[0], f"last step{mean}"
         if self.best is not None:
-            return self.best[0], "best on validation" + (", sma" if averaged else "")
-        return self.history[-1], "last step"
+            return self.best[0], "best on validation" + (", sma" if averaged else unfound)
+        return self.history[-1], "last step" + unfound
 
     def restore_selected(self) -> Point:
         """Puts the selected weights into the model, ready to predict, and says where they come from."""

@@ -35,6 +35,7 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "error": error,
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
         "skipped": len(training.skipped),
+        "notes": dict(training.data.notes),
     }
 
 
@@ -43,7 +44,7 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
     return {
         "shoal": shoal.__version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "numpy": np.__version__,
         "accelerate": metadata.version("accelerate"),
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",

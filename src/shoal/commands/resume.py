@@ -1,0 +1,66 @@
+"""`shoal resume`."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.commands.arguments import add_device, count
+from shoal.commands.showing import run_all, show_run, show_seeds
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.bench.config import RunConfig
+
+SUMMARY = "Go on with a run that was stopped, as if it never had been."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "The run goes on from its newest whole checkpoint and ends with the same weights, bit for bit, as "
+        "one that was never stopped (on CUDA if it was started with --deterministic)."
+    )
+    parser.add_argument("folder", type=Path, help="what `shoal train` was given as --out, or said it used")
+    parser.add_argument(
+        "--on-nan", choices=["skip"], help="for a run that stopped at a step that was not finite: skip it"
+    )
+    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
+    parser.add_argument("--processes", type=count, metavar="P", help="of several seeds: runs side by side")
+    add_device(parser)
+
+
+def run(given: Any) -> None:
+    from shoal.bench.config import read_config, read_file
+    from shoal.bench.record import RunFolders
+    from shoal.bench.run import run as run_one
+
+    folder: Path = given.folder
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {str(folder)!r}.")
+    seeds = sorted(folder.glob("seed-*/config.yaml"), key=lambda p: int(p.parent.name.split("-")[1]))
+    if seeds and not (folder / "config.yaml").exists():
+        configs = [read_config(path.parent) for path in seeds]
+        how = read_file(seeds[0].parent)["how"]
+        show_seeds(run_all(configs, RunFolders(folder), given, how), folder, given)
+        return
+    config, how = read_config(folder), read_file(folder)["how"]
+    if given.on_nan:
+        config = _forgive(folder, config)
+    record = run_one(config, given.device, not given.json, folder, how, given.wandb)
+    show_run(record, folder, given)
+
+
+def _forgive(folder: Path, config: RunConfig) -> RunConfig:
+    """Takes back the verdict on a run that diverged, so that it goes on from its last good checkpoint."""
+    from shoal.bench.config import change_config
+    from shoal.bench.record import read_record
+
+    changed = replace(config, on_nan="skip")
+    path = folder / "record.json"
+    if path.exists() and read_record(path).status == "finished":
+        raise InputError(f"the run in {str(folder)!r} is finished; there is nothing to skip.")
+    change_config(folder, changed)
+    path.unlink(missing_ok=True)
+    return changed

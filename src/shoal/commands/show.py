@@ -1,0 +1,30 @@
+"""`shoal show`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from shoal.commands.showing import describe_run, show
+from shoal.errors import InputError
+
+SUMMARY = "Show how far the run in a folder is, or what came out of it."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="of a run, or with several runs in it")
+
+
+def run(given: Any) -> None:
+    from shoal.bench.status import RunStatus, runs_in
+
+    folder: Path = given.folder
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {str(folder)!r}.")
+    found = [RunStatus.of(path) for path in runs_in(folder)]
+    if not found:
+        raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it or below.")
+    each = [f"{s.folder}: {s.line}" for s in found]
+    text = describe_run(found[0]) if len(found) == 1 else "\n".join(each)
+    show({"runs": [s.to_dict() for s in found]}, text, given)
