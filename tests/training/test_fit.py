@@ -14,8 +14,8 @@ import shoal
 from shoal.data import Domains, TensorData
 from shoal.errors import InputError
 from shoal.training.evaluate import Evaluator, Scores
-from shoal.training.loop import Diverged
 from shoal.training.options import Options
+from shoal.training.stopping import Diverged
 
 
 def domain(number: int, examples: int = 40, noise: float = 1.0) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,9 @@ from shoal.models import build
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
-from shoal.training.loop import Diverged, Training
+from shoal.training.loop import Training
 from shoal.training.options import Options
+from shoal.training.stopping import Diverged
 from shoal.training.summary import summary, surroundings
 
 Tell = Callable[[int, str], None]

@@ -127,6 +127,8 @@ def describe_run(status: RunStatus) -> str:
         lines.append(status.error)
     if status.scores:
         lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
+    if status.checkpoint and status.state in ("stopped", "running"):
+        lines.append(f"Newest checkpoint: {status.checkpoint}")
     if status.state == "stopped":
         going_on = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
         lines.append(f"Go on with: {going_on}")

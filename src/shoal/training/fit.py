@@ -17,8 +17,9 @@ from shoal.data.loader import concatenate
 from shoal.errors import InputError, unknown_name
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
+from shoal.training.history import Point
 from shoal.training.journal import Journal
-from shoal.training.loop import Point, Training
+from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.summary import describe, summary
 

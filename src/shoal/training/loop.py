@@ -8,32 +8,31 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms import Algorithm, Loss, build
+from shoal.algorithms import Algorithm, build
 from shoal.algorithms.base import Log
-from shoal.data.batch import DomainData, Task
-from shoal.data.check import check_examples, check_outputs
-from shoal.data.domains import Domains
-from shoal.data.loader import MetaBatchLoader, seed_all, seeded, to_device
+from shoal.data.batch import DomainData
+from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
-from shoal.replay import leaves_no_trace
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import CapturedSteps, draws, why_not
 from shoal.training.checkpoint import Loaded
 from shoal.training.engine import Engine, check_precision
-from shoal.training.evaluate import Evaluator, Scores, snapshot
+from shoal.training.evaluate import Evaluator, snapshot
+from shoal.training.examine import check_comparison, examine
+from shoal.training.history import Point, Window
 from shoal.training.journal import Journal
 from shoal.training.options import Options
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress, losses_note
-from shoal.training.signals import Signals
+from shoal.training.stopping import Diverged, Interrupted, Signals
 
 CHUNK = 50
 """Most steps between two looks up from the work, to read losses off the device."""
@@ -45,76 +44,6 @@ HOPELESS = 100
 WORLD = 31  # what a key is for
 EVALUATION_NUMBERS = 2**24
 REFRESH_BATCHES = 100
-
-
-class Diverged(RuntimeError):
-    """A loss or gradient was not finite; ``history`` holds what was measured before."""
-
-    def __init__(self, message: str, history: list[Point], step: int, domain: str | None, what: str) -> None:
-        super().__init__(message)
-        self.history = history
-        self.step, self.domain, self.quantity = step, domain, what
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM, attended to: the step was finished and a checkpoint written."""
-
-    def __init__(self, message: str, signal: int) -> None:
-        super().__init__(message)
-        self.signal = signal
-
-
-@dataclass(frozen=True)
-class Point:
-    """What was measured at one step: the mean loss since the point before, and scores by split.
-
-    ``passes`` counts the minibatches passed forward and backward so far, in which methods with different
-    numbers of batches a step are to be compared.
-    """
-
-    step: int
-    passes: int
-    loss: float
-    scores: Mapping[str, Scores]
-
-    def to_dict(self) -> dict[str, Any]:
-        scores = {split: s.to_dict() for split, s in self.scores.items()}
-        return {"step": self.step, "passes": self.passes, "loss": self.loss, "scores": scores}
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Point:
-        scores = {split: Scores.from_dict(s) for split, s in content["scores"].items()}
-        return cls(content["step"], content["passes"], content["loss"], scores)
-
-
-class Window:
-    """Sums since the last time somebody looked, kept in step order so that they never depend on when."""
-
-    def __init__(self) -> None:
-        self.loss, self.steps, self.norm, self.norms = 0.0, 0, 0.0, 0
-        self.domains: dict[int, tuple[float, int]] = {}
-
-    def add(self, domains: list[int | None], losses: list[float], norms: list[float]) -> None:
-        self.loss += sum(losses) / len(losses)
-        self.steps += 1
-        if norms:
-            self.norm += sum(norms) / len(norms)
-            self.norms += 1
-        if len(domains) == len(losses):
-            for domain, loss in zip(domains, losses, strict=True):
-                if domain is not None:
-                    total, count = self.domains.get(domain, (0.0, 0))
-                    self.domains[domain] = (total + loss, count + 1)
-
-    @property
-    def mean(self) -> float:
-        return self.loss / self.steps if self.steps else math.nan
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(vars(self))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state)
 
 
 class Training:
@@ -150,7 +79,9 @@ class Training:
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
         with seeded(options.seed):  # reading examples may draw random numbers
-            self.task, usual_loss = self._check_task()
+            self.task, usual_loss, numbers = examine(
+                self.model, data, self.examples, self.device, options.classes
+            )
             self.loss = options.loss or usual_loss
             self.algorithm = build(algorithm, self.model, self.loss, self.task, **options.settings).to(
                 self.device
@@ -163,7 +94,7 @@ class Training:
             seed=options.seed,
             steps=options.steps,
         )
-        self._check_comparison()
+        check_comparison(self.algorithm, data, self.sampler)
         self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
@@ -172,7 +103,7 @@ class Training:
         self.warm = self._warm_training() if options.warm_start is not None else None
         if options.compile and not parent:
             self.model.compile()
-        self.evaluator = self._make_evaluator()
+        self.evaluator = self._make_evaluator(numbers)
         self._refreshing: MetaBatchLoader | None = None
 
         self.step = 0
@@ -183,7 +114,7 @@ class Training:
         self.skipped: list[int] = []
         self.since_point, self.since_line = Window(), Window()
         self._unread: list[tuple[int, list[list[int | None]], Log]] = []
-        self._line_began = self._line_step = 0.0
+        self._line_began, self._line_step, self._pace = 0.0, 0, 0.0
         self._shown: dict[str, float] = {}
 
     def _make_engine(self) -> Engine:
@@ -215,67 +146,19 @@ class Training:
             restore_buffers=options.on_nan == "skip",
         )
 
-    def _make_evaluator(self) -> Evaluator:
+    def _make_evaluator(self, numbers: int) -> Evaluator:
         options = self.options
         return Evaluator(
             self.examples,
             {split: self.data.splits[split] for split in self.splits},
             classification=self.task.is_classification,
             loss=self.loss,
-            batch_size=options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // self._numbers)),
+            batch_size=options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // numbers)),
             workers=options.workers,
             limit=options.eval_limit,
             processes=self.processes,
             autocast=self.engine.autocast,
         )
-
-    def _check_task(self) -> tuple[Task, Loss]:
-        """Looks at the data, and at what the model makes of two examples."""
-        domains = self.data.splits["train"]
-        x, y = _two(self.examples, domains, self.device)
-        self._numbers = _numbers(x)
-        output = self._trial(x)
-        classes = self.options.classes or self.data.classes
-        if y.is_floating_point() and classes is not None:
-            raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
-        if not y.is_floating_point() and classes is None and output.ndim == 2:
-            classes = output.shape[1]
-            if classes == 1:
-                raise InputError(
-                    "the model has one output and the labels are integers: for classification give it one "
-                    "output a class; for regression make the targets floating."
-                )
-        for which in self.data.splits.values():
-            check_examples(self.examples, which, classes)
-        check_outputs(output, y, classes)
-        usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
-        return Task(domains=len(domains), classes=classes), usual
-
-    def _trial(self, x: Any) -> Any:
-        """What the model makes of ``x``, before training and without a trace."""
-        mode = self.model.training
-        try:
-            with torch.no_grad(), leaves_no_trace(self.model):
-                return self.model.eval()(x)
-        except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-            given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            first = (str(error).splitlines() or [""])[0]
-            raise InputError(f"the model cannot take two training examples ({given}): {first}") from error
-        finally:
-            self.model.train(mode)
-
-    def _check_comparison(self) -> None:
-        if not self.algorithm.compares_domains or self.sampler.draw == "regrouped":
-            return
-        name = type(self.algorithm).__name__
-        if self.task.domains < 2:
-            only = self.data.splits["train"].names[0]
-            raise InputError(
-                f"{name} compares domains and there is only one to train on ({only!r}); "
-                "give at least two, or train with 'erm'."
-            )
-        if self.sampler.domains_per_step < 2:
-            raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
     def _warm_training(self) -> Training:
         steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
@@ -484,9 +367,8 @@ class Training:
         self._shown = losses
         now = time.monotonic()
         examples = (self.step - self._line_step) * self.sampler.domains_per_step * self.sampler.batch_size
-        pace = examples / max(now - self._line_began, 1e-9)
+        self._pace = examples / max(now - self._line_began, 1e-9)
         self._line_began, self._line_step = now, self.step
-        self._pace = pace
         if journal is None:
             return
         norm = {"gradient_norm": window.norm / window.norms} if window.norms else {}
@@ -499,7 +381,7 @@ class Training:
                 "lr": float(self.engine.optimizer.param_groups[0]["lr"]),
                 **norm,
                 "skipped": len(self.skipped),
-                "examples_per_second": round(pace, 1),
+                "examples_per_second": round(self._pace, 1),
                 "seconds": round(self._seconds_now(), 3),
             }
         )
@@ -601,7 +483,7 @@ class Training:
                 f"{split} {s.average:.1%}" if s.metric == "accuracy" else f"{split} mse {s.average:.3g}"
                 for split, s in self.history[-1].scores.items()
             ]
-        if self._line_step:
+        if self._pace:
             parts.append(f"{self._pace:,.0f} examples/s")
         return "  ".join(parts)
 
@@ -759,19 +641,3 @@ def _kernels(deterministic: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
-
-
-def _numbers(x: Any) -> int:
-    """How many numbers the first tensor of a nest has for an example."""
-    while not isinstance(x, Tensor):
-        values = list(x.values()) if isinstance(x, Mapping) else list(x)
-        x = values[0]
-    return max(1, x[:1].numel())
-
-
-def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Tensor]:
-    """Two examples as a batch."""
-    which = [int(i) for i in domains.indices[:2]]
-    if hasattr(examples, "batch"):
-        return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
-    return to_device(tuple(torch.utils.data.default_collate([examples[i] for i in which])), device)

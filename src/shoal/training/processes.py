@@ -49,7 +49,7 @@ class Processes:
         if self.count == 1:
             return list(tensors)
         found: list[Tensor] = list(tensors)
-        for kind in {t.dtype for t in tensors}:
+        for kind in dict.fromkeys(t.dtype for t in tensors):  # in the same order everywhere
             which = [i for i, t in enumerate(tensors) if t.dtype == kind]
             flat = torch.cat([tensors[i].reshape(-1) for i in which])
             dist.all_reduce(flat)

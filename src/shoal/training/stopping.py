@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request that a loop can attend to when it is ready."""
+"""Why a training may end before its time: somebody asks for it, or its numbers are no longer finite."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 import threading
 from types import FrameType
 from typing import Any, Self
+
+from shoal.training.history import Point
 
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -40,3 +42,20 @@ class Signals:
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before = {}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM, attended to: the step was finished and a checkpoint written."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
+class Diverged(RuntimeError):
+    """A loss or gradient was not finite; ``history`` holds what was measured before."""
+
+    def __init__(self, message: str, history: list[Point], step: int, domain: str | None, what: str) -> None:
+        super().__init__(message)
+        self.history = history
+        self.step, self.domain, self.quantity = step, domain, what

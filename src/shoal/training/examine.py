@@ -1,0 +1,91 @@
+"""Whether a model, its data and an algorithm go together, found out before any training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms import Algorithm, Loss
+from shoal.data.batch import DomainData, Task
+from shoal.data.check import check_examples, check_outputs
+from shoal.data.domains import Domains
+from shoal.data.loader import to_device
+from shoal.data.sampler import DomainBatchSampler
+from shoal.errors import InputError
+from shoal.replay import leaves_no_trace
+
+
+def examine(
+    model: nn.Module, data: DomainData, examples: Any, device: torch.device, classes: int | None
+) -> tuple[Task, Loss, int]:
+    """Looks at the data, and at what the model makes of two examples, before anything is trained.
+
+    The task, the loss that is usual for it, and how many numbers an example has. ``examples`` are the data's,
+    where they will be read.
+    """
+    domains = data.splits["train"]
+    x, y = _two(examples, domains, device)
+    output = _trial(model, x)
+    classes = classes or data.classes
+    if y.is_floating_point() and classes is not None:
+        raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
+    if not y.is_floating_point() and classes is None and output.ndim == 2:
+        classes = output.shape[1]
+        if classes == 1:
+            raise InputError(
+                "the model has one output and the labels are integers: for classification give it one "
+                "output a class; for regression make the targets floating."
+            )
+    for which in data.splits.values():
+        check_examples(examples, which, classes)
+    check_outputs(output, y, classes)
+    usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
+    return Task(domains=len(domains), classes=classes), usual, _numbers(x)
+
+
+def _trial(model: nn.Module, x: Any) -> Any:
+    """What the model makes of ``x``, before training and without a trace."""
+    mode = model.training
+    try:
+        with torch.no_grad(), leaves_no_trace(model):
+            return model.eval()(x)
+    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
+        given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(f"the model cannot take two training examples ({given}): {first}") from error
+    finally:
+        model.train(mode)
+
+
+def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
+    """Methods that compare domains need at least two of them, and two a step."""
+    if not algorithm.compares_domains or sampler.draw == "regrouped":
+        return
+    name = type(algorithm).__name__
+    if len(data.splits["train"]) < 2:
+        only = data.splits["train"].names[0]
+        raise InputError(
+            f"{name} compares domains and there is only one to train on ({only!r}); "
+            "give at least two, or train with 'erm'."
+        )
+    if sampler.domains_per_step < 2:
+        raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
+
+
+def _numbers(x: Any) -> int:
+    """How many numbers the first tensor of a nest has for an example."""
+    while not isinstance(x, Tensor):
+        values = list(x.values()) if isinstance(x, Mapping) else list(x)
+        x = values[0]
+    return max(1, x[:1].numel())
+
+
+def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Tensor]:
+    """Two examples as a batch."""
+    which = [int(i) for i in domains.indices[:2]]
+    if hasattr(examples, "batch"):
+        return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
+    return to_device(tuple(torch.utils.data.default_collate([examples[i] for i in which])), device)
