@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: captured steps equal eager ones, their speed, and runs side by side.
+"""What only a CUDA device can show: captured steps equal eager ones, guards, precisions, exact resume, speed.
 
 python benchmarks/cuda_checks.py
 """
@@ -6,22 +6,29 @@ python benchmarks/cuda_checks.py
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products
 
 import torch
+from torch import Tensor, nn
 
-from shoal.bench.experiments import cdsprites
-from shoal.bench.pool import run_all
-from shoal.bench.record import Store
+from shoal.algorithms import algorithm_class
+from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
 from shoal.models import build
 from shoal.training.fit import Fit, fit
+from shoal.training.loop import Training
+from shoal.training.options import Options
+from shoal.training.stopping import Diverged, Interrupted
 
 WALK = {"meta_lr": 0.1, "inner_state": "reset"}
 CASES: list[tuple[str, dict[str, Any], int]] = [
@@ -33,69 +40,243 @@ CASES: list[tuple[str, dict[str, Any], int]] = [
     ("idgm", {}, 10),
     ("idgm", {"method": "finite-difference"}, 10),
 ]
+failures = 0
 
 
-def trained(case: tuple[str, dict[str, Any], int], capture: bool, passes: int, **adam: bool) -> Fit:
-    algorithm, settings, slots = case
-    data = load("cdsprites", domains=10, size=64, per_domain=500)
-    return fit(
-        algorithm,
-        build(data.model, input_shape=data.input_shape, classes=2, seed=0),
-        data,
-        steps=passes // slots,
-        batch_size=64,
-        domains_per_step=slots,
-        settings=settings,
-        optimizer=lambda p: torch.optim.Adam(p, 1e-3, **adam),
-        eval_every=passes // slots,
-        eval_limit=50,
-        select="last",
-        capture=capture,
-        progress=False,
+def report(label: str, fine: bool, more: str = "") -> None:
+    global failures
+    failures += not fine
+    print(f"  {label:68} {'ok' if fine else 'FAILED'}  {more}", flush=True)
+
+
+@lru_cache
+def sprites() -> DomainData:
+    return load("cdsprites", domains=10, size=64, per_domain=500)
+
+
+def network(dropout: bool = False) -> nn.Module:
+    model = build("sprite-cnn", input_shape=(3, 64, 64), classes=2, seed=0)
+    if not dropout:
+        return model
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 4, 4),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Flatten(),
+        nn.Linear(4096, 2),
     )
 
 
-def weights_of(run: Fit) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in run.model.parameters()])
+def trained(
+    case: tuple[str, dict[str, Any], int], passes: int, model: nn.Module | None = None, **more: Any
+) -> Fit:
+    algorithm, settings, slots = case
+    given: dict[str, Any] = {
+        "steps": passes // slots,
+        "batch_size": 64,
+        "domains_per_step": slots,
+        "settings": settings,
+        "eval_every": passes // slots,
+        "eval_limit": 50,
+        "select": "last",
+        "progress": False,
+    }
+    return fit(algorithm, model or network(), more.pop("data", None) or sprites(), **{**given, **more})
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([t.detach().double().flatten() for t in model.state_dict().values()])
+
+
+def captured_equals_eager() -> None:
+    print("\ncaptured steps against eager ones, deterministic kernels, after 120 passes: equal bits")
+    for case in CASES:
+        for dropout in (False, True):
+            if dropout and algorithm_class(case[0]).repeats_passes:
+                continue  # not captured: dropout masks have to be repeated
+            runs = [
+                trained(case, 120, network(dropout), capture=c, deterministic=True, eval_every=4)
+                for c in (False, True)
+            ]
+            a, b = (weights_of(r.model) for r in runs)
+            label = f"{case[0]} {case[1]}{', BatchNorm and dropout' if dropout else ''}"
+            report(label, bool((a == b).all()), "" if (a == b).all() else f"{float((a - b).abs().max()):.1e}")
+
+
+def without_waiting() -> None:
+    print("\na step without waiting for the device (any synchronisation raises)")
+    for case in CASES:
+        for precision in ("fp32", "bf16", "fp16"):
+            if precision == "fp16" and case[0] == "idgm":
+                continue
+            name, settings, slots = case
+            options = Options(
+                steps=9, batch_size=64, domains_per_step=slots, settings=settings, capture=False,
+                precision=precision, clip=1.0, progress=False,  # type: ignore[arg-type]
+            )  # fmt: skip
+            training = Training(name, network(), sprites(), options)
+            training.model.train()
+            steps = training._eager()
+            for _ in range(3):
+                next(steps)
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                next(steps)
+                fine, more = True, ""
+            except RuntimeError as error:
+                fine, more = False, str(error).splitlines()[0]
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            report(f"{name} {settings} {precision}", fine, more)
+
+
+def guards() -> None:
+    print("\na step that is not finite: left out on the device, or named")
+    data = sprites()
+    examples: Any = data.examples
+    every = examples.batch(torch.arange(len(examples)))
+    for case in CASES:
+        for capture in (False, True):
+            name, settings, slots = case
+            options = Options(
+                steps=24, batch_size=64, domains_per_step=slots, settings=settings, progress=False,
+                capture=capture, on_nan="skip", eval_every=8, eval_limit=50, select="last",
+            )  # fmt: skip
+            probe = Training(name, network(), data, options)
+            poisoned = int(probe.sampler.plan(13)[-1][1][5])  # one example, drawn at the 14th step
+            x, y = every[0].clone(), every[1]
+            x[poisoned] = 3e38
+            split = {k: v for k, v in data.splits.items() if k == "train"}
+            sick = DomainData(TensorData(x, y), split, 2, data.input_shape, data.model)
+            training = Training(name, network(), sick, options)
+            training.run()
+            expected = [
+                s + 1 for s in range(24) if any(poisoned in rows for _, rows in training.sampler.plan(s))
+            ]
+            finite = all(bool(p.isfinite().all()) for p in training.model.parameters())
+            state = [v for s in training.engine.optimizer.state.values() for v in s.values()]
+            finite &= all(bool(v.isfinite().all()) for v in state if isinstance(v, Tensor))
+            right = training.skipped == expected and finite
+            stop: Any = None
+            try:
+                trained(case, 24 * slots, data=sick, capture=capture, on_nan="stop", steps=24)
+            except Diverged as error:
+                stop = error
+            right &= stop is not None and stop.step == expected[0]
+            named = f"step {stop.step}, {stop.quantity} of {stop.domain}" if stop else "not stopped"
+            label = f"{name} {settings}{', captured' if capture else ''}"
+            report(label, right, named if right else f"{named}; skipped {training.skipped}, not {expected}")
+
+
+def precisions() -> None:
+    print("\nprecisions: mean loss of the last 60 of 600 passes")
+    for case in CASES:
+        for precision in ("fp32", "bf16", "fp16"):
+            if precision == "fp16" and case[0] == "idgm":
+                continue
+            run = trained(case, 600, precision=precision, eval_every=60 // case[2])
+            report(f"{case[0]} {case[1]} {precision}", run.last.loss < 0.67, f"loss {run.last.loss:.3f}")
+
+
+def resumes() -> None:
+    print("\nstopped at step 9 and resumed, deterministic kernels: equal bits and history")
+    for case in CASES:
+        for capture in (False, True):
+            for dropout in (False, True):
+                if dropout and capture and algorithm_class(case[0]).repeats_passes:
+                    continue
+
+                def go(
+                    folder: str | None, stop: int = 0, case: Any = case, dropout: bool = dropout,
+                    capture: bool = capture, **more: Any,
+                ) -> Fit:  # fmt: skip
+                    def told(step: int, note: str) -> None:
+                        if stop and step >= stop:
+                            os.kill(os.getpid(), signal.SIGTERM)
+
+                    return trained(
+                        case, 20 * case[2], network(dropout), folder=folder, capture=capture, eval_every=4,
+                        deterministic=True, progress=told if stop else False, warm_start=8, **more,
+                    )  # fmt: skip
+
+                with tempfile.TemporaryDirectory() as folder:
+                    whole = go(None)
+                    try:
+                        go(folder, 9)
+                        report("was not stopped", False)
+                    except Interrupted:
+                        pass
+                    again = go(folder, resume=True)
+                same = torch.equal(weights_of(whole.model), weights_of(again.model))
+                same &= whole.history == again.history
+                label = (
+                    f"{case[0]} {case[1]}{', captured' if capture else ''}{', dropout' if dropout else ''}"
+                )
+                report(label, same)
+
+
+def speeds() -> None:
+    print("\ninner steps a second, 64×64, batch 64, through the whole loop (1,200 passes, capture included)")
+    for case in CASES:
+        passes = 1200
+        slow, fast = (passes / trained(case, passes, capture=c).seconds for c in (False, True))
+        found = f"eager {slow:6.0f}  captured {fast:6.0f}  ratio {fast / slow:4.2f}"
+        print(f"  {case[0]:12} {case[1]!s:48} {found}", flush=True)
+
+
+TWO = """
+import os, sys, torch, torch.distributed as dist
+os.environ["ACCELERATE_TORCH_DEVICE"] = "cuda:0"
+dist.init_process_group("gloo")
+sys.path.insert(0, sys.argv[1])
+import cuda_checks as c
+for case in c.CASES:
+    run = c.trained(case, 4 * case[2], device="cuda:0", capture=False, deterministic=True)
+    print(case[0], dist.get_rank(), float(c.weights_of(run.model).sum()), flush=True)
+"""
+
+
+def two_processes() -> None:
+    print("\ntwo processes on one device (gloo): sums of the weights, beside one process")
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "two.py"
+        script.write_text(TWO)
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        done = subprocess.run(
+            [*command, str(script), str(Path(__file__).parent)], capture_output=True, text=True, timeout=150
+        )
+    rows = [line.split() for line in done.stdout.splitlines() if len(line.split()) == 3]
+    alone = [
+        float(weights_of(trained(c, 4 * c[2], capture=False, deterministic=True).model).sum()) for c in CASES
+    ]
+    for rank in "01":
+        found = [float(r[2]) for r in rows if r[1] == rank]
+        close = len(found) == len(alone) and all(
+            abs(a - b) < 2e-3 for a, b in zip(found, alone, strict=False)
+        )
+        report(f"process {rank}", close, str([f"{a - b:.1e}" for a, b in zip(found, alone, strict=False)]))
+    if not rows:
+        print(done.stderr[-1500:])
 
 
 def main() -> int:
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    failed = False
     latents = latent_grid((0, 1))
-    chosen = latents[torch.randperm(len(latents), generator=torch.Generator().manual_seed(0))[:100_000]]
+    chosen = latents[torch.randperm(len(latents), generator=torch.Generator().manual_seed(0))[:20_000]]
     differ = int((render(chosen, 64) != render(chosen, 64, device="cuda").cpu()).sum())
-    print(f"sprites drawn on CUDA: {differ} pixels differ from the CPU's in {len(chosen):,} images")
-    failed |= differ > 0
-
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    print("\ncaptured steps against eager ones, deterministic kernels, after 120 passes")
-    for case in CASES:
-        # The same arithmetic in both: a capturable Adam keeps its step count on the device.
-        eager, captured = (weights_of(trained(case, c, 120, capturable=True)) for c in (False, True))
-        equal = bool((eager == captured).all())
-        failed |= not equal
-        print(f"  {case[0]:12} {case[1]!s:50} {'equal bits' if equal else 'DIFFERENT'}", end="")
-        print("" if equal else f" by up to {float((eager - captured).abs().max()):.1e}")
-    torch.use_deterministic_algorithms(False)
-
-    print("\nmilliseconds a pass, 64×64, batch 64")
-    for case in CASES:
-        slow, fast = (1000 / 600 * trained(case, c, 600).seconds for c in (False, True))
-        print(f"  {case[0]:12} {case[1]!s:50} eager {slow:6.2f}  captured {fast:6.2f}", end="")
-        print(f"  ratio {slow / fast:4.1f} (capture included)")
-
-    print("\nseveral runs at once: 8 runs of Fish, N=10, 64×64, 4,000 passes each")
-    for processes in (1, 4, 8):
-        configs = cdsprites.configs(
-            [cdsprites.FISH], [10], range(8), passes=4000, per_domain=2000, eval_limit=10
-        )
-        with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
-            run_all(configs, Store(folder), processes=processes)
-            print(f"  {processes} processes: {time.monotonic() - began:.1f} s in all")
-    return int(failed)
+    report("sprites drawn on CUDA equal the CPU's, 20,000 images", differ == 0)
+    parts: list[Callable[[], None]] = [
+        captured_equals_eager, without_waiting, guards, precisions, resumes, two_processes, speeds,
+    ]  # fmt: skip
+    wanted = sys.argv[1:]
+    for part in parts:
+        if not wanted or part.__name__ in wanted:
+            part()
+    print(f"\n{failures} failures")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -5,30 +5,78 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+import yaml
+from safetensors.torch import load_file, save_file
 
+import shoal
 from shoal.bench.experiments import cdsprites
 from shoal.bench.record import RunRecord, Store
-from shoal.cli import main
+from shoal.cli import COMMANDS, main
+from shoal.training.folder import RunFolder
+from shoal.training.loop import Training
+
+Captured = pytest.CaptureFixture[str]
 
 
-def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs go to runs/ under the current directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+LINEAR = ["train", "fish", "--dataset", "linear", "--steps", "20", "--batch", "8", "--device", "cpu"]
+DIVERGING = ["train", "erm", "--dataset", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
+DIVERGING += ["--steps", "20", "--device", "cpu"]
+
+
+@contextlib.contextmanager
+def stopping(step: int, number: int = signal.SIGINT, seed: int = 0) -> Iterator[None]:
+    """A signal comes right after the evaluation at ``step``."""
+    measure = Training._measure
+
+    def measure_and_stop(training: Training, journal: Any) -> None:
+        measure(training, journal)
+        if (training.step, training.options.seed) == (step, seed):
+            signal.raise_signal(number)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_measure", measure_and_stop)
+        yield
+
+
+def one_line(captured: Captured) -> str:
+    """What was said of wrong input: a line or two on stderr and nothing else."""
+    shown = captured.readouterr()
+    assert not shown.out
+    assert shown.err.startswith("shoal: ")
+    assert len(shown.err.strip().splitlines()) <= 2
+    return shown.err
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_without_a_command_help_is_shown(capsys: Captured) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "train", "list", "reproduce"):
-        assert command in shown
+    for command in COMMANDS:
+        assert f"  {command} " in shown
 
 
 @pytest.mark.parametrize("what", ["algorithms", "datasets"])
-def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_what_there_is(what: str, capsys: Captured) -> None:
     assert main(["list", what]) == 0
     text = capsys.readouterr().out
     assert main(["list", what, "--json"]) == 0
@@ -40,7 +88,7 @@ def test_list_names_what_there_is(what: str, capsys: pytest.CaptureFixture[str])
         assert entry["paper"]
 
 
-def test_train_saves_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
     arguments = ["train", "fish", "--dataset", "rotated-digits", "--steps", "4", "--batch", "8"]
     arguments += ["--set", "meta_lr=5e-1", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path / "run"), "--warm-start", "3", "--json"]) == 0
@@ -71,6 +119,33 @@ REFUSED = {
     "draw": (["train", "fish", "--dataset", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
     "warm start": (["train", "erm", "--dataset", "linear", "--warm-start", "-1"], "warm_start must be"),
     "seed": (["train", "erm", "--dataset", "linear", "--seed", "-1"], "seed must be"),
+    "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
+    "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
+    "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad', got 'foo'"),
+    "average start": ([*LINEAR, "--average-start", "5"], "belongs to average='sma'"),
+    "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
+    "on nan": ([*LINEAR, "--on-nan", "maybe"], "'stop' or 'skip', got 'maybe'"),
+    "clip": ([*LINEAR, "--clip", "-1"], "clip must be positive"),
+    "clip nan": ([*LINEAR, "--clip", "nan"], "clip must be positive"),
+    "accumulate": ([*LINEAR, "--accumulate", "99"], "must be at most 8"),
+    "select": ([*LINEAR, "--select", "foo"], "'best' or 'last', got 'foo'"),
+    "best": ([*LINEAR, "--select", "best"], "need validation data"),
+    "patience": ([*LINEAR, "--patience", "2"], "need validation data"),
+    "workers": ([*LINEAR, "--workers", "-1"], "workers"),
+    "device": ([*LINEAR, "--device", "gpu"], "is not one"),
+    "model": ([*LINEAR, "--model", "mpl"], "Did you mean 'mlp'"),
+    "weights": ([*LINEAR, "--weights", "none.pt"], "there is no file none.pt"),
+    "wandb": ([*LINEAR, "--wandb", "project"], "pip install wandb"),
+    "fp16": (["train", "idgm", "--dataset", "linear", "--precision", "fp16"], "use 'bf16' or 'fp32'"),
+    "wandb and seeds": ([*LINEAR, "--wandb", "project", "--seeds", "2"], "--wandb logs one run"),
+    "value in seeds": (
+        [*LINEAR, "--clip", "-1", "--seeds", "2", "--at-once", "1"],
+        "clip must be positive",
+    ),
+    "no folder to resume": (["resume", "nowhere"], "there is no folder 'nowhere'"),
+    "no folder to show": (["show", "nowhere"], "there is no folder 'nowhere'"),
+    "no run to resume": (["resume", "."], "'.' holds no run"),
+    "no run to show": (["show", "."], "'.' holds no run"),
     "passes": (["reproduce", "cdsprites", "--passes", "7"], "multiple of"),
     "part": (["reproduce", "cdsprites", "--parts", "Adm"], "Did you mean 'Adam'"),
 }
@@ -78,17 +153,20 @@ REFUSED = {
 
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED.keys())
 def test_wrong_input_is_one_line_and_code_2(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     assert main(arguments) == 2
     shown = capsys.readouterr()
+    said = [line for line in shown.err.splitlines() if not line.endswith("runs to do.")]
     assert message in shown.err
-    assert shown.err.startswith("shoal: ")
-    assert len(shown.err.strip().splitlines()) <= 2
+    assert said[0].startswith("shoal: ")
+    assert len(said) <= 2
     assert not shown.out
+    assert files_in(tmp_path) == []
 
 
-def test_results_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_need_a_folder(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "file").write_text("here already")
     for arguments in (["train", "erm", "--dataset", "linear"], ["demo"], ["reproduce", "theorem"]):
         assert main([*arguments, "--out", str(tmp_path / "file")]) == 2
@@ -96,24 +174,479 @@ def test_results_need_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "file").read_text() == "here already"
 
 
-def test_a_run_that_diverges_says_so_and_keeps_its_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["train", "erm", "--dataset", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
-    assert main([*arguments, "--steps", "20", "--device", "cpu", "--out", str(tmp_path)]) == 2
-    assert "the loss turned" in capsys.readouterr().err
+def test_a_run_that_diverges_says_so_and_keeps_its_record(tmp_path: Path, capsys: Captured) -> None:
+    assert main([*DIVERGING, "--out", str(tmp_path)]) == 2
+    assert "the loss turned nan at step 3, which was not applied" in one_line(capsys)
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "diverged"
     assert not (tmp_path / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("arguments", [["demo", "--seeds", "0"], ["train", "erm"], ["swim"]])
-def test_argparse_refuses_the_rest(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo", "--seeds", "0"],
+        ["train", "erm"],
+        ["swim"],
+        ["resume"],
+        ["show"],
+        ["resume", ".", "--on-nan", "stop"],
+        *(
+            [*LINEAR, option, value]
+            for option, value in (
+                ("--seeds", "0"),
+                ("--keep", "0"),
+                ("--accumulate", "0"),
+                ("--patience", "x"),
+                ("--clip", "much"),
+                ("--checkpoint-every", "0"),
+                ("--log-every", "-1"),
+                ("--average-start", "1.5"),
+                ("--workers", "x"),
+            )
+        ),
+    ],
+)
+def test_argparse_refuses_the_rest(arguments: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_reproduce_theorem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+class TestTrain:
+    def test_a_run_has_a_folder_and_the_same_command_shows_it(self, tmp_path: Path, capsys: Captured) -> None:
+        assert main([*LINEAR, "--json"]) == 0
+        first = json.loads(capsys.readouterr().out)
+        (folder,) = (tmp_path / "runs").iterdir()
+        assert folder.name.startswith("fish-linear-")
+        when = (folder / "model.safetensors").stat().st_mtime_ns
+        assert main([*LINEAR, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == first
+        assert main(LINEAR) == 0
+        assert f"Saved in runs/{folder.name}." in capsys.readouterr().out
+        assert (folder / "model.safetensors").stat().st_mtime_ns == when
+        assert main([*LINEAR, "--lr", "0.01"]) == 0
+        assert len(list((tmp_path / "runs").iterdir())) == 2
+
+    def test_a_folder_that_holds_another_run(self, tmp_path: Path, capsys: Captured) -> None:
+        assert main([*LINEAR, "--out", "run"]) == 0
+        before = files_in(tmp_path)
+        capsys.readouterr()
+        assert main([*LINEAR, "--out", "run", "--clip", "1", "--seed", "3"]) == 2
+        said = one_line(capsys)
+        assert "'run' holds another run (" in said
+        assert "seed 0, not 3" in said
+        assert "clip None, not 1.0" in said
+        assert files_in(tmp_path) == before
+
+    def test_stopped_and_the_same_command_goes_on(self, capsys: Captured) -> None:
+        with stopping(10):
+            assert main([*LINEAR, "--out", "run"]) == 130
+        said = capsys.readouterr().err
+        assert "stopped at step 10, which is saved. Go on with: shoal resume run" in said
+        assert main([*LINEAR, "--out", "run"]) == 0
+        assert main([*LINEAR, "--out", "whole"]) == 0
+        assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+    def test_a_folder_in_use(self, capsys: Captured) -> None:
+        with RunFolder("run"):
+            assert main([*LINEAR, "--out", "run"]) == 2
+        assert f"run is in use by process {os.getpid()}" in one_line(capsys)
+        assert files_in(Path("run")) == [".lock"]
+
+
+class TestSeeds:
+    def test_each_seed_is_the_run_that_it_is_alone(self, capsys: Captured) -> None:
+        assert main([*LINEAR, "--seed", "5", "--seeds", "3", "--at-once", "2", "--out", "all"]) == 0
+        shown = capsys.readouterr()
+        assert "mean ± sd  seed 5  seed 6  seed 7" in shown.out
+        assert "mean ± standard deviation over 3 seeds" in shown.out
+        assert "[3/3]" in shown.err
+        assert sorted(p.name for p in Path("all").glob("seed-*")) == ["seed-5", "seed-6", "seed-7"]
+        for seed in (5, 6, 7):
+            assert main([*LINEAR, "--seed", str(seed), "--out", f"alone-{seed}"]) == 0
+            alone, among = Path(f"alone-{seed}"), Path(f"all/seed-{seed}")
+            assert (alone / "model.safetensors").read_bytes() == (among / "model.safetensors").read_bytes()
+            records = [json.loads((p / "record.json").read_text()) for p in (alone, among)]
+            assert [r["history"] for r in records] == [records[0]["history"]] * 2
+            assert [r["config"] for r in records] == [records[0]["config"]] * 2
+        assert len({p.read_bytes() for p in Path("all").rglob("model.safetensors")}) == 3
+
+    def test_json_and_more_seeds_later(self, capsys: Captured) -> None:
+        assert main([*LINEAR, "--seeds", "1", "--out", "all", "--at-once", "1"]) == 0
+        capsys.readouterr()
+        assert main([*LINEAR, "--seeds", "2", "--out", "all", "--at-once", "1", "--json"]) == 0
+        shown = capsys.readouterr()
+        assert "1 kept from before" in shown.err
+        assert [r["config"]["seed"] for r in json.loads(shown.out)["records"]] == [0, 1]
+
+    def test_ctrl_c_keeps_checkpoints_and_the_same_command_goes_on(self, capsys: Captured) -> None:
+        several = [*LINEAR, "--seeds", "3", "--at-once", "1"]
+        with stopping(10, seed=1):
+            assert main([*several, "--out", "all"]) == 130
+        said = capsys.readouterr().err
+        assert "[1/3]" in said
+        assert "the same command" in said or "shoal resume all\n" in said
+        assert list(Path("all/seed-1/checkpoints").glob("step-0000000010-*"))
+        assert not Path("all/seed-1/record.json").exists()
+        assert not Path("all/seed-2").exists()
+        assert main([*several, "--out", "all"]) == 0
+        shown = capsys.readouterr()
+        assert "2 runs to do, 1 kept from before." in shown.err
+        assert main([*several, "--out", "whole"]) == 0
+        for seed in range(3):
+            one, other = (Path(d, f"seed-{seed}", "model.safetensors").read_bytes() for d in ("all", "whole"))
+            assert one == other
+
+    def test_not_of_several_processes(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", "0")
+        assert main([*LINEAR, "--seeds", "3"]) == 2
+        assert "start it without torchrun" in one_line(capsys)
+        assert files_in(Path()) == []
+
+    def test_one_seed_and_several_do_not_share_a_folder(self, tmp_path: Path, capsys: Captured) -> None:
+        assert main(LINEAR) == 0
+        assert main([*LINEAR, "--seeds", "2", "--at-once", "1"]) == 0
+        capsys.readouterr()
+        assert main(["show", "runs", "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
+
+    def test_one_that_diverges(self, capsys: Captured) -> None:
+        assert main([*DIVERGING, "--seeds", "2", "--at-once", "1", "--out", "all"]) == 2
+        shown = capsys.readouterr()
+        assert "[2/2] erm, seed 1: diverged" in shown.err
+        assert "no run came to its end. seed 0: erm: the loss turned nan" in shown.err
+
+
+class TestResume:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_stopped_run(self, number: int, code: int, capsys: Captured) -> None:
+        plain = [*LINEAR, "--schedule", "cosine", "--average", "sma", "--warm-start", "6"]
+        with stopping(12, number):
+            assert main([*plain, "--out", "run"]) == code
+        assert "Go on with: shoal resume run" in capsys.readouterr().err
+        assert main(["resume", "run"]) == 0
+        assert "Saved in run." in capsys.readouterr().out
+        assert main([*plain, "--out", "whole"]) == 0
+        assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+        one, other = (json.loads(Path(d, "record.json").read_text()) for d in ("run", "whole"))
+        assert one["history"] == other["history"]
+
+        def lines(folder: str) -> list[dict[str, Any]]:
+            found = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+            return [{k: v for k, v in line.items() if "second" not in k} for line in found]
+
+        assert lines("run") == lines("whole")
+
+    def test_during_the_warm_start(self, capsys: Captured) -> None:
+        plain = [*LINEAR, "--warm-start", "6"]
+        with stopping(6):
+            assert main([*plain, "--out", "run"]) == 130
+        assert "shoal resume run" in capsys.readouterr().err
+        assert main(["resume", "run"]) == 0
+        assert main([*plain, "--out", "whole"]) == 0
+        assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+    def test_a_finished_run_is_shown(self, capsys: Captured) -> None:
+        assert main([*LINEAR, "--out", "run"]) == 0
+        first = capsys.readouterr().out
+        when = {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()}
+        assert main(["resume", "run"]) == 0
+        assert capsys.readouterr().out == first
+        assert {p: p.stat().st_mtime_ns for p in Path("run").rglob("*") if p.is_file()} == when
+        assert main(["resume", "run", "--on-nan", "skip"]) == 2
+        assert "is finished; there is nothing to skip" in one_line(capsys)
+
+    def test_a_run_of_fit(self, capsys: Captured) -> None:
+        data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
+        shoal.fit("erm", torch.nn.Linear(3, 2), data, steps=4, progress=False, folder="run", device="cpu")
+        assert main(["resume", "run"]) == 2
+        assert "call shoal.fit again with resume=True" in one_line(capsys)
+
+    def test_several_seeds_also_those_not_begun(self, capsys: Captured) -> None:
+        several = [*LINEAR, "--seeds", "3", "--at-once", "1"]
+        with stopping(10, seed=1):
+            assert main([*several, "--out", "all"]) == 130
+        capsys.readouterr()
+        assert main(["resume", "all", "--at-once", "1"]) == 0
+        assert "over 3 seeds" in capsys.readouterr().out
+        assert main([*several, "--out", "whole"]) == 0
+        for seed in range(3):
+            one, other = (Path(d, f"seed-{seed}", "model.safetensors").read_bytes() for d in ("all", "whole"))
+            assert one == other
+
+    def test_folders_that_only_look_like_seeds(self, capsys: Captured) -> None:
+        Path("all/seed-best").mkdir(parents=True)
+        Path("all/seed-best/config.yaml").write_text("run: {}")
+        assert main(["resume", "all"]) == 2
+        assert "'all' holds no run" in one_line(capsys)
+
+    def test_a_diverged_run_with_steps_skipped(self, capsys: Captured) -> None:
+        assert main([*DIVERGING, "--out", "run"]) == 2
+        said = one_line(capsys)
+        assert "shoal resume run --on-nan skip" in said
+        assert main(["resume", "run"]) == 2
+        assert one_line(capsys) == said
+        assert main(["resume", "run", "--on-nan", "skip"]) == 0
+        assert "18 steps were not finite and were left out" in capsys.readouterr().out
+        assert yaml.safe_load(Path("run/config.yaml").read_text())["run"]["on_nan"] == "skip"
+        record = json.loads(Path("run/record.json").read_text())
+        assert (record["status"], record["skipped"]) == ("finished", 18)
+        assert main([*DIVERGING, "--out", "never", "--on-nan", "skip"]) == 0
+        assert Path("run/model.safetensors").read_bytes() == Path("never/model.safetensors").read_bytes()
+
+    def test_several_diverged_seeds_with_steps_skipped(self, capsys: Captured) -> None:
+        assert main([*DIVERGING, "--seeds", "2", "--at-once", "1", "--out", "all"]) == 2
+        capsys.readouterr()
+        assert main(["resume", "all", "--on-nan", "skip", "--at-once", "1"]) == 0
+        assert "over 2 seeds" in capsys.readouterr().out
+
+    def test_a_run_in_use_is_not_touched(self, capsys: Captured) -> None:
+        assert main([*DIVERGING, "--out", "run"]) == 2
+        before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name != ".lock"}
+        capsys.readouterr()
+        with RunFolder("run"):
+            assert main(["resume", "run", "--on-nan", "skip"]) == 2
+        assert "in use by" in one_line(capsys)
+        assert {p: p.read_bytes() for p in before if p.exists()} == before
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "- a\n", "{", "run: 5\n", "run: {}\n", "run: {steps: 5}\n", "run: {stepz: 5}\n", "\x00", "a: b"],
+    )
+    def test_a_broken_config(self, text: str, capsys: Captured) -> None:
+        Path("run").mkdir()
+        Path("run/config.yaml").write_text(text)
+        assert main(["resume", "run"]) == 2
+        assert "run" in one_line(capsys)
+
+    def test_a_config_without_how(self, capsys: Captured) -> None:
+        with stopping(10):
+            main([*LINEAR, "--out", "run"])
+        content = yaml.safe_load(Path("run/config.yaml").read_text())
+        Path("run/config.yaml").write_text(yaml.safe_dump({"run": content["run"]}))
+        assert main(["resume", "run"]) == 0
+
+    def test_damaged_checkpoints(self, capsys: Captured) -> None:
+        with stopping(10):
+            assert main([*LINEAR, "--out", "run"]) == 130
+        capsys.readouterr()
+        for path in Path("run/checkpoints").iterdir():
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        assert main(["resume", "run"]) == 2
+        assert "none of the 2 checkpoints" in one_line(capsys)
+
+
+class TestShow:
+    def test_finished(self, capsys: Captured) -> None:
+        assert main([*LINEAR, "--out", "run"]) == 0
+        record = json.loads(Path("run/record.json").read_text())
+        capsys.readouterr()
+        assert main(["show", "run"]) == 0
+        shown = capsys.readouterr().out
+        assert shown.startswith("fish on linear, seed 0\nfinished: step 20 of 20")
+        assert "(last step)" in shown
+        assert f"{record['history'][-1]['scores']['test']['domains']['D3']:.3f}" in shown
+        assert "resume" not in shown
+        assert main(["show", "run", "--json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        assert (run["state"], run["step"], run["steps"]) == ("finished", 20, 20)
+        assert run["scores"] == record["history"][-1]["scores"]
+
+    def test_stopped(self, capsys: Captured) -> None:
+        with stopping(10):
+            main([*LINEAR, "--out", "run"])
+        capsys.readouterr()
+        assert main(["show", "run"]) == 0
+        shown = capsys.readouterr().out
+        assert "stopped: step 10 of 20" in shown
+        assert "Newest checkpoint: step-0000000010-" in shown
+        assert shown.endswith("Go on with: shoal resume run\n")
+
+    def test_running(self, capsys: Captured) -> None:
+        """While another process holds the lock, which ends with it."""
+        with stopping(10):
+            main([*LINEAR, "--out", "run"])
+        hold = "from shoal.training.folder import RunFolder; RunFolder('run').__enter__(); input('held')"
+        command = [sys.executable, "-c", hold]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.read(4) == b"held"
+            capsys.readouterr()
+            assert main(["show", "run"]) == 0
+            shown = capsys.readouterr().out
+            assert main(["resume", "run"]) == 2
+            assert f"run is in use by process {process.pid}" in one_line(capsys)
+            process.kill()
+        assert "running: step 10 of 20" in shown
+        assert "Go on with" not in shown
+        assert main(["show", "run"]) == 0
+        assert "stopped: step 10 of 20" in capsys.readouterr().out
+
+    def test_diverged(self, capsys: Captured) -> None:
+        main([*DIVERGING, "--out", "run"])
+        capsys.readouterr()
+        assert main(["show", "run"]) == 0
+        shown = capsys.readouterr().out
+        assert "diverged: step " in shown
+        assert "the loss turned nan at step 3" in shown
+
+    def test_several(self, capsys: Captured) -> None:
+        main([*LINEAR, "--out", "runs/a"])
+        with stopping(10):
+            main([*LINEAR, "--out", "runs/b"])
+        capsys.readouterr()
+        assert main(["show", "runs"]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.startswith("runs/a: finished, step 20 of 20, train accuracy 0.")
+        assert second.startswith("runs/b: stopped, step 10 of 20, train accuracy 0.")
+
+    def test_one_broken_run_does_not_hide_the_others(self, capsys: Captured) -> None:
+        main([*LINEAR, "--out", "runs/a"])
+        Path("runs/b").mkdir()
+        Path("runs/b/config.yaml").write_text("{")
+        capsys.readouterr()
+        assert main(["show", "runs"]) == 0
+        shown = capsys.readouterr()
+        assert "runs/a: finished" in shown.out
+        assert "runs/b: " in shown.out + shown.err
+        assert "cannot be read" in shown.out + shown.err
+
+    def test_names_of_domains_do_not_reach_the_terminal_raw(self, capsys: Captured) -> None:
+        names = ["<script>", "\x1b[2J", "two\nlines", "\u202eback", "東京"]
+        data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in names}
+        shoal.fit("erm", torch.nn.Linear(3, 2), data, steps=4, progress=False, folder="run", device="cpu")
+        assert main(["show", "run"]) == 0
+        shown = capsys.readouterr().out
+        assert "ERM (started from Python)" in shown
+        assert "<script>" in shown
+        assert "東京" in shown
+        assert not set("\x1b\u202e") & set(shown)
+        assert not any(line.startswith("lines") for line in shown.splitlines())
+        assert main(["show", "run", "--json"]) == 0
+        (run,) = json.loads(capsys.readouterr().out)["runs"]
+        assert list(run["scores"]["train"]["domains"]) == names
+
+
+class Trap:
+    """Leaves a mark where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("trapped"),)
+
+
+class TestWeights:
+    start = {"weight": torch.full((2, 4), 0.25), "bias": torch.full((2,), 0.5)}  # noqa: RUF012
+
+    def names(self) -> list[str]:
+        assert main([*LINEAR, "--out", "names"]) == 0
+        return list(load_file("names/model.safetensors"))
+
+    @pytest.mark.parametrize("file", ["start.safetensors", "start.pt"])
+    def test_they_are_where_training_starts(self, file: str, capsys: Captured) -> None:
+        weights = {n: self.start[n.rpartition(".")[2]] for n in self.names()}
+        save_file(weights, file) if file.endswith("safetensors") else torch.save(
+            {"state_dict": weights}, file
+        )
+        still = [*LINEAR, "--weights", file, "--steps", "1", "--optimizer", "sgd", "--lr", "1e-30"]
+        assert main([*still, "--out", "run"]) == 0
+        found = load_file("run/model.safetensors")
+        assert all(torch.equal(found[n], w) for n, w in weights.items())
+        assert yaml.safe_load(Path("run/config.yaml").read_text())["run"]["weights"] == file
+
+    def test_of_a_run_before(self, capsys: Captured) -> None:
+        assert main([*LINEAR, "--out", "first"]) == 0
+        assert main([*LINEAR, "--out", "second", "--weights", "first/model.safetensors"]) == 0
+
+    @pytest.mark.parametrize("name", ["trap.pt", "trap.safetensors", "trap.pth"])
+    @pytest.mark.parametrize(
+        "written", [torch.save, lambda what, path: Path(path).write_bytes(pickle.dumps(what))]
+    )
+    def test_no_code_in_a_file_is_run(self, written: Any, name: str, capsys: Captured) -> None:
+        written({"weight": Trap()}, name)
+        assert main([*LINEAR, "--weights", name]) == 2
+        assert f"weights: {name} is" in one_line(capsys)
+        assert not Path("trapped").exists()
+        assert files_in(Path()) == [name]
+
+    def test_wrong_shapes_are_named(self, capsys: Captured) -> None:
+        name = next(n for n in self.names() if n.endswith("weight"))
+        save_file({**load_file("names/model.safetensors"), name: torch.zeros(3, 3)}, "wrong.safetensors")
+        capsys.readouterr()
+        assert main([*LINEAR, "--weights", "wrong.safetensors"]) == 2
+        said = one_line(capsys)
+        assert "do not fit the model" in said
+        assert name in said
+        assert "[3, 3]" in said
+
+    def test_other_names_are_named(self, capsys: Captured) -> None:
+        save_file({"head.weight": torch.zeros(2)}, "other.safetensors")
+        assert main([*LINEAR, "--weights", "other.safetensors"]) == 2
+        assert "head.weight" in one_line(capsys)
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """`shoal` in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoal", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def until(ready: Any, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        if ready():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("it did not begin in 30 seconds")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
+def test_signals_to_a_real_training(capsys: Captured) -> None:
+    """Stopped by SIGTERM, refused to a second, stopped by SIGINT, killed, and still the same weights."""
+    long = ["train", "fish", "--dataset", "linear", "--steps", "3000", "--batch", "8", "--device", "cpu"]
+    long += ["--checkpoint-every", "50", "--log-every", "10"]
+    folder = Path("run")
+
+    def step() -> int:
+        return max((int(p.name.split("-")[1]) for p in folder.glob("checkpoints/step-*")), default=0)
+
+    process = started(*long, "--out", "run")
+    until(lambda: step() >= 50, process)
+    process.send_signal(signal.SIGSTOP)
+    second = started(*long, "--out", "run")
+    out, said = second.communicate(timeout=60)
+    process.send_signal(signal.SIGCONT)
+    assert (second.returncode, out) == (2, "")
+    assert [f"run is in use by process {process.pid}" in line for line in said.splitlines()] == [True]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
+        at = step()
+        process.send_signal(number)
+        out, said = process.communicate(timeout=60)
+        assert process.returncode == code, said
+        assert "Traceback" not in said
+        if number != signal.SIGKILL:
+            assert f"stopped at step {step()}, which is saved. Go on with: shoal resume run" in said
+            assert step() >= at
+            assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
+        assert main(["show", "run"]) == 0
+        assert f"stopped: step {step() // 10 * 10:,} of 3,000" in capsys.readouterr().out or code == -9
+        at = step()
+        if code != -9:
+            process = started("resume", "run")
+            until(lambda at=at: step() > at, process)
+    assert main(["resume", "run", "--json"]) == 0
+    assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
+    assert main([*long, "--out", "whole", "--json"]) == 0
+    assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+
+
+def test_reproduce_theorem(tmp_path: Path, capsys: Captured) -> None:
     assert main(["reproduce", "theorem", "--out", str(tmp_path), "--json"]) == 0
     for result in json.loads(capsys.readouterr().out)["results"]:
         assert abs(result["slope"] - 2) < 0.2
@@ -126,9 +659,7 @@ def tiny(part: str) -> list[str]:
     return ["reproduce", "cdsprites", *small, "--parts", part]
 
 
-def test_cdsprites_shows_what_is_there_and_names_what_is_missing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cdsprites_shows_what_is_there_and_names_what_is_missing(tmp_path: Path, capsys: Captured) -> None:
     configs = cdsprites.figure([2], range(1), 200, 32)["Adam"]
     history = [
         {
@@ -162,7 +693,7 @@ def gone(group: int) -> bool:
 
 def started_demo(processes: int, out: Path) -> subprocess.Popen[str]:
     """A demo in a group of processes of its own, well into its first run."""
-    command = [sys.executable, "-m", "shoal", "demo", "--processes", str(processes), "--device", "cpu"]
+    command = [sys.executable, "-m", "shoal", "demo", "--at-once", str(processes), "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "--out", str(out)],
         stdout=subprocess.DEVNULL,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import threading
 import weakref
 
 import pytest
@@ -321,7 +323,84 @@ def test_finite_differences_raise_the_gip_of_a_relu_network(normalize, seed):
     assert gain("finite-difference") > 0.8 * gain("exact") > 0
 
 
+# Losses in parts, and shares of several processes
+
+
+def pieces_of(model, domains, cuts, batch=7):
+    """Every domain's loss over slices of its batch."""
+    torch.manual_seed(2)
+    data = [(torch.randn(batch, 4).double() + 0.3 * i, torch.randint(0, 3, (batch,))) for i in range(domains)]
+    ends = [0, *cuts, batch]
+    spans = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    return [
+        [((s.stop - s.start) / batch, lambda x=x[s], y=y[s]: cross_entropy(model(x), y)) for s in spans]
+        for x, y in data
+    ]
+
+
+@METHODS
+@FORMS
+def test_parts_make_up_the_whole(method, normalize, softening):
+    model, params, _ = problem(mlp, 3)
+    settings = {"normalize": normalize, "softening": softening, "method": method}
+    whole = match([parts[0][1] for parts in pieces_of(model, 3, [])], params, **settings)
+    for cuts in ([3], [1, 2, 5]):
+        found = match(pieces_of(model, 3, cuts), params, **settings)
+        assert_close([found.losses, found.gip], [whole.losses, whole.gip], **EXACT)
+        assert_close(found.mean, whole.mean, **EXACT)
+        assert_close(found.gip_gradient, whole.gip_gradient, **EXACT)
+
+
+@METHODS
+@FORMS
+def test_shares_make_up_the_whole(method, normalize, softening):
+    """Two threads, each with its part of every batch, meet wherever gradients become one."""
+    model, params, _ = problem(mlp, 3)
+    settings = {"normalize": normalize, "softening": softening, "method": method}
+    whole = match([parts[0][1] for parts in pieces_of(model, 3, [])], params, **settings)
+    models = [copy.deepcopy(model) for _ in range(2)]
+    gate, lying, found = threading.Barrier(2, timeout=20), {}, {}
+    shared = [pieces_of(m, 3, [3]) for m in models]
+
+    def work(rank):
+        def average(gradients):
+            lying[rank] = [g * (3 / 7, 4 / 7)[rank] for g in gradients]
+            gate.wait()
+            total = [a + b for a, b in zip(lying[0], lying[1], strict=True)]
+            gate.wait()
+            return total
+
+        losses = [parts[rank][1] for parts in shared[rank]]
+        found[rank] = match(losses, list(models[rank].parameters()), average=average, **settings)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        assert_close(found[rank].mean, whole.mean, **EXACT)
+        torch.testing.assert_close(found[rank].gip, whole.gip, **EXACT)
+        assert_close(found[rank].gip_gradient, whole.gip_gradient, **EXACT)
+    assert_close([found[0].losses * 3 / 7 + found[1].losses * 4 / 7], [whole.losses], **EXACT)
+
+
+@METHODS
+def test_one_parts_graph_is_in_memory_at_a_time(method):
+    Watched.alive, Watched.most = weakref.WeakSet(), 0
+    model, params, _ = problem(mlp, 3)
+    seen = nn.Sequential(model, _Applied())
+    match(pieces_of(seen, 3, [2, 4]), params, method=method)
+    assert Watched.most == 1
+    assert len(Watched.alive) == 0
+
+
 # Memory
+
+
+class _Applied(nn.Module):
+    def forward(self, x):
+        return Watched.apply(x)
 
 
 class Watched(torch.autograd.Function):

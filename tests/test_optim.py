@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, Re
 
 from references.naive import CopyingFish
 from shoal.errors import InputError
-from shoal.optim import Fish
+from shoal.optim import Fish, can_skip, copy_where, step_unless
 
 OPTIMIZERS = {
     "sgd": lambda p, **k: SGD(p, 0.1, weight_decay=0.01, **k),
@@ -493,6 +493,105 @@ def test_a_disabled_scaler_changes_nothing():
     scaled_training(model, fish, torch.amp.GradScaler("cpu", enabled=False), batches, True)
     train(plain, Fish(SGD(plain.parameters(), 0.1), 2), batches)
     assert same(model, plain)
+
+
+# Walks and steps that are to leave no mark
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+@STATES
+def test_a_spoilt_walk_leads_nowhere_and_the_next_one_is_a_walk(inner_state, at):
+    model, batches = make_model(), make_batches(9)
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS["sgd"], 0.5, inner_state)
+    fish = Fish(OPTIMIZERS["sgd"](model.parameters()), 3, 0.5, inner_state)
+    train(model, fish, batches[:3])
+    before = weights(model)
+    for n, batch in enumerate(batches[3:6]):
+        fish.spoil(torch.tensor(n == at))
+        train(model, fish, [batch])
+    assert same(model, before)
+    assert fish.position == 0
+    train(model, fish, batches[6:])
+    for walk in (batches[:3], batches[6:]):
+        reference.walk(walk, loss_of)
+    assert same(model, reference.model)
+
+
+def test_a_spoilt_walk_is_one_after_a_file_too():
+    model, batches = make_model(), make_batches(3)
+    start = weights(model)
+    fish = Fish(SGD(model.parameters(), 0.1), 3)
+    fish.spoil(torch.tensor(True))
+    train(model, fish, batches[:2])
+    saved = through_file({"model": model.state_dict(), "fish": fish.state_dict()})
+    resumed = make_model(seed=5)
+    other = Fish(SGD(resumed.parameters(), 0.1), 3)
+    resumed.load_state_dict(saved["model"])
+    other.load_state_dict(saved["fish"])
+    train(resumed, other, batches[2:])
+    assert same(resumed, start)
+    train(resumed, other, batches)
+    assert not same(resumed, start)
+
+
+def test_a_walk_that_is_not_spoilt_is_one_after_all():
+    model, batches = make_model(), make_batches(3)
+    plain = copy.deepcopy(model)
+    fish = Fish(SGD(model.parameters(), 0.1), 3)
+    for batch in batches:
+        fish.spoil(torch.tensor(False))
+        train(model, fish, [batch])
+    train(plain, Fish(SGD(plain.parameters(), 0.1), 3), batches)
+    assert same(model, plain)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_unless(name):
+    model, batches = make_model(), make_batches(4)
+    plain = copy.deepcopy(model)
+    optimizer, by_hand = (OPTIMIZERS[name](m.parameters()) for m in (model, plain))
+    for n, batch in enumerate(batches):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        step_unless(optimizer, torch.tensor(n == 1))
+        if n != 1:
+            train(plain, by_hand, [batch])
+    assert same(model, plain)
+    state = optimizer.state_dict()["state"]
+    torch.testing.assert_close(state, by_hand.state_dict()["state"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_step_of_a_walk_unless(bad):
+    """It counts, so that a walk remains S batches."""
+    model, batches = make_model(), make_batches(6)
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS["adam"], 0.5)
+    fish = Fish(OPTIMIZERS["adam"](model.parameters()), 3)
+    for n, batch in enumerate(batches):
+        fish.zero_grad()
+        loss_of(model, batch).backward()
+        step_unless(fish, torch.tensor(n == bad))
+        assert not hasattr(fish, "found_inf")
+    for walk in walks([None if n == bad else b for n, b in enumerate(batches)], 3):
+        reference.walk(walk, loss_of)
+    assert same(model, reference.model)
+
+
+def test_which_optimizers_skip_on_the_device():
+    params = list(make_model().parameters())
+    assert can_skip(Adam(params, fused=True))
+    assert can_skip(Fish(Adam(params, fused=True), 2))
+    assert not can_skip(RMSprop(params))
+    assert not can_skip(Fish(RMSprop(params), 2))
+
+
+@pytest.mark.parametrize("condition", [True, False])
+def test_copying_everything_or_nothing(condition):
+    to, values = [torch.zeros(2), torch.zeros((), dtype=torch.int64)], [torch.ones(2), torch.tensor(3)]
+    copy_where(torch.tensor(condition), to, values)
+    assert torch.equal(to[0], torch.full((2,), float(condition)))
+    assert int(to[1]) == 3 * condition
+    copy_where(torch.tensor(True), [], [])
 
 
 # Closures

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.bench.paper import claims
-from shoal.report import linear, plots
+from shoal.report import linear, plots, runs
 from shoal.report.cdsprites import judge
 from shoal.report.tables import Table, percent
 
@@ -88,3 +88,34 @@ def test_linear_example_says_when_each_method_leaves() -> None:
     assert [row[-1] for row in ends.rows] == ["+0.10"] * 3
     text = linear.reading(results, {"ERM": (0.93, 0.93)})
     assert "ERM leaves 93/93 after step 2, Fish after the end" in text
+
+
+def scores(**domains: float) -> dict[str, object]:
+    return {"test": {"metric": "accuracy", "average": 0.5, "mean": 0.5, "domains": domains}}
+
+
+def record(seed: int, *points: dict[str, object], selected: int = -1) -> dict[str, object]:
+    return {"history": [{"scores": p} for p in points], "selected": selected, "config": {"seed": seed}}
+
+
+def test_a_run_at_the_selected_step_and_the_last() -> None:
+    table = runs.run_table(record(0, scores(oslo=0.75, lima=0.5), scores(oslo=0.25, lima=1.0), selected=0))
+    assert table.columns == ["split", "domain", "accuracy", "at the last step"]
+    assert table.rows == [["test", "oslo", "0.750", "0.250"], ["test", "lima", "0.500", "1.000"]]
+    assert runs.scores_table(scores(oslo=0.25)).rows == [["test", "oslo", "0.250"]]
+
+
+def test_seeds_are_averaged_and_shown() -> None:
+    table = runs.seeds_table([record(3, scores(oslo=0.5)), record(4, scores(oslo=0.7))])
+    assert table.columns == ["split", "domain", "accuracy, mean ± sd", "seed 3", "seed 4"]
+    assert table.rows == [["test", "oslo", "0.600 ± 0.141", "0.500", "0.700"]]
+    assert runs.seeds_table([record(3, scores(oslo=0.5))]).rows == [["test", "oslo", "0.500", "0.500"]]
+
+
+def test_cells_cannot_move_the_cursor() -> None:
+    table = runs.scores_table(scores(**{"\x1b[2J": 0.5, "a\nb": 0.5, "\u202ex": 0.5, "<script>": 0.5}))
+    shown = table.text()
+    assert len(shown.splitlines()) == 6
+    assert not set("\x1b\u202e") & set(shown + table.markdown())
+    assert "<script>" in shown
+    assert len(table.markdown().splitlines()) == 6

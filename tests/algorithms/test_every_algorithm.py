@@ -2,20 +2,23 @@
 
 import copy
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
 from every_algorithm import B, ByHand, Counted, Halves, S, TwoHalves, fit, network, same, toy
 from torch import nn
 
+import shoal
 from shoal.algorithms import algorithm_class, build, registry, settings_of
 from shoal.data import Task
 from shoal.errors import InputError
 
 
 def test_a_file_in_the_folder_is_an_algorithm() -> None:
-    assert {"erm", "fish", "idgm", "reptile", "smoothfish"} <= set(registry.names())
-    assert not {"base", "penalty"} & set(registry.names())
+    files = {p.stem for p in Path(shoal.algorithms.__file__).parent.glob("*.py")} - {"__init__"}
+    assert {n.replace("_", "-") for n in files - registry.support} == set(registry.names())
+    assert len(registry.names()) > 1
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -24,6 +27,13 @@ class TestEveryAlgorithm:
         run = fit(name, network(), steps=200, test={"unseen": toy(60)["domain 1"]})
         assert run.accuracy("train") > 0.9
         assert run.accuracy("unseen") > 0.9
+
+    def test_learns_it_in_bf16(self, name: str) -> None:
+        model = network()
+        run = fit(name, model, steps=200, precision="bf16", lr=0.003)
+        assert run.accuracy("train") > 0.9
+        assert {p.dtype for p in model.parameters()} == {torch.float32}
+        assert not same(model, fit(name, network(), steps=200, precision="fp32", lr=0.003).model)
 
     def test_the_seed_decides_everything(self, name: str) -> None:
         one, again, other = (fit(name, network(), seed=seed).model for seed in (0, 0, 1))

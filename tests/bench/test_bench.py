@@ -1,20 +1,22 @@
 """Runs as data: identities, records, stores, and the experiments that need no download."""
 
+import hashlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal.bench.config import RunConfig
+from shoal.bench.config import RunConfig, change_config, read_config, read_file
 from shoal.bench.experiments import cdsprites, linear
 from shoal.bench.pool import run_all
-from shoal.bench.record import RunRecord, Store
+from shoal.bench.record import RunFolders, RunRecord, Store
 from shoal.bench.run import run
 from shoal.errors import InputError
 from shoal.files import write_atomically
@@ -53,7 +55,7 @@ def result(found: RunRecord) -> tuple[Any, ...]:
 class TestConfig:
     def test_identity_is_the_same_everywhere(self) -> None:
         config = RunConfig("cdsprites", "fish", 100, {"domains": 10, "size": 32}, {"meta_lr": 0.1}, seed=3)
-        assert config.identity == "f9ff613de9acc008"
+        assert config.identity == "a81f36b81ad45c20"
         backwards = replace(config, data_options={"size": 32, "domains": 10})
         assert backwards.identity == config.identity
 
@@ -81,9 +83,45 @@ class TestConfig:
             "eval_every": 1,
             "eval_limit": 9,
             "select": "last",
+            "patience": 3,
+            "precision": "bf16",
+            "clip": 1.0,
+            "accumulate": 2,
+            "schedule": "cosine",
+            "average": "sma",
+            "average_start": 2,
+            "on_nan": "skip",
+            "weights": "start.safetensors",
         }
         assert {*changes, "label"} == set(TINY.to_dict())
-        assert len({replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}) == 18
+        different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}
+        assert len(different) == len(changes) + 1
+
+    def test_a_field_at_its_default_is_not(self) -> None:
+        """So that a field which comes with a later version changes no name."""
+        config = RunConfig("linear", "erm", 4)
+        usual = {f.name: getattr(config, f.name) for f in fields(RunConfig)}
+        assert RunConfig(**usual).identity == config.identity
+        known = json.dumps({"algorithm": "erm", "dataset": "linear", "steps": 4}, sort_keys=True)
+        assert config.identity == hashlib.sha256(known.encode()).hexdigest()[:16]
+
+    def test_it_survives_the_file(self, tmp_path: Path) -> None:
+        """Also values that YAML would read as something else."""
+        odd = {
+            "list": [1, 2.5, None, [True, "no"]],
+            "nest": {"a": {"b": []}, "ключ": "東京 🐟"},
+            "small": 1e-05,
+            "large": 1e22,
+            "whole": 1.0,
+            "inf": float("inf"),
+            "texts": ["1e-5", "null", "yes", "0x10", "2024-01-01", " a: b # c", "two\nlines", "", "\x1b[2J"],
+        }
+        config = replace(TINY, settings=odd, data_options={"0": odd}, warm_start=0.1, clip=1e-7, label="é")
+        (tmp_path / "config.yaml").write_text("run: {}\nhow: {workers: 3}\n")
+        change_config(tmp_path, config)
+        assert read_config(tmp_path) == config
+        assert read_config(tmp_path).identity == config.identity
+        assert read_file(tmp_path)["how"] == {"workers": 3}
 
     def test_from_dict(self) -> None:
         assert RunConfig.from_dict(json.loads(json.dumps(CONFIGS[1].to_dict()))) == CONFIGS[1]
@@ -92,7 +130,12 @@ class TestConfig:
 
     @pytest.mark.parametrize(
         ("changes", "message"),
-        [({"optimizer": "adm"}, "Did you mean 'adam'"), ({"seed": -1}, "got -1"), ({"seed": 0.5}, "got 0.5")],
+        [
+            ({"optimizer": "adm"}, "Did you mean 'adam'"),
+            ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+            ({"seed": -1}, "got -1"),
+            ({"seed": 0.5}, "got 0.5"),
+        ],
     )
     def test_wrong_values(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(InputError, match=message):
@@ -177,7 +220,7 @@ def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> No
     """Far more of it than a pipe holds."""
     many = [replace(TINY, seed=s, steps=1500, eval_every=1) for s in (0, 1)]
     began = time.monotonic()
-    records = run_all(many, Store(tmp_path), processes=2)
+    records = run_all(many, Store(tmp_path), at_once=2)
     assert len(records) == 2
     assert time.monotonic() - began < 120
 
@@ -213,7 +256,9 @@ class TestRun:
         wild = replace(TINY, optimizer_options={"lr": 1e38, "momentum": 10.0}, steps=40)
         (found,) = run_all([wild], Store(tmp_path), device="cpu")
         assert found.status == "diverged"
-        assert "the loss turned" in found.error
+        assert re.search(
+            "the (loss|gradient) turned (nan|inf) at step .*, which was not applied", found.error
+        )
         assert Store(tmp_path).find(wild) == found
 
     def test_what_is_stored_is_not_run_again(self, tmp_path: Path) -> None:
@@ -221,7 +266,7 @@ class TestRun:
         stored = record()
         store.save(stored)
         named = [replace(TINY, label="first"), *CONFIGS[1:]]
-        found = run_all(named, store, device="cpu", processes=1, done=finished.append)
+        found = run_all(named, store, device="cpu", at_once=1, done=finished.append)
         assert [r.config for r in finished] == CONFIGS[1:]
         assert found[0] == replace(stored, config=named[0])  # the stored one, under today's label
         assert [r.config.label for r in found] == ["first", "Fish, ours", ""]
@@ -236,7 +281,7 @@ class TestRun:
                 CONFIGS,
                 Store(tmp_path / str(n)),
                 device="cpu",
-                processes=n,
+                at_once=n,
                 tell=lambda config, step, note: told.append((config.identity, step)),
             )
             for n in (1, 2)
@@ -253,13 +298,13 @@ class TestRun:
         store = Store(tmp_path)
         threads = os.environ.get("OMP_NUM_THREADS")
         with pytest.raises(KeyboardInterrupt):
-            run_all(CONFIGS, store, device="cpu", processes=processes, done=interrupt)
+            run_all(CONFIGS, store, device="cpu", at_once=at_once, done=interrupt)
         assert os.environ.get("OMP_NUM_THREADS") == threads
         kept = store.all()
         assert len(kept) == 1
         assert kept[0].status == "finished"
         rest: list[RunRecord] = []
-        assert len(run_all(CONFIGS, store, device="cpu", processes=1, done=rest.append)) == 3
+        assert len(run_all(CONFIGS, store, device="cpu", at_once=1, done=rest.append)) == 3
         assert {r.config.identity for r in rest} == {c.identity for c in CONFIGS} - {kept[0].config.identity}
 
     @pytest.mark.parametrize(
@@ -274,8 +319,40 @@ class TestRun:
         self, changes: dict[str, Any], message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(InputError, match=message):
-            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", processes=1)
+            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", at_once=1)
         assert list(tmp_path.iterdir()) == []
+
+
+class TestFolder:
+    """A run in a folder of its own."""
+
+    def test_what_is_there_is_not_run_again(self, tmp_path: Path) -> None:
+        found = run(TINY, "cpu", folder=tmp_path)
+        kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
+        again = run(replace(TINY, label="the same"), "cpu", folder=tmp_path, how={"keep": 5})
+        assert again == found
+        assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == kept
+
+    def test_folder_or_not_the_result_is_the_same(self, tmp_path: Path) -> None:
+        assert result(run(TINY, "cpu", folder=tmp_path)) == result(run(TINY, "cpu"))
+
+    def test_another_run_is_refused(self, tmp_path: Path) -> None:
+        run(TINY, "cpu", folder=tmp_path)
+        with pytest.raises(InputError, match=r"holds another run \(steps 4, not 8\); choose another folder"):
+            run(replace(TINY, steps=8), "cpu", folder=tmp_path)
+
+    def test_a_diverged_run_keeps_its_record_and_no_model(self, tmp_path: Path) -> None:
+        wild = replace(TINY, optimizer_options={"lr": 1e38, "momentum": 10.0}, steps=40)
+        found = run(wild, "cpu", folder=tmp_path)
+        assert found.status == "diverged"
+        assert run(wild, "cpu", folder=tmp_path) == found
+        assert not (tmp_path / "model.safetensors").exists()
+
+    def test_seeds_of_another_run_are_not_taken_for_these(self, tmp_path: Path) -> None:
+        store = RunFolders(tmp_path)
+        run_all([TINY, replace(TINY, seed=1)], store, device="cpu", at_once=1)
+        with pytest.raises(InputError, match=r"seed-0' holds another run \(steps 4, not 8\)"):
+            run_all([replace(TINY, steps=8)], store, device="cpu", at_once=1)
 
 
 class TestCdSprites:

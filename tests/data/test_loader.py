@@ -67,6 +67,36 @@ def test_any_number_of_workers_gives_the_same_batches() -> None:
     assert len(noise.unique()) == len(noise)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("processes", [2, 3])
+def test_shares_make_up_the_batch(processes: int, workers: int) -> None:
+    """To the random numbers of each example, whichever process draws them."""
+    common: dict[str, Any] = {"workers": workers, "start": 1, "stop": 3}
+    whole = list(MetaBatchLoader(Items(), readable(), **common))
+    shares = [
+        list(MetaBatchLoader(Items(), readable(), **common, share=(n, processes))) for n in range(processes)
+    ]
+    for step, batches in enumerate(whole):
+        for slot, batch in enumerate(batches):
+            for n, share in enumerate(shares):
+                part = share[step][slot]
+                assert part.domain == batch.domain
+                assert torch.equal(part.y, batch.y[n::processes])
+                for key in ("index", "noise"):
+                    assert torch.equal(part.x[key], batch.x[key][n::processes])
+
+
+def test_shares_of_tensors_make_up_the_batch() -> None:
+    data = TensorData(torch.arange(40.0)[:, None], torch.arange(40))
+    whole = list(MetaBatchLoader(data, sampler(), stop=2))
+    for n in range(3):
+        part = list(MetaBatchLoader(data, sampler(), stop=2, share=(n, 3)))
+        for batches, others in zip(whole, part, strict=True):
+            for a, b in zip(batches, others, strict=True):
+                assert torch.equal(a.x[n::3], b.x)
+                assert torch.equal(a.y[n::3], b.y)
+
+
 def test_the_users_random_numbers_are_left_alone() -> None:
     loader = iter(MetaBatchLoader(Items(), readable(), stop=3))
     next(loader)  # a DataLoader takes one number from torch when its iteration starts

@@ -17,8 +17,11 @@ import torch
 
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
-from shoal.bench.run import check, run
+from shoal.bench.run import Turns, check, run
 from shoal.training.processes import pick_device
+from shoal.training.stopping import Interrupted, Signals
+
+TOGETHER = 10
 
 
 def run_all(
@@ -26,26 +29,28 @@ def run_all(
     store: Store,
     *,
     device: str | None = None,
-    processes: int | None = None,
+    at_once: int | None = None,
     how: Mapping[str, Any] | None = None,
     tell: Callable[[RunConfig, int, str], None] | None = None,
     done: Callable[[RunRecord], None] | None = None,
 ) -> list[RunRecord]:
     """The records of ``configs``, running what the store does not hold yet, each saved as it finishes.
 
-    Several ``processes`` run side by side: by default one a core on the CPU, each with one thread, since a
-    small network gains more from a core of its own than from a second thread; on CUDA one. Ctrl-C keeps
-    what has finished; the same call then does the rest. ``how`` goes to :func:`shoal.bench.run.run`.
+    ``at_once`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
+    since a small network gains more from a core of its own than from a second thread. On CUDA in this
+    process, by default up to ten, as far as their steps are captured; others come one after the other. Each
+    gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the rest. ``how``
+    goes to :func:`shoal.bench.run.run`.
     """
     missing = list({c.identity: c for c in store.missing(configs)}.values())
     if missing:
         for config in missing:
             check(config)
         cuda = pick_device(device).type == "cuda"
-        count = processes or (1 if cuda else _cores())
-        if not processes and not cuda and count < len(missing) < 2 * count:
+        count = at_once or (TOGETHER if cuda else _cores())
+        if not at_once and not cuda and count < len(missing) < 2 * count:
             count = len(missing)  # sharing cores beats a second round in which some of them idle
-        runner = _alone if count == 1 or len(missing) == 1 else _side_by_side
+        runner = _alone if count == 1 or len(missing) == 1 else (_together if cuda else _side_by_side)
         jobs = [Job(config, device, store.workplace(config), how or {}) for config in missing]
         for record in runner(jobs, min(count, len(missing)), tell):
             store.save(record)
@@ -67,8 +72,53 @@ class Job(NamedTuple):
     def run(self, tell: Callable[[int, str], None] | bool) -> RunRecord:
         return run(self.config, self.device, tell, self.folder, self.how)
 
+    def turns(self, tell: Callable[[int, str], None] | bool) -> Turns:
+        return Turns(self.config, self.device, tell, self.folder, self.how)
 
-def _alone(jobs: Sequence[Job], processes: int, tell: Any) -> Iterator[RunRecord]:
+
+def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
+    """Turn by turn in one process, each on a CUDA stream of its own, so that their small kernels overlap.
+
+    A run that Python drives kernel by kernel gains nothing from company, and a large one may need all the
+    memory: it has the device to itself.
+    """
+    waiting = list(jobs)
+    active: list[tuple[Turns, Iterator[None], torch.cuda.Stream]] = []
+    stop: Interrupted | None = None
+    with Signals(any(job.folder for job in jobs)) as signals:
+        while active or (waiting and not signals.asked):
+            while (
+                waiting and not signals.asked and len(active) < count and all(_small(t) for t, _, _ in active)
+            ):
+                job = waiting.pop(0)
+                stream = torch.cuda.Stream(pick_device(job.device))
+                with torch.cuda.stream(stream):
+                    turns = job.turns(partial(tell, job.config) if tell else False)
+                stream.synchronize()  # what its data were made from may be another run's too
+                active.append((turns, turns.take(signals), stream))
+            for entry in list(active):
+                turns, turn, stream = entry
+                try:
+                    with torch.cuda.stream(stream):
+                        next(turn)
+                except StopIteration:
+                    active.remove(entry)
+                    assert turns.record is not None
+                    yield turns.record
+                except Interrupted as asked:  # the others too shall save where they are
+                    active.remove(entry)
+                    stop = asked
+    if stop is not None:
+        raise stop
+    if waiting:
+        raise KeyboardInterrupt
+
+
+def _small(turns: Turns) -> bool:
+    return turns.training is None or turns.training.unroll > 0
+
+
+def _alone(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
     for job in jobs:
         yield job.run(partial(tell, job.config) if tell else False)
 
@@ -97,14 +147,14 @@ def _work(number: int, job: Job) -> RunRecord:
     return job.run(tell)
 
 
-def _side_by_side(jobs: Sequence[Job], processes: int, tell: Any) -> Iterator[RunRecord]:
+def _side_by_side(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
     # Not "fork": a forked child may inherit a lock that a torch thread holds, and cannot use CUDA.
     context = multiprocessing.get_context("spawn")
     one_thread = pick_device(jobs[0].device).type == "cpu"
     news = context.Queue()
     with _one_thread_each(one_thread):
         begin = (news, os.getpid(), one_thread)
-        pool = ProcessPoolExecutor(processes, context, initializer=_begin, initargs=begin)
+        pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=begin)
         try:
             waiting: set[Future[RunRecord]] = {
                 pool.submit(_work, number, job) for number, job in enumerate(jobs)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -25,16 +26,19 @@ from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
 from shoal.training.options import Options
-from shoal.training.stopping import Diverged
+from shoal.training.processes import Processes
+from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
 
 Tell = Callable[[int, str], None]
 
 
 @lru_cache(maxsize=1)
-def _loaded(dataset: str, options: str) -> DomainData:
-    """The last dataset is kept: neighbouring runs of a comparison mostly share it."""
-    return sets.load(dataset, **json.loads(options))
+def _loaded(dataset: str, options: str, device: torch.device) -> DomainData:
+    """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it."""
+    data = sets.load(dataset, **json.loads(options))
+    examples: Any = data.examples
+    return replace(data, examples=examples.to(device)) if hasattr(examples, "batch") else data
 
 
 def prepare(
@@ -47,7 +51,8 @@ def prepare(
 
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``.
     """
-    data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True))
+    where = Processes(device).device
+    data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True), where)
     model = build(
         config.model or data.model,
         input_shape=data.input_shape,
@@ -121,22 +126,57 @@ def run(
     wandb: str | None = None,
 ) -> RunRecord:
     """Trains and records; in a ``folder``, with a log and checkpoints, going on with what is there."""
-    if folder is None:
-        return complete(config, prepare(config, device, tell, how))
-    if (found := of_same_run(folder, config)) is not None:
-        return found
-    training = prepare(config, device, tell, how)
-    written = {"run": config.to_dict(), "how": dict(how or {}), **surroundings(training)}
-    keep = training.options.keep
-    with Journal(folder, training.processes, keep=keep, wandb=wandb, config=written) as journal:
-        journal.begin(written)
-        record = complete(config, training, journal)
-        if record.status == "finished":
-            training.restore_selected()
-            journal.finish(training.model.state_dict(), record.to_dict())
-        else:
-            journal.record(record.to_dict())
-    return record
+    with Signals(folder is not None) as signals:
+        turns = Turns(config, device, tell, folder, how, wandb)
+        for _ in turns.take(signals):
+            pass
+    assert turns.record is not None
+    return turns.record
+
+
+class Turns:
+    """A run that can take turns with others (see :meth:`Training.stages`)."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        device: str | None = None,
+        tell: Tell | bool = False,
+        folder: Path | None = None,
+        how: Mapping[str, Any] | None = None,
+        wandb: str | None = None,
+    ) -> None:
+        self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
+        self.record = of_same_run(folder, config) if folder is not None else None
+        self.training = prepare(config, device, tell, how) if self.record is None else None
+
+    def take(self, signals: Signals) -> Iterator[None]:
+        """Turns until ``record`` is there."""
+        if self.training is None:
+            return
+        if self.folder is None:
+            yield from self._to_the_end(self.training, None, signals)
+            return
+        written = {"run": self.config.to_dict(), "how": self.how, **surroundings(self.training)}
+        processes, keep = self.training.processes, self.training.options.keep
+        with Journal(self.folder, processes, keep=keep, wandb=self.wandb, config=written) as journal:
+            journal.begin(written)
+            yield from self._to_the_end(self.training, journal, signals)
+            assert self.record is not None
+            if self.record.status == "finished":
+                self.training.restore_selected()
+                journal.finish(self.training.model.state_dict(), self.record.to_dict())
+            else:
+                journal.record(self.record.to_dict())
+
+    def _to_the_end(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
+        """A loss that is no longer finite is a result too, not an error."""
+        status, error = "finished", ""
+        try:
+            yield from training.stages(journal, signals)
+        except Diverged as stop:
+            status, error = "diverged", str(stop)
+        self.record = RunRecord(config=self.config, **summary(training, status, error))
 
 
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
@@ -148,16 +188,6 @@ def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
         changes = ", ".join(f"{k} {theirs[k]!r}, not {v!r}" for k, v in mine.items() if theirs[k] != v)
         raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
     return read_record(kept.record) if kept.finished else None
-
-
-def complete(config: RunConfig, training: Training, journal: Journal | None = None) -> RunRecord:
-    """Takes a training to its end. A loss that is no longer finite is a result too, not an error."""
-    status, error = "finished", ""
-    try:
-        training.run(journal)
-    except Diverged as stop:
-        status, error = "diverged", str(stop)
-    return RunRecord(config=config, **summary(training, status, error))
 
 
 def check(config: RunConfig) -> None:

@@ -53,7 +53,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many trainings."""
     add_device(parser)
     parser.add_argument(
-        "--processes", type=count, metavar="P", help="runs side by side (default: one a core; on CUDA one)"
+        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core; on CUDA ten)"
     )
 
 

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-nan", choices=["skip"], help="for a run that stopped at a step that was not finite: skip it"
     )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
-    parser.add_argument("--processes", type=count, metavar="P", help="of several seeds: runs side by side")
+    parser.add_argument("--at-once", type=count, metavar="P", help="of several seeds: runs side by side")
     add_device(parser)
 
 

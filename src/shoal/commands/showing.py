@@ -57,7 +57,7 @@ def run_all(
         configs,
         store,
         device=given.device,
-        processes=given.processes,
+        at_once=given.at_once,
         how=how,
         tell=status.tell,
         done=status.done,

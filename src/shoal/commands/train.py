@@ -84,7 +84,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     )
     add_device(group)
     group.add_argument("--workers", type=int, default=0, help="processes that read examples (default: 0)")
-    group.add_argument("--processes", type=count, metavar="P", help="--seeds: runs side by side")
+    group.add_argument("--at-once", type=count, metavar="P", help="--seeds: runs side by side")
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
     group.add_argument(
         "--log-every", type=count, default=50, metavar="K", help="steps (default: %(default)s)"

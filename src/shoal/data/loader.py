@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, 
 
 from shoal.data.batch import DomainBatch, TensorData
 from shoal.data.domains import Domains
-from shoal.data.sampler import DomainBatchSampler, key
+from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError
 
 ITEMS = 21  # what a key is for
@@ -93,12 +93,12 @@ class MetaBatchLoader:
     def _gathered(self) -> Iterator[list[DomainBatch]]:
         dataset: Any = self.dataset
         home = getattr(dataset, "device", None)
-        for step in range(self.start, self.stop):
-            plan = self.sampler.plan(step)
-            rows = torch.from_numpy(np.stack([_taken(indices, self.share) for _, indices in plan]))
+        first, every = self.share
+        for domains, indices in planned(self.sampler, self.start, self.stop):
+            rows = torch.from_numpy(indices[:, first::every])
             if home is not None:
                 rows = rows.to(home, non_blocking=True)
-            yield [self._batch(dataset.batch(row), d) for row, (d, _) in zip(rows, plan, strict=True)]
+            yield [self._batch(dataset.batch(row), d) for row, d in zip(rows, domains, strict=True)]
 
     def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
         meta_batch = []
@@ -148,10 +148,12 @@ class _Requests:
         return (self.stop - self.start) * self.sampler.domains_per_step
 
     def __iter__(self) -> Iterator[Request]:
-        for step in range(self.start, self.stop):
-            for slot, (domain, indices) in enumerate(self.sampler.plan(step)):
-                seed = int(key(self.sampler.seed, ITEMS, step, slot)[0])
-                yield seed, domain, _taken(indices, self.share).tolist(), self.share
+        first, every = self.share
+        steps = planned(self.sampler, self.start, self.stop)
+        for step, (domains, rows) in enumerate(steps, self.start):
+            seeds = key(self.sampler.seed, ITEMS, step, np.arange(len(rows))).tolist()
+            for seed, domain, indices in zip(seeds, domains, rows, strict=True):
+                yield seed, domain, indices[first::every].tolist(), self.share
 
 
 class _Items(Dataset[Any]):
@@ -176,11 +178,6 @@ class _Items(Dataset[Any]):
             return self.dataset[index]
         except Exception as error:
             raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
-
-
-def _taken(indices: np.ndarray[Any, Any], share: tuple[int, int]) -> np.ndarray[Any, Any]:
-    first, every = share
-    return indices[first::every]
 
 
 def _used_on(stream: torch.cuda.Stream, x: Any) -> None:

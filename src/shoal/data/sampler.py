@@ -164,56 +164,67 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     def plan(self, step: int) -> list[tuple[int | None, NDArray[np.int64]]]:
         """The S batches of a step: each the domain's number (``None`` if mixed) and B example indices."""
-        slots, size = self.domains_per_step, self.batch_size
-        numbers: list[int] | list[None] = [None] * slots
+        domains, indices = self.plans(step, step + 1)
+        return list(zip(domains[0], indices[0], strict=True))
+
+    def plans(self, start: int, stop: int) -> tuple[list[list[int | None]], NDArray[np.int64]]:
+        """The same for steps ``start`` to ``stop`` − 1 at once: domains, and indices (steps, S, B).
+
+        Many steps cost little more than one.
+        """
+        slots, size, count = self.domains_per_step, self.batch_size, stop - start
+        steps = np.arange(start, stop)
+        numbers: list[list[int | None]] = [[None] * slots for _ in steps]
         if self.draw == "pooled":
             assert self._pool is not None
-            positions = np.arange(step * slots * size, (step + 1) * slots * size)
+            positions = np.arange(start * slots * size, stop * slots * size)
             passes, element = np.divmod(positions, len(self._pool))
             drawn = self._pool[permute(key(self.seed, POOLED, passes), len(self._pool), element)]
         elif self.draw == "one-domain":
-            d, visit = self._deal(step, 1)
-            drawn = self._take(d, visit, slots * size, step)
-            numbers = d.tolist() * slots
+            d, visit = self._deal(steps, 1)
+            drawn = self._take(d, visit, slots * size, steps)
+            numbers = np.repeat(d, slots, axis=1).tolist()
         else:
-            d, visit = self._deal(step, slots)
-            drawn = self._take(d, visit, size, step)
+            d, visit = self._deal(steps, slots)
+            drawn = self._take(d, visit, size, steps)
             if self.draw == "regrouped":
-                order = permute(key(self.seed, REGROUP, step), slots * size, np.arange(slots * size))
-                drawn = drawn.reshape(-1)[order]
+                words = key(self.seed, REGROUP, steps)[:, None]
+                order = permute(words, slots * size, np.arange(slots * size)[None])
+                drawn = np.take_along_axis(drawn.reshape(count, -1), order, axis=1)
             else:
                 numbers = d.tolist()
-        return list(zip(numbers, drawn.astype(np.int64).reshape(slots, size), strict=True))
+        return numbers, drawn.astype(np.int64).reshape(count, slots, size)
 
-    def _deal(self, step: int, slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The domains of a step and, for each, how many times it was dealt before.
+    def _deal(self, steps: NDArray[Any], slots: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The domains of each step and, for each, how many times it was dealt before; a row a step.
 
         Deals are numbered k·slots, k·slots + 1, …; deal p is element p mod T of a permutation that is kept
         for lcm(T, slots) deals. Then no step straddles two permutations, and ``slots`` ≤ T neighbours on
         a circle are distinct. The order within the step is shuffled, so that no domain always goes first.
         """
         domains, count = self.domains, len(self.domains)
+        places = np.arange(slots)[None]
         if self.by_size:
-            words = key(self.seed, BY_SIZE, step, np.arange(slots))
+            words = key(self.seed, BY_SIZE, steps[:, None], places)
             entries = words % np.uint64(len(domains.indices))
             d = np.searchsorted(domains.offsets, entries.astype(np.int64), side="right") - 1
-            return d, np.arange(slots)
-        deals = np.arange(step * slots, (step + 1) * slots)
-        superpass = step * slots // math.lcm(count, slots)
-        d = permute(key(self.seed, DEAL, superpass), count, deals % count)
-        order = permute(key(self.seed, ORDER, step), slots, np.arange(slots))
-        return d[order], (deals // count)[order]
+            return d, np.broadcast_to(places, d.shape)
+        deals = steps[:, None] * slots + places
+        superpass = steps * slots // math.lcm(count, slots)
+        d = permute(key(self.seed, DEAL, superpass)[:, None], count, deals % count)
+        order = permute(key(self.seed, ORDER, steps)[:, None], slots, places)
+        return np.take_along_axis(d, order, axis=1), np.take_along_axis(deals // count, order, axis=1)
 
-    def _take(self, d: NDArray[Any], visit: NDArray[Any], size: int, step: int) -> NDArray[Any]:
-        """The example indices, one row a domain, of each domain's ``visit``."""
+    def _take(self, d: NDArray[Any], visit: NDArray[Any], size: int, steps: NDArray[Any]) -> NDArray[Any]:
+        """The example indices (steps, slots, size) of each domain's ``visit``."""
         offsets = self.domains.offsets
-        start, n = offsets[d][:, None], (offsets[d + 1] - offsets[d])[:, None]
+        start, n = offsets[d][..., None], (offsets[d + 1] - offsets[d])[..., None]
         if self.by_size:  # a fresh permutation for each (step, slot); no count of visits is kept
             passes, element = np.divmod(np.arange(size), n)
-            words = key(self.seed, EXAMPLES, step, visit[:, None], passes)
+            words = key(self.seed, EXAMPLES, steps[:, None, None], visit[..., None], passes)
         else:
-            passes, element = np.divmod(visit[:, None] * size + np.arange(size), n)
-            words = key(self.seed, EXAMPLES, d[:, None], passes)
+            passes, element = np.divmod(visit[..., None] * size + np.arange(size), n)
+            words = key(self.seed, EXAMPLES, d[..., None], passes)
         return self.domains.indices[start + permute(words, n, element)]
 
     def set_step(self, step: int) -> None:
@@ -223,10 +234,22 @@ class DomainBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         first = self._next
         self._next = (first // self.steps + 1) * self.steps
-        return (batch.tolist() for step in range(first, self._next) for _, batch in self.plan(step))
+        return (batch.tolist() for _, rows in planned(self, first, self._next) for batch in rows)
 
     def __len__(self) -> int:
         return self.steps * self.domains_per_step
+
+
+BLOCK = 64
+"""Steps planned at once."""
+
+
+def planned(
+    sampler: DomainBatchSampler, start: int, stop: int
+) -> Iterator[tuple[list[int | None], NDArray[np.int64]]]:
+    """The domains and the indices (S, B) of each step, planned in blocks."""
+    for first in range(start, stop, BLOCK):
+        yield from zip(*sampler.plans(first, min(first + BLOCK, stop)), strict=True)
 
 
 def _integer(name: str, value: Any, least: int | None = 1) -> int:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
+from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Log
 from shoal.data.batch import DomainBatch
-from shoal.data.sampler import DomainBatchSampler
+from shoal.data.sampler import BLOCK, DomainBatchSampler
 from shoal.optim import can_skip
 from shoal.training.engine import Engine
 
@@ -59,6 +59,8 @@ class CapturedSteps:
         self.unroll = unroll
         shape = (unroll, sampler.domains_per_step, sampler.batch_size)
         self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
+        self.first, self.domains = 0, list[list[int | None]]()
+        self.ahead: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.log: Log = {}
         self.warm = 0
@@ -68,10 +70,13 @@ class CapturedSteps:
 
     def load(self, step: int) -> list[list[int | None]]:
         """Puts the examples of ``unroll`` steps from ``step`` where the graph reads them; their domains."""
-        plans = [self.sampler.plan(step + u) for u in range(self.unroll)]
-        rows = np.asarray([[i for _, i in plan] for plan in plans], dtype=np.int64)
-        self.indices.copy_(torch.from_numpy(rows).pin_memory(), non_blocking=True)
-        return [[d for d, _ in plan] for plan in plans]
+        if self.ahead is None or not self.first <= step < self.first + len(self.domains):
+            self.first = step
+            self.domains, rows = self.sampler.plans(step, step + BLOCK * self.unroll)
+            self.ahead = torch.from_numpy(rows).pin_memory().to(self.indices.device, non_blocking=True)
+        at = step - self.first
+        self.indices.copy_(self.ahead[at : at + self.unroll])
+        return self.domains[at : at + self.unroll]
 
     def _steps(self) -> Log:
         logs: list[Log] = []
@@ -91,7 +96,9 @@ class CapturedSteps:
             self.log = self._steps()
         else:
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
+            # cannot run at the same time.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.indices.device)):
                 self.log = self._steps()
             self.graph = graph
             graph.replay()

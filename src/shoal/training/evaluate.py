@@ -170,8 +170,8 @@ class _InOrder:
             for at in range(0, len(indices), size)
         ]
 
-    def plan(self, step: int) -> list[tuple[None, np.ndarray]]:
-        return [(None, self.batches[step][1])]
+    def plans(self, start: int, stop: int) -> tuple[list[list[None]], list[np.ndarray]]:
+        return [[None]] * (stop - start), [indices[None] for _, indices in self.batches[start:stop]]
 
 
 def snapshot(model: nn.Module) -> dict[str, Tensor]:

@@ -205,19 +205,27 @@ class Training:
 
     def run(self, journal: Journal | None = None) -> None:
         """Trains to the end, going on from the newest checkpoint of ``journal`` where there is one."""
+        with Signals(journal is not None) as signals:
+            for _ in self.stages(journal, signals):
+                pass
+
+    def stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
+        """The same in turns: every one ends when work was given to the device, before waiting for it.
+
+        So that several trainings can share a device.
+        """
         loaded = journal.restore() if journal else None
         if loaded:
             self._load(loaded)
-        with _kernels(self.options.deterministic), Signals(journal is not None) as signals:
-            if self.warm is not None and self.step == 0:
-                if not self.warm.finished:
-                    self.warm._train(journal, signals)
-                self.warm.restore_selected()
-            if not self.finished:
-                self._train(journal, signals)
-            self._finish()
+        if self.warm is not None and self.step == 0:
+            if not self.warm.finished:
+                yield from self.warm._train(journal, signals)
+            self.warm.restore_selected()
+        if not self.finished:
+            yield from self._train(journal, signals)
+        self._finish()
 
-    def _train(self, journal: Journal | None, signals: Signals) -> None:
+    def _train(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         options, main = self.options, self.processes.main
         shown = options.progress if main else False
         progress = Progress(self.label, options.steps, bool(shown), start=self.step)
@@ -232,6 +240,8 @@ class Training:
                 stop = self._next_stop(chunk)
                 with self._own_world():
                     self._advance(advance, stop, signals)
+                yield
+                with self._own_world():
                     self._read()
                     if self.step % options.log_every == 0:
                         self._log(journal)
@@ -518,7 +528,7 @@ class Training:
         outside = torch.cuda.get_rng_state(self.device) if cuda else None
         self._began = time.monotonic()
         try:
-            with seeded(self.options.seed):
+            with seeded(self.options.seed), _kernels(self.options.deterministic):
                 yield
         finally:
             if outside is not None:

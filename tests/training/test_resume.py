@@ -1,0 +1,774 @@
+"""A training that is stopped anywhere and resumed ends as one that never was, bit for bit."""
+
+import errno
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.utils.data import Dataset
+
+import shoal
+from algorithms.every_algorithm import network, toy
+from shoal.algorithms import algorithm_class, registry
+from shoal.bench.status import RunStatus
+from shoal.cli import main
+from shoal.errors import InputError
+from shoal.training import checkpoint, journal, loop
+from shoal.training.checkpoint import Checkpoints
+from shoal.training.folder import RunFolder
+from shoal.training.stopping import Interrupted
+
+CLOCKS = {"seconds", "examples_per_second", "environment", "command", "git"}
+NOT_RESULTS = {"progress", "workers", "checkpoint_every", "deterministic", "keep"}
+PARTS = toy()
+
+
+@pytest.fixture(autouse=True)
+def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of these tests' time would be spent waiting for the disk, which no kill depends on."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+class Noisy(Dataset):
+    """A plain dataset with a random transform."""
+
+    def __init__(self, x: Tensor, y: Tensor, seconds: float = 0.0) -> None:
+        self.x, self.y, self.seconds = x, y, seconds
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        time.sleep(self.seconds)
+        noise = torch.rand(4) + torch.as_tensor(np.random.rand(4)).float() + random.random()
+        return self.x[i] + 0.1 * noise, int(self.y[i])
+
+
+def plain(seconds: float = 0.0) -> dict[str, Dataset]:
+    return {name: Noisy(x, y, seconds) for name, (x, y) in PARTS.items()}
+
+
+def fit(folder: Path | None, algorithm: str = "fish", **options: Any) -> shoal.Fit:
+    """A training of BatchNorm and dropout; evaluations, lines of the log and checkpoints never coincide."""
+    x, y = toy(20)["domain 1"]
+    given: dict[str, Any] = {
+        **{"model": network(), "train": PARTS, "validation": {"unseen": (x + 1, y)}, "device": "cpu"},
+        **{"steps": 12, "batch_size": 8, "lr": 0.01, "eval_every": 5, "log_every": 4, "checkpoint_every": 3},
+        "progress": False,
+    }
+    return shoal.fit(algorithm, folder=folder, **given | options)
+
+
+X, Y = PARTS["domain 1"]
+TURNED = {"turned round": (X, 1 - Y)}
+"""Validation that gets worse by training."""
+
+
+class Crash(Exception):
+    """As a kill: what is not on the disk by then is lost."""
+
+
+def crash(number: int) -> None:
+    raise Crash
+
+
+def send(number: int) -> Callable[[int], None]:
+    return lambda _: os.kill(os.getpid(), number)
+
+
+def after(calls: int, act: Callable[[int], None]) -> Callable[[int, str], None]:
+    """A progress function that acts when it is called for the ``calls``-th time."""
+    count = itertools.count(1)
+
+    def tell(step: int, note: str) -> None:
+        if next(count) == calls:
+            act(step)
+
+    return tell
+
+
+def stopped(folder: Path, calls: int, act: Callable[[int], None] = crash, **options: Any) -> None:
+    """Trains for so many steps only; the next call looks up from the work as often as it likes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "CHUNK", 1)
+        with pytest.raises((Crash, Interrupted)):
+            fit(folder, progress=after(calls, act), **options)
+
+
+def timeless(nest: Any) -> Any:
+    """Without clocks; numbers as text, so that NaN is equal to itself."""
+    if isinstance(nest, dict):
+        return {k: timeless(v) for k, v in nest.items() if k not in CLOCKS | NOT_RESULTS}
+    if isinstance(nest, list):
+        return [timeless(v) for v in nest]
+    return repr(nest)
+
+
+def lines(folder: Path) -> list[Any]:
+    return [timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def outcome(folder: Path) -> tuple[Any, list[Any], bytes]:
+    """All that a run leaves, without clocks."""
+    record = json.loads((folder / "record.json").read_text())
+    return timeless(record), lines(folder), (folder / "model.safetensors").read_bytes()
+
+
+def assert_same(a: shoal.Fit, b: shoal.Fit) -> None:
+    torch.testing.assert_close(a.model.state_dict(), b.model.state_dict(), rtol=0, atol=0, equal_nan=True)
+    for name in ("history", "warm_up", "selected", "rule"):
+        assert repr(getattr(a, name)) == repr(getattr(b, name)), name
+    assert not a.model.training
+
+
+def check(folder: Path, stops: Iterator[int] | list[int], act: Callable[[int], None], **options: Any) -> None:
+    """For each of ``stops``: a training that stops there and is resumed is as one without a stop."""
+    whole = fit(folder / "whole", **options)
+    expected = outcome(folder / "whole")
+    for calls in stops:
+        there = folder / f"stopped-{calls}"
+        stopped(there, calls, act, **options)
+        assert not (there / "record.json").exists()
+        assert_same(fit(there, resume=True, **options), whole)
+        assert outcome(there) == expected, f"stopped at {calls}"
+
+
+BY_CRASH = pytest.mark.parametrize("act", [crash, send(signal.SIGTERM)], ids=["crash", "signal"])
+
+
+@pytest.mark.parametrize("name", registry.names())
+class TestEveryAlgorithm:
+    def test_crashed(self, tmp_path: Path, name: str) -> None:
+        check(tmp_path, [2, 8], crash, algorithm=name)
+
+    def test_again_and_again(self, tmp_path: Path, name: str) -> None:
+        whole = fit(tmp_path / "whole", name)
+        there = tmp_path / "stopped"
+        for calls in (1, 4, 1, 3):
+            stopped(there, calls, send(signal.SIGTERM), algorithm=name, resume=True)
+        assert Checkpoints(there / "checkpoints").latest() == 9
+        assert_same(fit(there, name, resume=True), whole)
+        assert outcome(there) == outcome(tmp_path / "whole")
+
+    def test_with_a_warm_start(self, tmp_path: Path, name: str) -> None:
+        """In the warm phase, at its last step, at the first of the main phase, and later."""
+        check(tmp_path, [2, 4, 5, 9], send(signal.SIGTERM), algorithm=name, warm_start=4, steps=7)
+
+    @pytest.mark.parametrize("precision", ["bf16", "fp16"])
+    def test_in_half_precision(self, tmp_path: Path, name: str, precision: str) -> None:
+        if precision == "fp16" and algorithm_class(name).second_order:
+            pytest.skip("has second derivatives")
+        check(tmp_path, [7], send(signal.SIGTERM), algorithm=name, precision=precision, clip=0.5)
+
+    def test_with_all_else(self, tmp_path: Path, name: str) -> None:
+        check(
+            tmp_path,
+            [7],
+            send(signal.SIGTERM),
+            algorithm=name,
+            train=plain(),
+            average="sma",
+            average_start=2,
+            accumulate=2,
+            schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+            warm_start=0.2,
+        )
+
+
+def two_groups(params: Any) -> torch.optim.Optimizer:
+    first, *others = params
+    return torch.optim.AdamW([{"params": [first], "lr": 0.02}, {"params": others, "weight_decay": 0.3}], 0.01)
+
+
+def sometimes_nan(output: Tensor, y: Tensor) -> Tensor:
+    loss = nn.functional.cross_entropy(output, y)
+    return torch.where(y[0] + y[1] + y[2] == 0, math.nan, loss)
+
+
+def large_loss(output: Tensor, y: Tensor) -> Tensor:
+    """Overflows in fp16 until the loss scale has come down."""
+    return 300 * nn.functional.cross_entropy(output, y)
+
+
+SCHEDULES: dict[str, Callable[[Any], lr_scheduler.LRScheduler]] = {
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.05, total_steps=13),
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step),
+    "steps": lambda o: lr_scheduler.MultiStepLR(o, [3, 7], 0.3),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4),
+    "two in a row": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=5), lr_scheduler.ExponentialLR(o, 0.9)], [5]
+    ),
+}
+CASES: dict[str, dict[str, Any]] = {
+    "sma": {"average": "sma", "average_start": 3},
+    "sma, last": {"average": "sma", "average_start": 3, "select": "last"},
+    "swad": {"average": "swad", "eval_every": 1, "checkpoint_every": 4},
+    "swad, plain dataset": {"average": "swad", "eval_every": 2, "train": plain()},
+    "last": {"select": "last"},
+    "no validation": {"validation": None},
+    "accumulate, clip": {"accumulate": 3, "clip": 0.1},
+    "dense checkpoints": {"checkpoint_every": 1, "keep": 1},
+    "checkpoints at evaluations": {"checkpoint_every": None},
+    "sgd": {"optimizer": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True)},
+    "adagrad": {"optimizer": lambda p: torch.optim.Adagrad(p, 0.05)},
+    "two groups": {"optimizer": two_groups},
+    "two groups, smoothfish": {"optimizer": two_groups, "algorithm": "smoothfish"},
+    "inner state kept": {"settings": {"inner_state": "carry"}},
+    "inner state reset": {"settings": {"inner_state": "reset"}},
+    "few domains a step": {"domains_per_step": 2},
+    "regrouped": {"draw": "regrouped"},
+    "skipped steps": {"on_nan": "skip", "loss": sometimes_nan},
+    "loss scale": {"precision": "fp16", "loss": large_loss, "steps": 30},
+    "warm start, share": {"warm_start": 0.3},
+    "deterministic": {"deterministic": True},
+    **{f"schedule: {name}": {"schedule": make} for name, make in SCHEDULES.items()},
+}
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
+def test_every_option(tmp_path: Path, options: dict[str, Any]) -> None:
+    check(tmp_path, [2, 7], send(signal.SIGTERM), **options)
+
+
+def test_swad_that_has_found_its_start(tmp_path: Path) -> None:
+    """It goes on to its end, which is before the training's."""
+    options: dict[str, Any] = {"average": "swad", "eval_every": 1, "steps": 60, "validation": TURNED}
+    run = fit(None, **options)
+    assert "swad of steps" in run.rule
+    assert run.last.step < 60
+    check(tmp_path, [2, 5, run.last.step - 2], send(signal.SIGTERM), **options)
+
+
+def test_skipped_steps_are_remembered(tmp_path: Path) -> None:
+    stopped(tmp_path, 7, send(signal.SIGTERM), **CASES["skipped steps"])
+    fit(tmp_path, resume=True, **CASES["skipped steps"])
+    assert 0 < json.loads((tmp_path / "record.json").read_text())["skipped"] < 12
+
+
+@BY_CRASH
+def test_plateau(tmp_path: Path, act: Callable[[int], None]) -> None:
+    """The best weights of the warm phase are not its last."""
+    options: dict[str, Any] = {"warm_start": "plateau", "validation": TURNED, "steps": 4}
+    warm = fit(None, **options).warm_up
+    assert len(warm) >= 6
+    last = warm[-1].step
+    check(tmp_path, [1, last - 1, last, last + 1], act, **options)
+
+
+class TestPatience:
+    options: ClassVar[dict[str, Any]] = {"validation": TURNED, "patience": 3, "eval_every": 2, "steps": 60}
+
+    def test_goes_on_counting(self, tmp_path: Path) -> None:
+        run = fit(None, **self.options)
+        assert run.last.step < 60
+        check(tmp_path, [run.last.step - 3, run.last.step - 2], crash, **self.options)
+
+    def test_what_is_finished_is_not_trained_again(self, tmp_path: Path) -> None:
+        first = fit(tmp_path, **self.options)
+        expected = outcome(tmp_path)
+        model, told = network(), []
+        passes: list[bool] = []
+        model.register_forward_pre_hook(lambda module, _: passes.append(module.training))
+        options = {**self.options, "model": model, "progress": lambda *a: told.append(a)}
+        again = fit(tmp_path, resume=True, **options)
+        assert not told
+        assert not any(passes)
+        assert_same(again, first)
+        assert outcome(tmp_path) == expected
+
+
+def test_stopped_after_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is trained, the weights and the record are not written."""
+    options: dict[str, Any] = {"average": "sma", "select": "last"}
+    whole = fit(tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(journal.Journal, "finish", lambda *_: crash(0))
+        with pytest.raises(Crash):
+            fit(tmp_path / "stopped", **options)
+    assert_same(fit(tmp_path / "stopped", resume=True, **options), whole)
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [(0, 0), (2, 2), (0, 2), (2, 0)], ids=str)
+def test_any_number_of_workers(tmp_path: Path, workers: tuple[int, int]) -> None:
+    """Dropout and the transform draw the same numbers, whichever process reads from whichever step on."""
+    whole = fit(tmp_path / "whole", train=plain())
+    there = tmp_path / "stopped"
+    stopped(there, 7, crash, train=plain(), workers=workers[0])
+    assert_same(fit(there, resume=True, train=plain(), workers=workers[1]), whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+# Signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+class TestSignals:
+    def test_the_step_is_finished_and_saved(self, tmp_path: Path, number: signal.Signals) -> None:
+        before = signal.getsignal(number)
+        with pytest.raises(Interrupted, match=f"step 5, .* shoal resume {tmp_path}") as caught:
+            fit(tmp_path, progress=lambda step, _: step == 5 and send(number)(0))
+        assert caught.value.signal == number
+        assert signal.getsignal(number) == before
+        assert Checkpoints(tmp_path / "checkpoints").latest() == 5
+        assert RunStatus.of(tmp_path).state == "stopped"
+
+    def test_in_the_middle_of_a_step(self, tmp_path: Path, number: signal.Signals) -> None:
+        whole = fit(None)
+        calls = itertools.count(1)
+
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            if next(calls) == 20:  # the second of three domains, in the seventh step, after an evaluation
+                os.kill(os.getpid(), number)
+            return nn.functional.cross_entropy(output, y)
+
+        with pytest.raises(Interrupted, match=r"step \d+, which is saved"):
+            fit(tmp_path, loss=loss)
+        assert Checkpoints(tmp_path / "checkpoints").latest() in (5, 6, 7)
+        assert_same(fit(tmp_path, resume=True), whole)
+
+    def test_a_second_one_acts_at_once(self, tmp_path: Path, number: signal.Signals) -> None:
+        class Second(Exception):
+            pass
+
+        def hear(number: int, frame: object) -> None:
+            raise Second
+
+        def twice(step: int) -> None:
+            send(number)(0)
+            send(number)(0)
+            pytest.fail("went on")
+
+        before = signal.signal(number, hear)
+        try:
+            with pytest.raises(Second):
+                fit(tmp_path, progress=after(3, twice))
+        finally:
+            signal.signal(number, before)
+        assert_same(fit(tmp_path, resume=True), fit(None))
+
+    def test_sent_to_the_workers_too(self, tmp_path: Path, number: signal.Signals) -> None:
+        """As Ctrl-C and most cluster managers do: the workers must live to finish the step."""
+        options: dict[str, Any] = {"train": plain(0.02), "steps": 4, "eval_splits": ("validation",)}
+
+        def to_all() -> None:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid or 0, number)
+            os.kill(os.getpid(), number)
+
+        def soon(step: int) -> None:
+            threading.Timer(0.15, to_all).start()  # while the next step waits for its examples
+
+        with pytest.raises(Interrupted, match="which is saved"):
+            fit(tmp_path, workers=2, progress=after(1, soon), **options)
+        assert Checkpoints(tmp_path / "checkpoints").latest() in (1, 2, 3)
+        assert_same(fit(tmp_path, resume=True, **options), fit(None, **options))
+
+
+def test_a_second_ctrl_c_is_a_keyboard_interrupt(tmp_path: Path) -> None:
+    def twice(step: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(tmp_path, progress=after(2, twice))
+    assert type(caught.value) is KeyboardInterrupt
+
+
+def test_without_a_folder_signals_are_not_watched() -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(None, progress=after(2, send(signal.SIGINT)))
+    assert type(caught.value) is KeyboardInterrupt
+
+
+# What lies in the folder
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    return sorted((folder / "checkpoints").glob("step-*"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "gone best"])
+def test_a_damaged_checkpoint(tmp_path: Path, damage: str) -> None:
+    options: dict[str, Any] = {"checkpoint_every": 1, "eval_every": 1, "lr": 0.002, "steps": 15}
+    whole = fit(tmp_path / "whole", **options)
+    scores = [p.scores["validation"].average for p in whole.history]
+    improved = [n for n in range(1, 15) if scores[n] > max(scores[:n])]
+    there = tmp_path / "stopped"
+    stopped(there, improved[-1] + 1, send(signal.SIGTERM), **options)
+    older, newest = checkpoints(there)
+    content = newest.read_bytes()
+    changed = content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+    if damage == "gone best":  # the newest alone refers to it
+        max((there / "checkpoints").glob("best-*")).unlink()
+    else:
+        newest.write_bytes({"cut": content[:-1], "changed": changed, "empty": b""}[damage])
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged: .*; {older.name} is used instead"):
+        run = fit(there, resume=True, **options)
+    assert_same(run, whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+def test_nothing_but_damaged_checkpoints(tmp_path: Path) -> None:
+    stopped(tmp_path, 8)
+    for path in checkpoints(tmp_path):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"none of the 2 checkpoints .* can be read"):
+        fit(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("what", ["step-", "best-", "model.", "record."])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_kill_inside_the_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, share: float
+) -> None:
+    """It leaves a part of the file under a temporary name, and whatever was there before."""
+    whole = fit(tmp_path / "whole")
+    there = tmp_path / "stopped"
+    write, count = checkpoint.write_atomically, itertools.count(1)
+    final = what in ("model.", "record.")
+
+    def killed(path: Path, content: bytes) -> None:
+        if path.name.startswith(what) and (final or next(count) == 2):
+            (path.parent / f".{path.name}.abc").write_bytes(content[: int(share * len(content))])
+            raise Crash
+        write(path, content)
+
+    with monkeypatch.context() as patch:
+        for module in (checkpoint, journal):
+            patch.setattr(module, "write_atomically", killed)
+        with pytest.raises(Crash):
+            fit(there)
+    assert_same(fit(there, resume=True), whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+    if not final:
+        assert not [*(there / "checkpoints").glob(".*")]
+
+
+TAILS = {"whole": b'{"step": 7, "loss": 1}\n{"step": 8}\n', "cut": b'{"phase": "tr', "zeros": b"\0" * 50}
+
+
+@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS.keys())
+def test_lines_after_the_checkpoint_are_cut(tmp_path: Path, tail: bytes) -> None:
+    fit(tmp_path / "whole")
+    there = tmp_path / "stopped"
+    stopped(there, 8)
+    assert RunStatus.of(there).last["step"] == 8  # the checkpoint is of step 6
+    with (there / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    fit(there, resume=True)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+def test_lines_before_the_checkpoint_must_be_there(tmp_path: Path) -> None:
+    stopped(tmp_path, 8)
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"metrics\.jsonl has lost or changed lines"):
+        fit(tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("log_every", [1, 5])
+def test_a_log_without_a_checkpoint_begins_anew(tmp_path: Path, log_every: int) -> None:
+    fit(tmp_path / "whole", log_every=log_every)
+    stopped(tmp_path / "stopped", 2, log_every=log_every)
+    assert not checkpoints(tmp_path / "stopped")
+    fit(tmp_path / "stopped", resume=True, log_every=log_every)
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+
+# A full disk
+
+
+class FullDisk:
+    """Refuses files of the given kinds, while it is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
+        self.full, self.kinds, self.refused = False, kinds, 0
+        self.write = checkpoint.write_atomically
+        for module in (checkpoint, journal):
+            monkeypatch.setattr(module, "write_atomically", self)
+
+    def __call__(self, path: Path, content: bytes) -> None:
+        if self.full and path.name.startswith(self.kinds):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        self.write(path, content)
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(tmp_path / "whole")
+    disk = FullDisk(monkeypatch, "step-", "best-")
+    there = tmp_path / "full"
+
+    def watch(step: int, _: str) -> None:
+        disk.full = 4 <= step < 10
+
+    with pytest.warns(UserWarning, match="could not be written") as caught:
+        fit(there, progress=watch)
+    said = [str(w.message) for w in caught]
+    assert all("No space left on device); that of step 3 stands. Training goes on." in m for m in said)
+    assert len(said) == disk.refused == 2
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+def test_a_disk_that_stays_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit(tmp_path / "whole")
+    disk = FullDisk(monkeypatch, "")
+    there = tmp_path / "full"
+
+    def watch(step: int, _: str) -> None:
+        disk.full = step >= 4
+
+    with pytest.raises(InputError) as caught, pytest.warns(UserWarning, match="that of step 3 stands"):
+        fit(there, progress=watch)
+    assert str(there / "model.safetensors") in str(caught.value)
+    assert "No space left on device" in str(caught.value)
+    assert f"shoal resume {there}" in str(caught.value)
+    assert Checkpoints(there / "checkpoints").load().step == 3  # type: ignore[union-attr]
+    assert not (there / "record.json").exists()
+    disk.full = False
+    assert_same(fit(there, resume=True), whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+def test_full_from_the_first_checkpoint_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FullDisk(monkeypatch, "step-")
+    disk.full = True
+    with pytest.warns(UserWarning, match="there is none yet"):
+        with pytest.raises(Interrupted, match="no checkpoint could be written"):
+            fit(tmp_path, progress=after(4, send(signal.SIGINT)))
+    disk.full = False
+    assert_same(fit(tmp_path, resume=True), fit(None))
+
+
+# Other processes. They are forked from one that has imported everything and trained nothing.
+
+
+def others() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch", "shoal.training.fit", "shoal.cli"])
+    return context
+
+
+def train_elsewhere(folder: Path, options: dict[str, Any], began: Any) -> None:
+    torch.set_num_threads(1)
+    fit(folder, resume=True, progress=lambda *_: began.set(), **options)
+
+
+def train_with_a_limit(folder: Path, said: Any) -> None:
+    """No file may grow beyond 8 kB from step 4 on: the system itself refuses, in the middle of a write."""
+    torch.set_num_threads(1)
+
+    def limit(step: int, _: str) -> None:
+        if step >= 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            fit(folder, model=large(), progress=limit)
+            error = ""
+        except InputError as refused:
+            error = str(refused)
+    said.send((error, [str(w.message) for w in caught]))
+
+
+def large() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return nn.Sequential(nn.Linear(4, 700), nn.BatchNorm1d(700), nn.Dropout(0.2), nn.Linear(700, 2))
+
+
+def test_a_real_limit_on_files(tmp_path: Path) -> None:
+    whole = fit(tmp_path / "whole", model=large())
+    there = tmp_path / "limited"
+    context = others()
+    here, said = context.Pipe()
+    process = context.Process(target=train_with_a_limit, args=(there, said))
+    process.start()
+    error, warned = here.recv() if here.poll(60) else pytest.fail("no answer")
+    process.join()
+    assert process.exitcode == 0
+    assert "model.safetensors could not be written (File too large)" in error
+    assert [w for w in warned if "step 9 could not be written" in w and "that of step 3 stands" in w]
+    assert not [*(there / "checkpoints").glob(".*")]
+    assert Checkpoints(there / "checkpoints").load().step == 3  # type: ignore[union-attr]
+    assert_same(fit(there, resume=True, model=large()), whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_at_random_instants(tmp_path: Path, workers: int) -> None:
+    options: dict[str, Any] = {
+        **{"steps": 90, "checkpoint_every": 2, "eval_every": 40, "warm_start": 20, "average": "sma"},
+        **{"train": plain() if workers else PARTS, "keep": 1},
+    }
+    whole = fit(tmp_path / "whole", **options)
+    there = tmp_path / "killed"
+    draw, context, reached = random.Random(workers), others(), []
+    for _ in range(4 if workers else 5):
+        began = context.Event()
+        given = (there, {**options, "workers": workers}, began)
+        process = context.Process(target=train_elsewhere, args=given)
+        process.start()
+        assert began.wait(60)
+        process.join(draw.uniform(0, 0.2))
+        process.kill()
+        process.join()
+        reached.append(Checkpoints(there / "checkpoints").latest() or 0)
+    assert reached == sorted(reached)
+    assert reached[-1] > 0
+    assert_same(fit(there, resume=True, **options), whole)
+    assert outcome(there) == outcome(tmp_path / "whole")
+
+
+# What is refused
+
+
+SGD = torch.optim.SGD
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "seed": ({"seed": 1}, "seed was 0, now 1"),
+    "batch size": ({"batch_size": 9}, "batch_size was 8, now 9"),
+    "algorithm": ({"algorithm": "erm"}, "algorithm was 'Fish', now 'ERM'"),
+    "settings": ({"settings": {"meta_lr": 0.3}}, "settings was {}, now .*'meta_lr': '0.3'"),
+    "domains a step": ({"domains_per_step": 2}, "domains_per_step was 3, now 2"),
+    "optimizer": ({"optimizer": lambda p: SGD(p, 0.1)}, "optimizer was 'Adam', now 'SGD'"),
+    "schedule": ({"schedule": SCHEDULES["cosine"]}, "schedule was 'NoneType', now 'CosineAnnealingLR'"),
+    "precision": ({"precision": "bf16"}, "precision was 'fp32', now 'bf16'"),
+    "average": ({"average": "sma"}, "average was None, now 'sma'"),
+    "warm start": ({"warm_start": 3}, "warm start was None, now 3"),
+    "evaluations": ({"eval_every": 2}, "eval_every was 5, now 2"),
+    "domains": ({"train": {k + "!": v for k, v in PARTS.items()}}, "domains was .*'domain 0'.*'domain 0!'"),
+    "a larger model": ({"model": large()}, "does not fit this model.*size mismatch"),
+    "another model": ({"model": network(norm=False)}, "does not fit this model.*Unexpected key"),
+}
+
+
+@pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_another_training_is_refused(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    stopped(tmp_path, 8)
+    kept = {p: p.read_bytes() for p in (tmp_path / "checkpoints").iterdir()}
+    with pytest.raises(InputError, match=f"(?s){message}"):
+        fit(tmp_path, resume=True, **changed)
+    assert {p: p.read_bytes() for p in (tmp_path / "checkpoints").iterdir()} == kept
+    assert_same(fit(tmp_path, resume=True), fit(None))
+
+
+def test_a_folder_in_use(tmp_path: Path) -> None:
+    stopped(tmp_path, 8)
+    with RunFolder(tmp_path), pytest.raises(InputError, match=f"in use by process {os.getpid()} on"):
+        fit(tmp_path, resume=True)
+    fit(tmp_path, resume=True)
+
+
+def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
+    context = others()
+    began = context.Event()
+    given = (tmp_path, {"train": plain(0.01), "steps": 1000}, began)
+    process = context.Process(target=train_elsewhere, args=given)
+    process.start()
+    try:
+        assert began.wait(60)
+        with pytest.raises(InputError, match=f"in use by process {process.pid} on"):
+            fit(tmp_path, resume=True)
+        assert RunStatus.of(tmp_path).state == "running"
+    finally:
+        process.kill()
+        process.join()
+
+
+def test_a_used_folder_without_resume(tmp_path: Path) -> None:
+    stopped(tmp_path, 8)
+    with pytest.raises(InputError, match=r"holds a run that is not finished: .* resume=True"):
+        fit(tmp_path)
+    fit(tmp_path, resume=True)
+    with pytest.raises(InputError, match="holds a finished run"):
+        fit(tmp_path)
+    with pytest.raises(InputError, match="needs the folder"):
+        fit(None, resume=True)
+
+
+# What is left alone
+
+
+def test_the_outside_is_untouched(tmp_path: Path) -> None:
+    def state() -> Any:
+        return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()
+
+    torch.manual_seed(11)
+    np.random.seed(11)
+    random.seed(11)
+    before = state()
+    options: dict[str, Any] = {"train": plain(), "warm_start": 3, "average": "sma"}
+    stopped(tmp_path, 6, crash, **options)
+    assert state() == before
+    stopped(tmp_path, 2, send(signal.SIGTERM), resume=True, **options)
+    assert state() == before
+    torch.manual_seed(12)
+    before = state()
+    run = fit(tmp_path, resume=True, **options)
+    assert state() == before
+    assert_same(run, fit(None, **options))
+
+
+def test_deterministic_kernels_are_asked_for_meanwhile_only(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    def look(step: int, _: str) -> None:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+
+    run = fit(tmp_path, deterministic=True, progress=look)
+    assert all(seen)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert_same(run, fit(None))
+
+
+# The command line
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_train_and_resume(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: signal.Signals,
+    code: int,
+) -> None:
+    text = (
+        "train fish --dataset rotated-digits --steps 8 --batch 4 --warm-start 3 --seed 3 --log-every 2 "
+        "--checkpoint-every 3 --eval-every 4 --device cpu --json --out"
+    )
+    command = text.split()
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    there = str(tmp_path / "stopped")
+    for calls in (2, 4):
+        tell = after(calls, send(number))
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "CHUNK", 1)
+            patch.setattr(loop.Training, "_note", lambda self, tell=tell: tell(0, "") or "")
+            assert main([*command, there]) == code
+        assert f"Go on with: shoal resume {there}" in capsys.readouterr().err
+    assert main(["show", there, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "stopped"
+    assert main(["resume", there, "--json"]) == 0
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+    capsys.readouterr()
+    assert main([*command[:-1], "--seed", "4", "--out", there]) == 2
+    assert "holds another run (seed 3, not 4)" in capsys.readouterr().err

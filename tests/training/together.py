@@ -1,0 +1,293 @@
+"""Trainings that come out alike in one process and in several.
+
+    torchrun --nproc-per-node 2 together.py FOLDER [WHAT]
+
+Every process writes what it found to FOLDER/WHAT-<its number>.json. The tests and benchmarks/two_processes.py
+start it through :func:`launch`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
+
+import shoal
+from shoal.algorithms import registry
+from shoal.errors import InputError
+from shoal.training.fit import _as_domain_data
+from shoal.training.loop import Training
+from shoal.training.options import Options
+from shoal.training.stopping import Diverged
+
+S, STEPS = 3, 4
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in registry.names()},
+    "idgm by differences": ("idgm", {"method": "finite-difference"}),
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "even": {"batch_size": 8},
+    "odd": {"batch_size": 9},
+    "two": {"batch_size": 2},
+    "pieces": {"batch_size": 9, "accumulate": 2},
+    "clipped": {"batch_size": 9, "clip": 0.3},
+    "pooled": {"batch_size": 9, "draw": "pooled"},
+    "regrouped": {"batch_size": 8, "draw": "regrouped"},
+}
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+# What is trained
+
+
+def domain(number: int, examples: int = 31) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(number)
+    y = torch.arange(examples) % 2
+    x = torch.stack([4.0 * y - 2, torch.full((examples,), 1.0 * number)], 1)
+    return (x + torch.randn(examples, 2, generator=draw)).double(), y
+
+
+def domains(*numbers: int) -> dict[str, Any]:
+    return {f"d{n}": domain(n) for n in numbers}
+
+
+def network(*between: nn.Module) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 8), *between, nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def fit(name: str, model: nn.Module, **options: Any) -> shoal.Fit:
+    given = {"steps": STEPS, "batch_size": 8, "lr": 0.05, "device": "cpu", "progress": False} | options
+    return shoal.fit(name, model, given.pop("train", domains(0, 1, 2)), **given)
+
+
+def state(model: nn.Module) -> dict[str, list[float]]:
+    return {name: t.double().flatten().tolist() for name, t in model.state_dict().items()}
+
+
+def outcome(name: str, model: nn.Module, **options: Any) -> dict[str, Any]:
+    run = fit(name, model, **options)
+    return {"weights": state(model), "history": [point.to_dict() for point in run.history], "rule": run.rule}
+
+
+class Noisy(Dataset):
+    """Draws from all three sources of random numbers."""
+
+    def __init__(self, number: int) -> None:
+        self.x, self.y = domain(number)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        noise = torch.rand(2) + torch.as_tensor(np.random.rand(2)) + random.random()
+        return self.x[i] + noise, self.y[i]
+
+
+class Masks(nn.Dropout):
+    """Remembers what it dropped."""
+
+    def __init__(self) -> None:
+        super().__init__(0.5)
+        self.drawn: list[list[float]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.drawn.append(super().forward(torch.ones(16)).tolist())
+        return super().forward(x)
+
+
+class Bad:
+    """Cross-entropy that is not finite in one call, in the last process only."""
+
+    def __init__(self, value: float, at: set[int]) -> None:
+        self.value, self.at, self.calls = value, at, 0
+
+    def __call__(self, output: Tensor, y: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return cross_entropy(output, y)
+        self.calls += 1
+        bad = self.calls - 1 in self.at and rank() == int(os.environ.get("WORLD_SIZE", "1")) - 1
+        return cross_entropy(output, y) + (self.value if bad else 0.0)
+
+
+# The trainings, by name
+
+
+def same() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Whose outcome is the same in any number of processes."""
+    for way, (name, settings) in WAYS.items():
+        for variant, options in VARIANTS.items():
+            yield (
+                f"{way}, {variant}",
+                lambda n=name, s=settings, o=options: outcome(n, network(), settings=s, **o),
+            )
+    splits = {"validation": domains(3), "test": domains(4, 5)}
+    for name in registry.names():
+        yield (
+            f"{name}, scores",
+            lambda n=name: outcome(n, network(), eval_every=1, eval_batch=7, batch_size=9, **splits),
+        )
+    noisy = {f"n{n}": Noisy(n) for n in range(S)}
+    for workers in (0, 1):
+        yield (
+            f"random transforms, {workers} workers",
+            lambda w=workers: outcome("fish", network(), train=noisy, workers=w, batch_size=9),
+        )
+    yield "averaged", lambda: outcome("fish", network(), average="sma", average_start=2)
+    yield "warm start", lambda: outcome("fish", network(), warm_start=3, batch_size=9)
+    yield (
+        "one example to evaluate on",
+        lambda: outcome("erm", network(), test={"few": tuple(t[:1] for t in domain(6))}),
+    )
+
+
+def apart() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Whose outcome in two processes is a matter of its own."""
+    for name in registry.names():
+        yield (
+            f"{name}, statistics",
+            lambda n=name: outcome(
+                n, network(nn.BatchNorm1d(8)), batch_size=9, average="sma", average_start=2
+            ),
+        )
+        for value in (math.nan, math.inf):
+            yield f"{name}, {value}", lambda n=name, v=value: bad(n, v)
+            yield f"{name}, {value} skipped", lambda n=name, v=value: bad(n, v, on_nan="skip")
+    yield "masks", masks
+    yield "one example", lambda: refused(batch_size=1)
+    yield "five pieces", lambda: refused(batch_size=9, accumulate=5)
+
+
+def bad(name: str, value: float, **options: Any) -> dict[str, Any]:
+    model = network(nn.BatchNorm1d(8))
+    found: dict[str, Any] = {}
+    try:
+        # Call 7: for ERM, and whichever way another goes over its domains, a step in mid-training.
+        given = {"steps": 12, "loss": Bad(value, {7}), "log_every": 1}
+        found["history"] = [p.to_dict() for p in fit(name, model, **given | options).history]
+    except Diverged as error:
+        found |= {"message": str(error), "step": error.step, "what": error.quantity, "domain": error.domain}
+    return found | {"weights": state(model)}
+
+
+def masks() -> Any:
+    dropout = Masks()
+    fit("fish", network(dropout))
+    return dropout.drawn
+
+
+def refused(**options: Any) -> str:
+    try:
+        given = {"steps": 1, "device": "cpu", "progress": False} | options
+        Training("erm", network(), _as_domain_data(domains(0, 1), None, None), Options.checked(**given))
+    except InputError as error:
+        return str(error)
+    return "accepted"
+
+
+# In a folder
+
+
+class Slow(nn.Module):
+    """A network that takes its time if asked to, so that a signal finds it at work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(nn.BatchNorm1d(8), nn.Dropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and "SLOW" in os.environ:
+            time.sleep(0.03)
+        return self.net(x)
+
+
+def in_folder(folder: Path, resume: bool = False) -> dict[str, Any]:
+    options = {"steps": 60, "eval_every": 20, "checkpoint_every": 5, "average": "sma", "log_every": 5}
+    return outcome("fish", Slow(), folder=folder, resume=resume, validation=domains(3), **options)
+
+
+def trainings(what: str, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
+    if what == "all":
+        yield from same()
+        yield from apart()
+        yield "folder", lambda: in_folder(folder / "whole")
+    elif what == "every":  # what the benchmark repeats
+        for name in registry.names():
+            yield name, lambda n=name: outcome(n, network(nn.BatchNorm1d(8), nn.Dropout(0.2)), batch_size=9)
+    elif what == "broken":
+        yield "folder", lambda: in_folder(folder / "broken")
+    else:
+        yield "folder", lambda: in_folder(folder / "broken", resume=True)
+
+
+def main() -> None:
+    folder, what = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    found = {name: train() for name, train in trainings(what, folder)}
+    (folder / f"{what}-{rank()}.json").write_text(json.dumps(found))
+
+
+# Starting it
+
+
+def start(folder: Path, what: str, processes: int = 2, **environment: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    return subprocess.Popen(
+        [*command, str(processes), __file__, str(folder), what],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _source()} | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / f"{what}.log").open("wb"),
+        start_new_session=True,
+    )
+
+
+def _source() -> str:
+    return str(Path(shoal.__file__).parents[1])
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """Its exit code; one that does not come to its end is killed, its workers too, and has none."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        workers = _children(process.pid)
+        os.killpg(process.pid, signal.SIGKILL)
+        for worker in workers:  # each has a group of its own
+            os.killpg(worker, signal.SIGKILL)
+        process.wait()
+        return None
+
+
+def _children(parent: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if int(fields[1]) == parent:
+            found.append(int(stat.parent.name))
+    return found
+
+
+if __name__ == "__main__":
+    main()
