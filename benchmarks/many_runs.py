@@ -71,9 +71,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     cuda = given.device == "cuda"
-    print(
-        f"torch {torch.__version__}, {torch.cuda.get_device_name() if cuda else 'cpu'}, {given.runs} runs each"
-    )
+    where = torch.cuda.get_device_name() if cuda else "cpu"
+    print(f"torch {torch.__version__}, {where}, {given.runs} runs each")
     failed = False
     for name, configs in small(given.runs, cuda).items():
         run_all(configs[:1], Store(Path(tempfile.mkdtemp())), device=given.device)  # first use of the device

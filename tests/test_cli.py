@@ -691,9 +691,9 @@ def gone(group: int) -> bool:
     return False
 
 
-def started_demo(processes: int, out: Path) -> subprocess.Popen[str]:
+def started_demo(at_once: int, out: Path) -> subprocess.Popen[str]:
     """A demo in a group of processes of its own, well into its first run."""
-    command = [sys.executable, "-m", "shoal", "demo", "--at-once", str(processes), "--device", "cpu"]
+    command = [sys.executable, "-m", "shoal", "demo", "--at-once", str(at_once), "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "--out", str(out)],
         stdout=subprocess.DEVNULL,
@@ -720,10 +720,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c_ends_quietly_and_leaves_no_process(processes: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_ctrl_c_ends_quietly_and_leaves_no_process(at_once: int, tmp_path: Path) -> None:
     """As a terminal does it: the signal goes to the whole group of processes."""
-    process = started_demo(processes, tmp_path)
+    process = started_demo(at_once, tmp_path)
     assert process.stderr is not None
     try:
         os.killpg(process.pid, signal.SIGINT)

@@ -290,8 +290,8 @@ class TestRun:
         assert one[0].history != one[1].history
         assert {c.identity for c in CONFIGS} == {i for i, _ in told}
 
-    @pytest.mark.parametrize("processes", [1, 2])
-    def test_an_interrupt_keeps_what_has_finished(self, processes: int, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("at_once", [1, 2])
+    def test_an_interrupt_keeps_what_has_finished(self, at_once: int, tmp_path: Path) -> None:
         def interrupt(_: RunRecord) -> None:
             raise KeyboardInterrupt
 

@@ -39,8 +39,8 @@ def run_all(
     ``at_once`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
     since a small network gains more from a core of its own than from a second thread. On CUDA in this
     process, by default up to ten, as far as their steps are captured; others come one after the other. Each
-    gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the rest. ``how``
-    goes to :func:`shoal.bench.run.run`.
+    gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the rest.
+    ``how`` goes to :func:`shoal.bench.run.run`.
     """
     missing = list({c.identity: c for c in store.missing(configs)}.values())
     if missing:
@@ -87,9 +87,8 @@ def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]
     stop: Interrupted | None = None
     with Signals(any(job.folder for job in jobs)) as signals:
         while active or (waiting and not signals.asked):
-            while (
-                waiting and not signals.asked and len(active) < count and all(_small(t) for t, _, _ in active)
-            ):
+            room = len(active) < count and all(_small(turns) for turns, _, _ in active)
+            if waiting and room and not signals.asked:
                 job = waiting.pop(0)
                 stream = torch.cuda.Stream(pick_device(job.device))
                 with torch.cuda.stream(stream):

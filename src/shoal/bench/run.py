@@ -126,8 +126,8 @@ def run(
     wandb: str | None = None,
 ) -> RunRecord:
     """Trains and records; in a ``folder``, with a log and checkpoints, going on with what is there."""
+    turns = Turns(config, device, tell, folder, how, wandb)
     with Signals(folder is not None) as signals:
-        turns = Turns(config, device, tell, folder, how, wandb)
         for _ in turns.take(signals):
             pass
     assert turns.record is not None
