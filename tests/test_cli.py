@@ -308,6 +308,7 @@ class TestSeeds:
     def test_one_seed_and_several_do_not_share_a_folder(self, tmp_path: Path, capsys: Captured) -> None:
         assert main(LINEAR) == 0
         assert main([*LINEAR, "--seeds", "2", "--at-once", "1"]) == 0
+        assert len(list((tmp_path / "runs").iterdir())) == 2
         capsys.readouterr()
         assert main(["show", "runs", "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 3

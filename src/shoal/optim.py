@@ -128,6 +128,11 @@ class Fish(Optimizer):
             self._spoilt = None
         return loss
 
+    def restart(self) -> None:
+        """The next step begins a new walk from where the parameters are."""
+        self.position = 0
+        self._spoilt = None
+
     def spoil(self, bad: Tensor) -> None:
         """Where ``bad``, a single truth value on the parameters' device, holds, this walk will lead nowhere.
 

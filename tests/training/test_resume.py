@@ -45,6 +45,14 @@ def _no_power_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C as usual: a shell's background job, which tests may be, ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Noisy(Dataset):
     """A plain dataset with a random transform."""
 

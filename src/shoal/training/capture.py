@@ -1,14 +1,18 @@
-"""A fast path for small models on CUDA: a whole training step replayed as one graph.
+"""A fast path on CUDA: a whole training step replayed as one graph.
 
-A small network's step is a thousand tiny kernels, and launching them from Python takes longer than running
-them. Captured once and replayed, the same kernels follow each other without Python in between. It works
-where every step has the same shapes and the examples are on the device already.
+A step is a thousand kernels or more, and launching them from Python may take longer than running them.
+Captured once and replayed, the same kernels follow each other without Python in between. It works where every
+step has the same shapes.
 """
 
 from __future__ import annotations
 
+import random
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,13 +26,10 @@ WARM_UP = 3
 """Steps run in the ordinary way before the capture: lazily made state must exist by then."""
 
 
-def why_not(algorithm: Algorithm, engine: Engine, examples: Any) -> str | None:
-    """The reason why these steps cannot be captured, or ``None`` where they can."""
-    device = engine.device
-    if device.type != "cuda":
+def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
+    """The reason why these steps cannot be captured, or ``None`` where nothing is known to be in the way."""
+    if engine.device.type != "cuda":
         return "the model is not on a CUDA device"
-    if not hasattr(examples, "batch") or examples.device != device:
-        return "the examples are not in the device's memory"
     if not algorithm.capturable:
         return f"{type(algorithm).__name__} decides in Python what to do with a batch"
     dropout = draws(algorithm)
@@ -38,6 +39,9 @@ def why_not(algorithm: Algorithm, engine: Engine, examples: Any) -> str | None:
         return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"
     if engine.processes > 1:
         return "several processes train together"
+    for name, module in algorithm.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+            return f"{name!r} has a hook, which a graph would not call"
     return None
 
 
@@ -46,30 +50,93 @@ def draws(algorithm: Algorithm) -> list[str]:
     return [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
 
 
-class CapturedSteps:
-    """Runs ``unroll`` consecutive steps of an algorithm as one CUDA graph."""
+class Replay:
+    """A function of no arguments that trains, run as a CUDA graph once it has run a few times.
 
-    def __init__(
-        self, algorithm: Algorithm, engine: Engine, examples: Any, sampler: DomainBatchSampler, unroll: int
-    ) -> None:
+    Where that cannot be, it stays what it is: a model that draws random numbers on the CPU, or counts in
+    Python, would see the same ones for ever, and one that looks at a value on the device cannot be captured.
+    """
+
+    def __init__(self, function: Callable[[], Log], algorithm: Algorithm, engine: Engine) -> None:
+        self.function = function
         self.algorithm = algorithm
         self.engine = engine
-        self.examples = examples
-        self.sampler = sampler
-        self.unroll = unroll
-        shape = (unroll, sampler.domains_per_step, sampler.batch_size)
-        self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
-        self.first, self.domains = 0, list[list[int | None]]()
-        self.ahead: Tensor | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.log: Log = {}
         self.warm = 0
+        self.refused = False
         for group in engine.optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
 
-    def load(self, step: int) -> list[list[int | None]]:
-        """Puts the examples of ``unroll`` steps from ``step`` where the graph reads them; their domains."""
+    def __call__(self) -> Log:
+        """What the function returns; the tensors are the caller's to keep."""
+        if self.graph is None and not self.refused and self.warm >= WARM_UP:
+            self._capture()
+        if self.graph is None:
+            return self._watched()
+        self.graph.replay()
+        return {k: v.clone() for k, v in self.log.items()}  # the next replay overwrites them
+
+    def _watched(self) -> Log:
+        self.warm += 1
+        if self.refused:
+            return self.function()
+        before = _outside(self.algorithm)
+        log = self.function()
+        if _outside(self.algorithm) != before:
+            self.refused = True
+        return log
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
+            # cannot run at the same time.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.engine.device)):
+                self.log = self.function()
+            self.graph = graph
+        except RuntimeError as error:
+            self.refused = True
+            self.engine.forget()
+            first = (str(error).splitlines() or [""])[0]
+            warnings.warn(f"steps are not captured as a CUDA graph: {first}", stacklevel=2)
+
+
+def _outside(algorithm: Algorithm) -> tuple[Any, ...]:
+    """What a graph does not see: the CPU's random numbers, and plain values that modules keep."""
+    numpy: Any = np.random.get_state()
+    drawn = torch.get_rng_state().numpy().tobytes(), numpy[1].tobytes(), numpy[2], random.getstate()
+    kept = [
+        (name, value)
+        for module in algorithm.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str))
+    ]
+    return *drawn, kept
+
+
+class GatheredSteps:
+    """Runs ``unroll`` consecutive steps at a time on examples in the device's memory."""
+
+    def __init__(
+        self, algorithm: Algorithm, engine: Engine, examples: Any, sampler: DomainBatchSampler, unroll: int
+    ) -> None:
+        self.algorithm, self.engine = algorithm, engine
+        self.examples, self.sampler, self.unroll = examples, sampler, unroll
+        shape = (unroll, sampler.domains_per_step, sampler.batch_size)
+        self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
+        self.first, self.domains = 0, list[list[int | None]]()
+        self.ahead: Tensor | None = None
+        self.replay = Replay(self._steps, algorithm, engine)
+
+    def run(self, step: int) -> tuple[list[list[int | None]], Log]:
+        """Steps ``step`` to ``step + unroll − 1``: the domains of each, and their logs, stacked."""
+        domains = self._load(step)
+        return domains, self.replay()
+
+    def _load(self, step: int) -> list[list[int | None]]:
+        """Puts the examples of the next steps where the graph reads them; their domains."""
         if self.ahead is None or not self.first <= step < self.first + len(self.domains):
             self.first = step
             self.domains, rows = self.sampler.plans(step, step + BLOCK * self.unroll)
@@ -86,20 +153,35 @@ class CapturedSteps:
             logs.append(self.engine.step(self.algorithm, batches))
         return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 
-    def run(self, step: int) -> tuple[list[list[int | None]], Log]:
-        """Steps ``step`` to ``step + unroll − 1``: the domains of each, and their logs, stacked."""
-        domains = self.load(step)
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.warm < WARM_UP:
-            self.warm += 1
-            self.log = self._steps()
+
+class LoadedSteps:
+    """Runs steps on batches that a loader brings, as long as their shapes stay the same."""
+
+    def __init__(self, algorithm: Algorithm, engine: Engine) -> None:
+        self.algorithm, self.engine = algorithm, engine
+        self.batches: list[DomainBatch] = []
+        self.kinds: list[Any] = []
+        self.replay = Replay(lambda: engine.step(algorithm, self.batches), algorithm, engine)
+
+    def run(self, batches: Sequence[DomainBatch]) -> Log:
+        leaves = [leaf for b in batches for leaf in _leaves((b.x, b.y))]
+        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
+        if not self.batches:
+            self.batches = [DomainBatch(b.x, b.y, None) for b in batches]  # the graph's own from here on
+            self.kinds = kinds
+        elif kinds != self.kinds:
+            return self.engine.step(self.algorithm, batches)
         else:
-            graph = torch.cuda.CUDAGraph()
-            # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
-            # cannot run at the same time.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.indices.device)):
-                self.log = self._steps()
-            self.graph = graph
-            graph.replay()
-        return domains, {k: v.clone() for k, v in self.log.items()}  # the next replay overwrites them
+            torch._foreach_copy_([leaf for b in self.batches for leaf in _leaves((b.x, b.y))], leaves)
+        return self.replay()
+
+
+def _leaves(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        for part in x.values():
+            yield from _leaves(part)
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from _leaves(part)

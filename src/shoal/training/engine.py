@@ -78,7 +78,8 @@ class Engine:
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
         self._norms, self._bad_loss = [], None
-        buffers = [b for b in algorithm.buffers() if b.is_floating_point()]
+        minded = self.restore_buffers or self.processes > 1
+        buffers = [b for b in algorithm.buffers() if b.is_floating_point()] if minded else []
         before = [b.clone() for b in buffers] if self.restore_buffers else []
         log = dict(algorithm.step(batches, self))
         if self._norms:
@@ -94,6 +95,13 @@ class Engine:
             for buffer, mean in zip(buffers, self.average(buffers), strict=True):
                 buffer.copy_(mean)
         return log
+
+    def forget(self) -> None:
+        """Puts aside a step that was begun and never done."""
+        self._norms, self._bad_loss = [], None
+        self.optimizer.zero_grad(set_to_none=True)
+        if isinstance(self.optimizer, Fish):
+            self.optimizer.restart()
 
     def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
         if self.accumulate == 1:

@@ -22,7 +22,7 @@ from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
-from shoal.training.capture import CapturedSteps, draws, why_not
+from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.checkpoint import Loaded
 from shoal.training.engine import Engine, check_precision
 from shoal.training.evaluate import Evaluator, snapshot
@@ -67,7 +67,9 @@ class Training:
         self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
         self.phase = "warm start" if parent else "train"
         examples: Any = data.examples
-        self.examples: Any = examples.to(self.device) if hasattr(examples, "batch") else examples
+        self.gathers = hasattr(examples, "batch")
+        """Examples are in memory, and a batch of them is gathered where they are."""
+        self.examples: Any = examples.to(self.device) if self.gathers else examples
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
@@ -180,18 +182,18 @@ class Training:
         return Training("erm", self.model, self.data, options, label="warm start", parent=self)
 
     def _unroll(self) -> int:
-        """How many steps a CUDA graph holds; 0 for none."""
+        """How many steps a CUDA graph is to hold; 0 for none."""
         options = self.options
         if options.capture is False:
             return 0
-        reason = why_not(self.algorithm, self.engine, self.examples)
+        reason = why_not(self.algorithm, self.engine)
         if self.schedule is not None:
             reason = reason or "a schedule changes the learning rate between steps"
         if reason and options.capture:
             raise InputError(f"capture=True cannot be had: {reason}.")
         if reason:
             return 0
-        if draws(self.algorithm) or self.average:
+        if draws(self.algorithm) or self.average or not self.gathers:
             return 1
         # About ten batches to a graph, so that launching it pays also where a step is a single batch.
         batches = max(1, 10 // self.sampler.domains_per_step)
@@ -231,7 +233,7 @@ class Training:
         progress = Progress(self.label, options.steps, bool(shown), start=self.step)
         tell = shown if callable(shown) else progress.update
         self.model.train()
-        advance = self._captured() if self.unroll else self._eager()
+        advance = self._gathered() if self.unroll and self.gathers else self._loaded()
         chunk, saved = 1, time.monotonic()
         self._line_began, self._line_step = time.monotonic(), self.step
         try:
@@ -290,7 +292,7 @@ class Training:
             if self.average is not None:
                 self.average.update(self.step, self.engine.params)
 
-    def _eager(self) -> Iterator[tuple[int, list[Any], Log]]:
+    def _loaded(self) -> Iterator[tuple[int, list[Any], Log]]:
         loader = MetaBatchLoader(
             self.examples,
             self.sampler,
@@ -300,12 +302,13 @@ class Training:
             stop=self.options.steps,
             share=(self.processes.index, self.processes.count),
         )
+        captured = LoadedSteps(self.algorithm, self.engine) if self.unroll else None
         for batches in loader:
-            log = self.engine.step(self.algorithm, batches)
+            log = captured.run(batches) if captured else self.engine.step(self.algorithm, batches)
             yield 1, [[b.domain for b in batches]], {k: v[None] for k, v in log.items()}
 
-    def _captured(self) -> Iterator[tuple[int, list[Any], Log]]:
-        captured = CapturedSteps(self.algorithm, self.engine, self.examples, self.sampler, self.unroll)
+    def _gathered(self) -> Iterator[tuple[int, list[Any], Log]]:
+        captured = GatheredSteps(self.algorithm, self.engine, self.examples, self.sampler, self.unroll)
         for step in range(self.step, self.options.steps, self.unroll):
             yield self.unroll, *captured.run(step)
 
