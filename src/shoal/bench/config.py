@@ -86,7 +86,11 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
+        if not isinstance(content, Mapping):
+            raise InputError(f"a run configuration must be a mapping, got {content!r}.")
         check_names("field of a run configuration:", content, [f.name for f in fields(cls)])
+        if missing := {"dataset", "algorithm", "steps"} - set(content):
+            raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
         return cls(**content)
 
 
@@ -111,7 +115,21 @@ def read_config(folder: Path) -> RunConfig:
         raise InputError(
             f"{str(folder)!r} was not made by `shoal train`: call shoal.fit again with resume=True."
         )
-    return RunConfig.from_dict(content["run"])
+    try:
+        return RunConfig.from_dict(content["run"])
+    except InputError as error:
+        raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
+
+
+def check_same_run(folder: Path, config: RunConfig) -> None:
+    """Refuses ``config`` where the folder holds another run."""
+    if not (folder / "config.yaml").exists():
+        return
+    began = read_config(folder)
+    if began.identity != config.identity:
+        mine, theirs = config.to_dict(), began.to_dict()
+        changes = ", ".join(f"{k} {theirs[k]!r}, not {v!r}" for k, v in mine.items() if theirs[k] != v)
+        raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
 
 
 def change_config(folder: Path, config: RunConfig) -> None:

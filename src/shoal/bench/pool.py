@@ -18,6 +18,7 @@ import torch
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.bench.run import Turns, check, run
+from shoal.training.loop import world
 from shoal.training.processes import pick_device
 from shoal.training.stopping import Interrupted, Signals
 
@@ -85,12 +86,13 @@ def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]
     waiting = list(jobs)
     active: list[tuple[Turns, Iterator[None], torch.cuda.Stream]] = []
     stop: Interrupted | None = None
-    with Signals(any(job.folder for job in jobs)) as signals:
+    device, deterministic = pick_device(jobs[0].device), bool(jobs[0].how.get("deterministic"))
+    with Signals(any(job.folder for job in jobs)) as signals, world(device, deterministic):
         while active or (waiting and not signals.asked):
             room = len(active) < count and all(_small(turns) for turns, _, _ in active)
             if waiting and room and not signals.asked:
                 job = waiting.pop(0)
-                stream = torch.cuda.Stream(pick_device(job.device))
+                stream = torch.cuda.Stream(device)
                 with torch.cuda.stream(stream):
                     turns = job.turns(partial(tell, job.config) if tell else False)
                 stream.synchronize()  # what its data were made from may be another run's too
@@ -125,6 +127,7 @@ def _alone(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
 # What a worker process keeps for itself: the queue on which it says how far it is, and for whom it works.
 _news: Any = None
 _parent = 0
+_stopped = False
 
 
 def _begin(news: Any, parent: int, one_thread: bool) -> None:
@@ -143,7 +146,14 @@ def _work(number: int, job: Job) -> RunRecord:
             os._exit(1)
         _news.put((number, step, note))
 
-    return job.run(tell)
+    global _stopped
+    if _stopped:
+        raise KeyboardInterrupt
+    try:
+        return job.run(tell)
+    except KeyboardInterrupt:  # what is still waiting must not be begun
+        _stopped = True
+        raise
 
 
 def _side_by_side(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
@@ -155,9 +165,10 @@ def _side_by_side(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRec
         begin = (news, os.getpid(), one_thread)
         pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=begin)
         try:
-            waiting: set[Future[RunRecord]] = {
-                pool.submit(_work, number, job) for number, job in enumerate(jobs)
-            }
+            with _ctrl_c_waits():
+                waiting: set[Future[RunRecord]] = {
+                    pool.submit(_work, number, job) for number, job in enumerate(jobs)
+                }
             while waiting:
                 finished, waiting = wait(waiting, timeout=0.2, return_when=FIRST_COMPLETED)
                 try:
@@ -175,6 +186,19 @@ def _side_by_side(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRec
                 worker.terminate()
             raise
         pool.shutdown()
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Processes started in this block are born deaf to Ctrl-C, which would end them in a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

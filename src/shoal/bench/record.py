@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.config import RunConfig
+from shoal.bench.config import RunConfig, check_same_run, read_config
 from shoal.errors import InputError, unknown_name
 from shoal.files import write_atomically
 
@@ -97,6 +97,9 @@ class Store:
         return None
 
 
+PLAN = "seeds.json"
+
+
 class RunFolders(Store):
     """One folder a run, with its record in it; for runs that differ in their seed alone."""
 
@@ -106,8 +109,40 @@ class RunFolders(Store):
     def workplace(self, config: RunConfig) -> Path:
         return self.folder / f"seed-{config.seed}"
 
+    def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
+        configs = list(configs)
+        for config in configs:
+            check_same_run(self.workplace(config), config)
+        return super().missing(configs)
+
     def save(self, record: RunRecord) -> None:
         """The run itself has written it, with its weights."""
+
+    def plan(self, configs: Iterable[RunConfig], how: Mapping[str, Any]) -> None:
+        """Writes down all that is to be run here, also what comes last; refuses other runs than before."""
+        configs = list(configs)
+        self.missing(configs)
+        content = {"runs": [c.to_dict() for c in configs], "how": dict(how)}
+        write_atomically(self.folder / PLAN, json.dumps(content, default=dict).encode())
+
+    def forget_plan(self) -> None:
+        """Unless some run of it has begun."""
+        if not any(self.folder.glob("seed-*/config.yaml")):
+            (self.folder / PLAN).unlink(missing_ok=True)
+
+    def planned(self) -> tuple[list[RunConfig], dict[str, Any]] | None:
+        """What :meth:`plan` wrote, each run as it was begun; ``None`` where there is no plan."""
+        path = self.folder / PLAN
+        if not path.exists():
+            return None
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            configs = [RunConfig.from_dict(run) for run in content["runs"]]
+            how = dict(content["how"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
+        begun = [self.workplace(c) / "config.yaml" for c in configs]
+        return [read_config(p.parent) if p.exists() else c for p, c in zip(begun, configs, strict=True)], how
 
 
 def read_record(path: Path) -> RunRecord:

@@ -15,16 +15,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.algorithms import algorithm_class, settings_of
-from shoal.bench.config import OPTIMIZERS, RunConfig, read_config
+from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.errors import InputError, check_names
 from shoal.models import build
-from shoal.training.checkpoint import load_weights
+from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
-from shoal.training.loop import Training
+from shoal.training.loop import Training, world
 from shoal.training.options import Options
 from shoal.training.processes import Processes
 from shoal.training.stopping import Diverged, Signals
@@ -46,10 +46,12 @@ def prepare(
     device: str | None = None,
     tell: Tell | bool = False,
     how: Mapping[str, Any] | None = None,
+    begun: bool = False,
 ) -> Training:
     """The training that a configuration describes, checked and ready.
 
-    ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``.
+    ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
+    that has ``begun`` will get its weights from a checkpoint.
     """
     where = Processes(device).device
     data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True), where)
@@ -60,7 +62,7 @@ def prepare(
         seed=config.seed,
         **config.model_options,
     )
-    if config.weights:
+    if config.weights and not begun:
         start_from(model, config.weights)
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
     same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
@@ -127,9 +129,11 @@ def run(
 ) -> RunRecord:
     """Trains and records; in a ``folder``, with a log and checkpoints, going on with what is there."""
     turns = Turns(config, device, tell, folder, how, wandb)
-    with Signals(folder is not None) as signals:
-        for _ in turns.take(signals):
-            pass
+    if turns.training is not None:
+        where, deterministic = turns.training.device, turns.training.options.deterministic
+        with Signals(folder is not None) as signals, world(where, deterministic):
+            for _ in turns.take(signals):
+                pass
     assert turns.record is not None
     return turns.record
 
@@ -148,7 +152,10 @@ class Turns:
     ) -> None:
         self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
         self.record = of_same_run(folder, config) if folder is not None else None
-        self.training = prepare(config, device, tell, how) if self.record is None else None
+        self.training: Training | None = None
+        if self.record is None:
+            begun = folder is not None and Checkpoints(folder / "checkpoints").latest() is not None
+            self.training = prepare(config, device, tell, how, begun)
 
     def take(self, signals: Signals) -> Iterator[None]:
         """Turns until ``record`` is there."""
@@ -182,11 +189,7 @@ class Turns:
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
     """The record in ``folder`` if its run is finished; an error if it holds another run than ``config``."""
     kept = RunFolder(folder)
-    began = read_config(folder) if kept.config.exists() else None
-    if began is not None and began.identity != config.identity:
-        mine, theirs = config.to_dict(), began.to_dict()
-        changes = ", ".join(f"{k} {theirs[k]!r}, not {v!r}" for k, v in mine.items() if theirs[k] != v)
-        raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
+    check_same_run(folder, config)
     return read_record(kept.record) if kept.finished else None
 
 

@@ -38,6 +38,8 @@ class RunStatus:
     def of(cls, folder: Path) -> RunStatus:
         config = read_file(folder)
         run = config.get("run") or config.get("options") or {}
+        if not isinstance(run, dict) or not isinstance(run.get("steps", 0), int):
+            raise InputError(f"{str(folder / 'config.yaml')!r} is not the configuration of a run.")
         lines = _lines(folder / "metrics.jsonl")
         trained = [line for line in lines if line.get("phase") == "train"]
         record = _json(folder / "record.json")
@@ -51,7 +53,7 @@ class RunStatus:
             folder=str(folder),
             state=state,
             step=trained[-1]["step"] if trained else 0,
-            steps=int(run.get("steps", 0)),
+            steps=run.get("steps", 0),
             config=config,
             last=lines[-1] if lines else {},
             scores=scores,
@@ -91,18 +93,26 @@ def in_use(folder: Path) -> bool:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-    except ValueError as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if lacks := {"status", "history", "selected", "rule", "error", "seconds"} - set(record):
+            raise KeyError(*sorted(lacks))
+        return dict(record)
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Whole lines; the last may be half written by a run that goes on meanwhile."""
     found = []
-    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+    for text in path.read_bytes().splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(text))
+            line = json.loads(text)
         except ValueError:
             break
+        if not isinstance(line, dict):
+            break
+        found.append(line)
     return found

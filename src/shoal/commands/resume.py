@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.commands.arguments import add_device, count
-from shoal.commands.showing import run_all, show_run, show_seeds
+from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,13 +39,17 @@ def run(given: Any) -> None:
     folder: Path = given.folder
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
-    seeds = sorted(folder.glob("seed-*/config.yaml"), key=lambda p: int(p.parent.name.split("-")[1]))
-    if seeds and not (folder / "config.yaml").exists():
-        configs = [read_config(path.parent) for path in seeds]
-        how = read_file(seeds[0].parent)["how"]
-        show_seeds(run_all(configs, RunFolders(folder), given, how), folder, given)
+    store = RunFolders(folder)
+    if (planned := store.planned()) is not None:
+        configs, how = planned
+        if given.on_nan:
+            lost = [r.config for r in store.found(configs) if r.status != "finished"]
+            for config in lost:
+                _forgive(store.workplace(config), config)
+            configs = [replace(c, on_nan="skip") if c in lost else c for c in configs]
+        run_seeds(configs, folder, how, given)
         return
-    config, how = read_config(folder), read_file(folder)["how"]
+    config, how = read_config(folder), read_file(folder).get("how") or {}
     if given.on_nan:
         config = _forgive(folder, config)
     record = run_one(config, given.device, not given.json, folder, how, given.wandb)
@@ -56,11 +60,13 @@ def _forgive(folder: Path, config: RunConfig) -> RunConfig:
     """Takes back the verdict on a run that diverged, so that it goes on from its last good checkpoint."""
     from shoal.bench.config import change_config
     from shoal.bench.record import read_record
+    from shoal.training.folder import RunFolder
 
     changed = replace(config, on_nan="skip")
     path = folder / "record.json"
     if path.exists() and read_record(path).status == "finished":
         raise InputError(f"the run in {str(folder)!r} is finished; there is nothing to skip.")
-    change_config(folder, changed)
-    path.unlink(missing_ok=True)
+    with RunFolder(folder):  # not while it runs
+        change_config(folder, changed)
+        path.unlink(missing_ok=True)
     return changed

@@ -22,9 +22,17 @@ def run(given: Any) -> None:
     folder: Path = given.folder
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
-    found = [RunStatus.of(path) for path in runs_in(folder)]
-    if not found:
+    folders = runs_in(folder)
+    if not folders:
         raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it or below.")
-    each = [f"{s.folder}: {s.line}" for s in found]
-    text = describe_run(found[0]) if len(found) == 1 else "\n".join(each)
+    found, broken = [], []
+    for path in folders:
+        try:
+            found.append(RunStatus.of(path))
+        except InputError as error:  # one that cannot be read must not hide the others
+            broken.append(f"{path}: {error}")
+            if len(folders) == 1:
+                raise
+    each = [*(f"{s.folder}: {s.line}" for s in found), *broken]
+    text = describe_run(found[0]) if len(folders) == 1 else "\n".join(each)
     show({"runs": [s.to_dict() for s in found]}, text, given)

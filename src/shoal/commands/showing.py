@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ class Status:
         self.terminal = sys.stderr.isatty()
         if missing:
             kept = f", {self.finished} kept from before" if self.finished else ""
-            print(f"{missing} runs to do{kept}.", file=sys.stderr, flush=True)
+            print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:
         self.at[f"{config.name}, seed {config.seed}"] = f"{100 * step // config.steps}%"
@@ -41,7 +42,8 @@ class Status:
         config = record.config
         self.at.pop(f"{config.name}, seed {config.seed}", None)
         number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-        result = f"unseen {record.score('test', last=True):.1%}" if record.history else record.status
+        finished = record.status == "finished"
+        result = f"unseen {record.score('test', last=True):.1%}" if finished else record.status
         line = f"[{self.finished}/{self.total}] {config.name}{number}, seed {config.seed}: {result}"
         start = "\r\x1b[K" if self.terminal else ""
         print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
@@ -64,12 +66,30 @@ def run_all(
     )
 
 
+def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], given: Any) -> None:
+    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`."""
+    from shoal.bench.record import RunFolders
+    from shoal.training.stopping import Interrupted
+
+    store = RunFolders(folder)
+    store.plan(configs, how)
+    try:
+        records = run_all(configs, store, given, how)
+    except InputError:
+        store.forget_plan()
+        raise
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "signal", None) or signal.SIGINT
+        raise Interrupted(f"stopped. Go on with: shoal resume {folder}", number) from stop
+    show_seeds(records, folder, given)
+
+
 def show_run(record: RunRecord, folder: Path, given: Any) -> None:
     """What came out of one run."""
     from shoal.report.runs import run_table
 
     if record.status == "diverged":
-        raise InputError(f"{record.error} What was measured, and the last good checkpoint, are in {folder}.")
+        raise InputError(f"{record.error} To skip and go on: shoal resume {folder} --on-nan skip")
     at = record.history[record.selected]
     config = record.config
     skipped = f" {record.skipped} steps were not finite and were left out." if record.skipped else ""
@@ -114,11 +134,12 @@ def describe_run(status: RunStatus) -> str:
         if run
         else f"{config.get('algorithm')} (started from Python)"
     )
+    processes = environment.get("processes", "1")
+    together = f", {processes} processes" if processes != "1" else ""
     lines = [
         f"{what}, seed {run['seed']}" if run else what,
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
-        f"{environment.get('device', '?')}, {environment.get('processes', '1')} process(es), "
-        f"torch {environment.get('torch', '?')}",
+        f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
     git = config.get("git")
     if git:

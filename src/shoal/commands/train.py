@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.commands.arguments import add_device, count, make_folder, values
-from shoal.commands.showing import run_all, show_run, show_seeds
+from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,12 +111,13 @@ def run(given: Any) -> None:
 
     config = configuration(given)
     check(config)
-    out = given.out or Path("runs") / f"{config.algorithm}-{config.dataset}-{config.identity[:8]}"
+    name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
+    out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
-    make_folder(out)
     if given.seeds:
         several(config, given.seeds, out, how, given)
         return
+    make_folder(out)
     record = run_one(config, given.device, not given.json, out, how, given.wandb)
     show_run(record, out, given)
 
@@ -155,13 +156,14 @@ def configuration(given: Any) -> RunConfig:
 
 def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given: Any) -> None:
     """The same run with several seeds, each in a folder of its own."""
-    from shoal.bench.record import RunFolders
     from shoal.training.processes import together
 
     if together():
         raise InputError("--seeds runs whole trainings side by side; start it without torchrun.")
     if given.wandb:
         raise InputError("--wandb logs one run; give --seed instead of --seeds.")
+    make_folder(out)
+    if (out / "config.yaml").exists():
+        raise InputError(f"{str(out)!r} holds a single run; choose another folder for several seeds.")
     configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
-    records = run_all(configs, RunFolders(out), given, how)
-    show_seeds(records, out, given)
+    run_seeds(configs, out, how, given)

@@ -19,7 +19,7 @@ class Table:
     def add(self, *cells: object) -> None:
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
-        self.rows.append([str(c) for c in cells])
+        self.rows.append([_clean(str(c)) for c in cells])
 
     def text(self) -> str:
         """Columns padded to their widest cell, numbers to the right."""
@@ -47,6 +47,11 @@ def percent(values: Sequence[float]) -> str:
         return "–"
     spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
     return f"{statistics.mean(known):.1f}{spread}"
+
+
+def _clean(text: str) -> str:
+    """A question mark for each character that would move the cursor or hide others."""
+    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def _numeric(cell: str) -> bool:

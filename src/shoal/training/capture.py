@@ -93,7 +93,9 @@ class Replay:
         try:
             # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
             # cannot run at the same time.
-            with torch.cuda.graph(graph, stream=torch.cuda.Stream(self.engine.device)):
+            stream = torch.cuda.Stream(self.engine.device)
+            # Other threads, which pin memory for the loader, may do so meanwhile.
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.log = self.function()
             self.graph = graph
         except RuntimeError as error:

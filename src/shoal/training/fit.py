@@ -101,7 +101,9 @@ def fit(
         raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
     training = Training(algorithm, model, data, Options.checked(**options))
     config = describe(training)
-    with Journal(folder, training.processes, keep=training.options.keep, config=config) as journal:
+    going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
+    keep = training.options.keep
+    with Journal(folder, training.processes, keep=keep, config=config, going_on=going_on) as journal:
         journal.begin(config)
         found = run(training, journal)
         journal.finish(model.state_dict(), {**summary(training), "config": config})

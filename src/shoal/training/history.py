@@ -25,12 +25,14 @@ class Point:
 
     def to_dict(self) -> dict[str, Any]:
         scores = {split: s.to_dict() for split, s in self.scores.items()}
-        return {"step": self.step, "passes": self.passes, "loss": self.loss, "scores": scores}
+        loss = self.loss if math.isfinite(self.loss) else None  # every step since the last one was left out
+        return {"step": self.step, "passes": self.passes, "loss": loss, "scores": scores}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Point:
         scores = {split: Scores.from_dict(s) for split, s in content["scores"].items()}
-        return cls(content["step"], content["passes"], content["loss"], scores)
+        loss = math.nan if content["loss"] is None else content["loss"]
+        return cls(content["step"], content["passes"], loss, scores)
 
 
 class Window:

@@ -17,7 +17,7 @@ from shoal.files import write_atomically
 from shoal.training.checkpoint import Checkpoints, Loaded
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
-from shoal.training.tracking import Metrics, TensorBoard, Tracker, WeightsAndBiases
+from shoal.training.tracking import Metrics, TensorBoard, Tracker, WeightsAndBiases, check_wandb
 
 
 class Journal:
@@ -35,15 +35,21 @@ class Journal:
         keep: int = 2,
         wandb: str | None = None,
         config: Mapping[str, Any] | None = None,
+        going_on: str | None = None,
     ) -> None:
         self.folder = RunFolder(folder)
         self.processes = processes
         self.checkpoints = Checkpoints(self.folder.checkpoints, keep)
+        if wandb and processes.main:
+            check_wandb()
         self.wandb = wandb
         self.config = config or {}
         self.metrics: Metrics | None = None
         self.trackers: list[Tracker] = []
         self.saved: int | None = None
+        self.going_on = going_on or f"shoal resume {self.folder.path}"
+        """What to do to go on with a run that was stopped."""
+        self._full = False
 
     def __enter__(self) -> Self:
         if self.processes.main:
@@ -99,7 +105,11 @@ class Journal:
             length = self.metrics.flush()
             self.checkpoints.save(step, {**state, "metrics": length}, best)
             self.saved = step
+            self._full = False
         except OSError as error:
+            if self._full:  # said once
+                return
+            self._full = True
             stands = f"that of step {self.saved} stands" if self.saved is not None else "there is none yet"
             warnings.warn(
                 f"the checkpoint of step {step} could not be written to {self.folder.path} "
@@ -130,5 +140,5 @@ class Journal:
         except OSError as error:
             raise InputError(
                 f"{path} could not be written ({error.strerror}). Nothing that was saved before is lost: "
-                f"make room, then go on with: shoal resume {self.folder.path}"
+                f"make room, then go on with: {self.going_on}"
             ) from error

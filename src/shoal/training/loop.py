@@ -112,7 +112,7 @@ class Training:
         self.history: list[Point] = []
         self.best: tuple[Point, dict[str, Tensor]] | None = None
         self.final: tuple[Point, dict[str, Tensor]] | None = None
-        self.seconds = 0.0
+        self.seconds, self._began = 0.0, time.monotonic()
         self.skipped: list[int] = []
         self.since_point, self.since_line = Window(), Window()
         self._unread: list[tuple[int, list[list[int | None]], Log]] = []
@@ -207,15 +207,27 @@ class Training:
 
     def run(self, journal: Journal | None = None) -> None:
         """Trains to the end, going on from the newest checkpoint of ``journal`` where there is one."""
-        with Signals(journal is not None) as signals:
+        with Signals(journal is not None) as signals, world(self.device, self.options.deterministic):
             for _ in self.stages(journal, signals):
                 pass
 
     def stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
-        """The same in turns: every one ends when work was given to the device, before waiting for it.
+        """The same in turns, so that several trainings can share a device: each gives it a step to do.
 
-        So that several trainings can share a device.
+        Random numbers are a function of the step, so that the others' do not matter; see :func:`world`.
         """
+        turns = self._stages(journal, signals)
+        while True:
+            self._began = time.monotonic()
+            try:
+                next(turns)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += time.monotonic() - self._began
+            yield
+
+    def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         loaded = journal.restore() if journal else None
         if loaded:
             self._load(loaded)
@@ -240,16 +252,13 @@ class Training:
             while not self.finished:
                 began, first = time.monotonic(), self.step
                 stop = self._next_stop(chunk)
-                with self._own_world():
-                    self._advance(advance, stop, signals)
-                yield
-                with self._own_world():
-                    self._read()
-                    if self.step % options.log_every == 0:
-                        self._log(journal)
-                    measured = self.step % self.eval_every == 0 or self.step >= options.steps
-                    if measured:
-                        self._measure(journal)
+                yield from self._advance(advance, stop, signals)
+                self._read()
+                if self.step % options.log_every == 0:
+                    self._log(journal)
+                measured = self.step % self.eval_every == 0 or self.step >= options.steps
+                if measured:
+                    self._measure(journal)
                 tell(self.step, self._note())
                 pace = (self.step - first) / max(time.monotonic() - began, 1e-9)
                 due = options.checkpoint_every is None and time.monotonic() - saved > CHECKPOINT_SECONDS
@@ -275,7 +284,9 @@ class Training:
         every = [self.eval_every, options.log_every, options.checkpoint_every or options.steps]
         return min(options.steps, step + chunk, *(step + n - step % n for n in every))
 
-    def _advance(self, advance: Iterator[tuple[int, list[Any], Log]], stop: int, signals: Signals) -> None:
+    def _advance(
+        self, advance: Iterator[tuple[int, list[Any], Log]], stop: int, signals: Signals
+    ) -> Iterator[None]:
         rank = self.processes.index
         seeds = key(self.options.seed, WORLD, np.arange(self.step, stop), rank).tolist()
         first = self.step
@@ -291,6 +302,7 @@ class Training:
                     self.schedule.step()
             if self.average is not None:
                 self.average.update(self.step, self.engine.params)
+            yield
 
     def _loaded(self) -> Iterator[tuple[int, list[Any], Log]]:
         loader = MetaBatchLoader(
@@ -365,8 +377,7 @@ class Training:
         where = f" of domain {domain!r}" if domain is not None else ""
         raise Diverged(
             f"{self.label}: the {what}{where} {happened} at step {step}, which was not applied; lower the "
-            "learning rate or the weight of the penalty, clip gradients, or skip such steps "
-            "(on_nan='skip', --on-nan skip).",
+            "learning rate or the weight of the penalty, clip gradients, or skip such steps (on_nan='skip').",
             self.history,
             step,
             domain,
@@ -395,7 +406,7 @@ class Training:
                 **norm,
                 "skipped": len(self.skipped),
                 "examples_per_second": round(self._pace, 1),
-                "seconds": round(self._seconds_now(), 3),
+                "seconds": round((self.parent or self).seconds_now, 3),
             }
         )
 
@@ -418,7 +429,7 @@ class Training:
                     "phase": self.phase,
                     "step": self.step,
                     "scores": point.to_dict()["scores"],
-                    "seconds": round(self._seconds_now(), 3),
+                    "seconds": round((self.parent or self).seconds_now, 3),
                 }
             )
 
@@ -470,7 +481,7 @@ class Training:
         if sma and self.best is not None:
             return
         self.model.train()
-        with self._own_world(), self._averaged(always=True):
+        with self._averaged(always=True):
             point = self.history[-1]
             if not sma:
                 point = replace(point, scores=self.evaluator(self.model))
@@ -522,23 +533,9 @@ class Training:
             self.model.load_state_dict(kept[1])
         return point
 
-    # Random numbers, clocks
-
-    @contextmanager
-    def _own_world(self) -> Iterator[None]:
-        """This training's random numbers and clock; afterwards those outside are as they were."""
-        cuda = self.device.type == "cuda"
-        outside = torch.cuda.get_rng_state(self.device) if cuda else None
-        self._began = time.monotonic()
-        try:
-            with seeded(self.options.seed), _kernels(self.options.deterministic):
-                yield
-        finally:
-            if outside is not None:
-                torch.cuda.set_rng_state(outside, self.device)
-            self.seconds += time.monotonic() - self._began
-
-    def _seconds_now(self) -> float:
+    @property
+    def seconds_now(self) -> float:
+        """Spent in this training's turns, the present one included."""
         return self.seconds + time.monotonic() - self._began
 
     # Checkpoints
@@ -563,7 +560,7 @@ class Training:
     def _own_state(self, whole: bool) -> dict[str, Any]:
         state: dict[str, Any] = {
             "step": self.step,
-            "seconds": self.seconds,
+            "seconds": self.seconds_now,
             "skipped": self.skipped,
             "history": [point.to_dict() for point in self.history],
             "best": self.history.index(self.best[0]) if self.best else None,
@@ -633,24 +630,29 @@ class Training:
         }
 
     def _how_to_go_on(self, journal: Journal) -> str:
-        folder = journal.folder.path
         if journal.saved is None:
             return f"stopped at step {self.step}; no checkpoint could be written."
-        return f"stopped at step {self.step}, which is saved. Go on with: shoal resume {folder}"
+        return f"stopped at step {self.step}, which is saved. Go on with: {journal.going_on}"
 
 
 @contextmanager
-def _kernels(deterministic: bool) -> Iterator[None]:
-    """Deterministic kernels within the block, if asked for."""
-    if not deterministic:
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+def world(device: torch.device, deterministic: bool = False) -> Iterator[None]:
+    """Trainings in this block leave the random numbers outside as they were.
+
+    Kernels are deterministic within it, if asked for.
+    """
+    cuda = device.type == "cuda"
+    outside = torch.cuda.get_rng_state(device) if cuda else None
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
     try:
-        yield
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
+            torch.use_deterministic_algorithms(True)
+            torch.backends.cudnn.benchmark = False
+        with seeded(0):
+            yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
+        if outside is not None:
+            torch.cuda.set_rng_state(outside, device)

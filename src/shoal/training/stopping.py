@@ -51,6 +51,9 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(message)
         self.signal = signal
 
+    def __reduce__(self) -> tuple[Any, ...]:  # to come whole out of a worker process
+        return type(self), (str(self), self.signal)
+
 
 class Diverged(RuntimeError):
     """A loss or gradient was not finite; ``history`` holds what was measured before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -58,8 +59,15 @@ def surroundings(training: Training) -> dict[str, Any]:
     return {
         "environment": environment(training.device, training.processes.count),
         "git": git_state(os.getcwd()),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": _command(),
     }
+
+
+def _command() -> str:
+    """What was typed, less the folder of the program."""
+    program = Path(sys.argv[0])
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    return shlex.join([name, *sys.argv[1:]])
 
 
 def describe(training: Training) -> dict[str, Any]:

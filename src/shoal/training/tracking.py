@@ -191,7 +191,7 @@ class WeightsAndBiases:
         folder: Path,
         earlier: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        wandb = _wandb()
+        wandb = check_wandb()
         self._warned = False
         folder = folder.resolve()
         identity = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
@@ -234,7 +234,8 @@ class WeightsAndBiases:
             warnings.warn(f"Weights & Biases: {type(error).__name__}: {error}", stacklevel=3)
 
 
-def _wandb() -> Any:
+def check_wandb() -> Any:
+    """The wandb module, or words for that it is missing."""
     try:
         wandb = importlib.import_module("wandb")
     except ImportError as error:
