@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 CLOCKS = {"seconds", "examples_per_second", "environment", "command", "git"}
-PATIENCE = 600.0
+PATIENCE = 240.0
 """Seconds in which a run that is left alone must end."""
 
 DIGITS = "--batch 8 --eval-every 40 --log-every 7"

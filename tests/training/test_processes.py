@@ -126,7 +126,7 @@ def test_interrupted_and_resumed(folder: Path, found: list[Outcome]) -> None:
     code = together.end(process, SECONDS)
     log = (folder / "broken.log").read_text()
     assert code not in (0, None), log
-    assert "Go on with: shoal resume" in log
+    assert "which is saved. Go on with: " in log
     assert not (broken / "record.json").exists()
     saved = Checkpoints(broken / "checkpoints").load()
     assert saved is not None

@@ -7,6 +7,7 @@ step has the same shapes.
 
 from __future__ import annotations
 
+import gc
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,6 +91,9 @@ class Replay:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # a graph of an earlier run that is thrown away now would spoil this one
         try:
             # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
             # cannot run at the same time.
@@ -103,6 +107,9 @@ class Replay:
             self.engine.forget()
             first = (str(error).splitlines() or [""])[0]
             warnings.warn(f"steps are not captured as a CUDA graph: {first}", stacklevel=2)
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _outside(algorithm: Algorithm) -> tuple[Any, ...]:
