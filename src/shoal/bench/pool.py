@@ -39,8 +39,8 @@ def run_all(
 
     ``at_once`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
     since a small network gains more from a core of its own than from a second thread. On CUDA in this
-    process, by default up to ten, as far as their steps are captured; others come one after the other. Each
-    gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the rest.
+    process, by default up to ten, where steps are captured and examples in memory; others come one after the
+    other. Each gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the rest.
     ``how`` goes to :func:`shoal.bench.run.run`.
     """
     missing = list({c.identity: c for c in store.missing(configs)}.values())
@@ -80,8 +80,8 @@ class Job(NamedTuple):
 def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
     """Turn by turn in one process, each on a CUDA stream of its own, so that their small kernels overlap.
 
-    A run that Python drives kernel by kernel gains nothing from company, and a large one may need all the
-    memory: it has the device to itself.
+    A run that Python drives kernel by kernel gains nothing from company, and one whose examples do not fit
+    in the device's memory may need all of it: such a run has the device to itself.
     """
     waiting = list(jobs)
     active: list[tuple[Turns, Iterator[None], torch.cuda.Stream]] = []
@@ -116,7 +116,8 @@ def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]
 
 
 def _small(turns: Turns) -> bool:
-    return turns.training is None or turns.training.unroll > 0
+    training = turns.training
+    return training is None or (training.unroll > 0 and training.gathers)
 
 
 def _alone(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]:
