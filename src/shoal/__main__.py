@@ -1,5 +1,11 @@
+"""``python -m shoal``."""
+
 import sys
 
 from shoal.cli import main
 
-sys.exit(main())
+code = main()
+processes = sys.modules.get("shoal.training.processes")
+if processes is not None:
+    processes.leave(code)
+sys.exit(code)

@@ -178,8 +178,8 @@ def _first_order(parts: Parts, params: Sequence[Tensor]) -> tuple[Tensor, Gradie
         g = gradient(part, params)
         if value is None or total is None:
             value, total = part.detach() * weight, g
-            if weight != 1:
-                torch._foreach_mul_(total, weight)
+            if weight != 1:  # not in place: two parameters may share a gradient
+                total = list(torch._foreach_mul(g, weight))
         else:
             value = value + part.detach() * weight
             torch._foreach_add_(total, g, alpha=weight)

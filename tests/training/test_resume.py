@@ -336,7 +336,7 @@ def test_any_number_of_workers(tmp_path: Path, workers: tuple[int, int]) -> None
 class TestSignals:
     def test_the_step_is_finished_and_saved(self, tmp_path: Path, number: signal.Signals) -> None:
         before = signal.getsignal(number)
-        with pytest.raises(Interrupted, match=f"step 5, .* shoal resume {tmp_path}") as caught:
+        with pytest.raises(Interrupted, match=f"step 5, .*{tmp_path}'?, resume=True") as caught:
             fit(tmp_path, progress=lambda step, _: step == 5 and send(number)(0))
         assert caught.value.signal == number
         assert signal.getsignal(number) == before
@@ -379,7 +379,7 @@ class TestSignals:
 
     def test_sent_to_the_workers_too(self, tmp_path: Path, number: signal.Signals) -> None:
         """As Ctrl-C and most cluster managers do: the workers must live to finish the step."""
-        options: dict[str, Any] = {"train": plain(0.02), "steps": 4, "eval_splits": ("validation",)}
+        options: dict[str, Any] = {"train": plain(), "steps": 4, "eval_splits": ("validation",)}
 
         def to_all() -> None:
             each = [*(child.pid for child in multiprocessing.active_children()), os.getpid()]
@@ -389,7 +389,7 @@ class TestSignals:
             threading.Timer(0.15, to_all).start()  # while the next step waits for its examples
 
         with pytest.raises(Interrupted, match="which is saved"):
-            fit(tmp_path, workers=2, progress=after(1, soon), **options)
+            fit(tmp_path, workers=2, progress=after(1, soon), **options | {"train": plain(0.02)})
         assert Checkpoints(tmp_path / "checkpoints").latest() in (1, 2, 3)
         assert_same(fit(tmp_path, resume=True, **options), fit(None, **options))
 
@@ -536,7 +536,7 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.Mon
         fit(there, progress=watch)
     said = [str(w.message) for w in caught]
     assert all("No space left on device); that of step 3 stands. Training goes on." in m for m in said)
-    assert len(said) == disk.refused == 2
+    assert (len(said), disk.refused) == (1, 2)  # said once
     assert outcome(there) == outcome(tmp_path / "whole")
 
 
@@ -552,7 +552,7 @@ def test_a_disk_that_stays_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         fit(there, progress=watch)
     assert str(there / "model.safetensors") in str(caught.value)
     assert "No space left on device" in str(caught.value)
-    assert f"shoal resume {there}" in str(caught.value)
+    assert f"folder={str(there)!r}, resume=True" in str(caught.value)
     assert Checkpoints(there / "checkpoints").load().step == 3  # type: ignore[union-attr]
     assert not (there / "record.json").exists()
     disk.full = False
@@ -579,8 +579,9 @@ def others() -> Any:
     return context
 
 
-def train_elsewhere(folder: Path, options: dict[str, Any], began: Any) -> None:
+def train_elsewhere(folder: Path, options: dict[str, Any], began: Any, start: str = "fork") -> None:
     torch.set_num_threads(1)
+    multiprocessing.set_start_method(start, force=True)
     fit(folder, resume=True, progress=lambda *_: began.set(), **options)
 
 
@@ -619,7 +620,7 @@ def test_a_real_limit_on_files(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     assert "model.safetensors could not be written (File too large)" in error
-    assert [w for w in warned if "step 9 could not be written" in w and "that of step 3 stands" in w]
+    assert [w for w in warned if "step 6 could not be written" in w and "that of step 3 stands" in w]
     assert not [*(there / "checkpoints").glob(".*")]
     assert Checkpoints(there / "checkpoints").load().step == 3  # type: ignore[union-attr]
     assert_same(fit(there, resume=True, model=large()), whole)
@@ -629,7 +630,7 @@ def test_a_real_limit_on_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_killed_at_random_instants(tmp_path: Path, workers: int) -> None:
     options: dict[str, Any] = {
-        **{"steps": 90, "checkpoint_every": 2, "eval_every": 40, "warm_start": 20, "average": "sma"},
+        **{"steps": 150, "checkpoint_every": 2, "eval_every": 40, "warm_start": 20, "average": "sma"},
         **{"train": plain() if workers else PARTS, "keep": 1},
     }
     whole = fit(tmp_path / "whole", **options)
@@ -640,20 +641,22 @@ def test_killed_at_random_instants(tmp_path: Path, workers: int) -> None:
         given = (there, {**options, "workers": workers}, began)
         process = context.Process(target=train_elsewhere, args=given)
         process.start()
-        assert began.wait(60)
-        process.join(draw.uniform(0, 0.2))
+        while process.is_alive() and not began.wait(0.1):
+            pass
+        process.join(draw.uniform(0, 0.1))
         process.kill()
         process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
         reached.append(Checkpoints(there / "checkpoints").latest() or 0)
     assert reached == sorted(reached)
-    assert reached[-1] > 0
+    assert 0 < reached[1] < 170  # not over at once, nor always back at the beginning
     assert_same(fit(there, resume=True, **options), whole)
     assert outcome(there) == outcome(tmp_path / "whole")
 
 
 def test_a_process_with_workers_ends(tmp_path: Path) -> None:
     context = others()
-    given = (tmp_path, {"train": plain(), "warm_start": 2, "workers": 2}, context.Event())
+    given = (tmp_path, {"train": plain(), "warm_start": 2, "workers": 2}, context.Event(), "forkserver")
     process = context.Process(target=train_elsewhere, args=given)
     process.start()
     process.join(60)

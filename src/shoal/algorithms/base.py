@@ -40,8 +40,8 @@ class Engine(Protocol):
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Means over processes, weighted by how many examples each holds."""
 
-    def apply(self, gradients: Sequence[Tensor]) -> None:
-        """One step of the optimizer along these gradients (they may be changed); none where not finite."""
+    def apply(self, gradients: Sequence[Tensor], losses: Tensor | None = None) -> None:
+        """One step of the optimizer along these gradients; none where they or ``losses`` are not finite."""
 
 
 class Algorithm(nn.Module):
@@ -104,7 +104,7 @@ class Algorithm(nn.Module):
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         gradients, log = self.gradient(batches, engine)
-        engine.apply(gradients)
+        engine.apply(gradients, log["losses"])
         return log
 
 

@@ -53,11 +53,14 @@ class SmoothFish(Fish):
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
-            at_start = [engine.gradients(self.objective, [b])[0] for b in batches]
+            at_start = [engine.gradients(self.objective, [b]) for b in batches]
         with self.walks.rehearsal():
-            for gradients in at_start:
+            for gradients, _ in at_start:
                 engine.apply(gradients)
-        return super().step(batches, engine)
+        log = super().step(batches, engine)
+        rehearsed = torch.cat([first["losses"] for _, first in at_start])
+        # A loss that was not finite only in the rehearsal spoils the step just as well, and is to be known.
+        return {**log, "losses": torch.where(rehearsed.isfinite(), log["losses"], rehearsed)}
 
 
 class _TwoWalks(FishOptimizer):

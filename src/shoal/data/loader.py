@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import random
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -80,6 +84,9 @@ class MetaBatchLoader:
             batch_sampler=_Requests(sampler, start, stop, share),  # type: ignore[arg-type]
             collate_fn=_Collate(collate or default_collate),  # type: ignore[arg-type]
             num_workers=workers,
+            # Of its own: a loader that begins draws a number, which must not be one of the training's.
+            generator=torch.Generator(),
+            worker_init_fn=_leave_signals_to_parent,
             persistent_workers=workers > 0,
             pin_memory=device is not None and torch.device(device).type == "cuda",
         )
@@ -189,6 +196,21 @@ def _used_on(stream: torch.cuda.Stream, x: Any) -> None:
     elif isinstance(x, (list, tuple)):
         for part in x:
             _used_on(stream, part)
+
+
+def _leave_signals_to_parent(worker: int) -> None:
+    """One to the whole group (Ctrl-C, a cluster's SIGTERM) leaves the parent its workers to end a step."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    if parent is not None and hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        threading.Thread(target=_end_when_told, args=(parent.pid,), daemon=True).start()
+
+
+def _end_when_told(parent: int) -> None:
+    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class _Collate:

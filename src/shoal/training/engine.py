@@ -35,7 +35,8 @@ class Engine:
             float32; fp16 scales losses so that small gradients do not vanish.
         clip: the largest norm of what is applied.
         accumulate: take each batch in so many pieces, for batches that do not fit in memory.
-        restore_buffers: after a step that is not finite, buffers too are what they were before it.
+        on_nan: after a step that is not finite ``"stop"`` applies no other; with ``"skip"`` buffers too are
+            what they were before it.
 
     A step whose loss or gradient is not finite is never applied, and Fish drops the walk it belongs to. On
     CUDA this is decided on the device (an optimizer without a fused form waits for it).
@@ -50,7 +51,7 @@ class Engine:
         precision: Precision = "fp32",
         clip: float | None = None,
         accumulate: int = 1,
-        restore_buffers: bool = False,
+        on_nan: Literal["stop", "skip"] = "stop",
     ) -> None:
         self.optimizer = optimizer
         self.params: list[nn.Parameter] = [
@@ -62,7 +63,8 @@ class Engine:
         self.share = share
         self.clip = clip
         self.accumulate = accumulate
-        self.restore_buffers = restore_buffers
+        self.on_nan = on_nan
+        self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         if precision in HALF:
             # Weights change within a step, so their half-precision copies must not outlive their use.
@@ -78,23 +80,26 @@ class Engine:
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
         self._norms, self._bad_loss = [], None
-        minded = self.restore_buffers or self.processes > 1
-        buffers = [b for b in algorithm.buffers() if b.is_floating_point()] if minded else []
-        before = [b.clone() for b in buffers] if self.restore_buffers else []
+        before = [b.clone() for b in algorithm.buffers()] if self.on_nan == "skip" else []
         log = dict(algorithm.step(batches, self))
         if self._norms:
             log["norms"] = torch.stack(self._norms)
         if before:
             watched = [log[k] for k in self.watched if k in log]
             bad = ~torch.stack([v.isfinite().all() for v in watched]).all()
-            if self.together is not None:
-                (count,) = self.together.sum([bad.float()])
-                bad = count > 0
-            copy_where(bad, buffers, before)
-        if self.processes > 1 and buffers:
-            for buffer, mean in zip(buffers, self.average(buffers), strict=True):
+            copy_where(self._anywhere(bad), list(algorithm.buffers()), before)
+        if self.processes > 1:
+            floating = [b for b in algorithm.buffers() if b.is_floating_point()]
+            for buffer, mean in zip(floating, self.average(floating), strict=True):
                 buffer.copy_(mean)
         return log
+
+    def _anywhere(self, bad: Tensor) -> Tensor:
+        """Whether it is so in any of the processes."""
+        if self.together is None or self.processes == 1:
+            return bad
+        (count,) = self.together.sum([bad.float()])
+        return count > 0
 
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
@@ -119,8 +124,8 @@ class Engine:
             found = gradient(loss if self.scale is None else loss * self.scale.value, self.params)
             if not total:
                 total, merged = found, log
-                if weight != 1:
-                    torch._foreach_mul_(total, weight)
+                if weight != 1:  # not in place: two parameters may share a gradient
+                    total = list(torch._foreach_mul(found, weight))
                     merged = {k: v * weight for k, v in log.items()}
             else:
                 torch._foreach_add_(total, found, alpha=weight)
@@ -131,7 +136,7 @@ class Engine:
             *total, count = self.average([*total, self._bad_loss.to(total[0].dtype)])
             self._bad_loss = count > 0
         if self.scale is not None:
-            torch._foreach_mul_(total, 1 / self.scale.value)
+            total = list(torch._foreach_mul(total, 1 / self.scale.value))
         return total, merged
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -140,23 +145,29 @@ class Engine:
         return self.together.sum([t * self.share for t in tensors])
 
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor]) -> None:
+    def apply(self, gradients: Sequence[Tensor], losses: Tensor | None = None) -> None:
+        if losses is not None and self._bad_loss is None:  # `gradients` has not looked at them
+            self._bad_loss = self._anywhere(~losses.isfinite().all())
         found = list(gradients)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
         self._norms.append(norm)
-        bad = _or(self._bad_loss, ~norm.isfinite())
+        bad = ~norm.isfinite()
+        # With a loss scale, a gradient that overflows costs its own step and no more.
+        fatal = _or(self._bad_loss, torch.zeros_like(bad) if self.scale else bad)
+        if self.on_nan == "stop":
+            self.stopped |= fatal
+            fatal = self.stopped.clone()
+        bad = bad | fatal
         if self.clip is not None:
-            torch._foreach_mul_(found, (self.clip / norm).clamp(max=1.0))
+            found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(self.params, found, strict=True):
             p.grad = g
         if isinstance(self.optimizer, Fish):
-            if self.scale is None:  # with one, a step that overflows is left out of the walk
-                self.optimizer.spoil(bad)
-            elif self._bad_loss is not None:
-                self.optimizer.spoil(self._bad_loss)
+            self.optimizer.spoil(fatal)
         step_unless(self.optimizer, bad)
         if self.scale is not None:
-            self.scale.update(bad)
+            overflow = ~norm.isfinite()
+            self.scale.update(overflow if self._bad_loss is None else overflow & ~self._bad_loss)
         self.optimizer.zero_grad(set_to_none=True)
 
 

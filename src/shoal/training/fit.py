@@ -21,6 +21,7 @@ from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
 from shoal.training.options import Options
+from shoal.training.processes import Processes
 from shoal.training.summary import describe, summary
 
 
@@ -96,8 +97,10 @@ def fit(
             raise InputError("resume=True needs the folder of the run to go on with.")
         return run(Training(algorithm, model, data, Options.checked(**options)))
     kept = RunFolder(folder)
-    if kept.started and not resume:
-        state = "a finished run" if kept.finished else "a run that is not finished"
+    # The main process answers for all, before it writes anything.
+    started, finished = Processes(options.get("device")).told((kept.started, kept.finished))
+    if started and not resume:
+        state = "a finished run" if finished else "a run that is not finished"
         raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
     training = Training(algorithm, model, data, Options.checked(**options))
     config = describe(training)

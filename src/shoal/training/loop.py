@@ -104,7 +104,7 @@ class Training:
         self.unroll = self._unroll()
         self.warm = self._warm_training() if options.warm_start is not None else None
         if options.compile and not parent:
-            self.model.compile()
+            _compile(self.model)
         self.evaluator = self._make_evaluator(numbers)
         self._refreshing: MetaBatchLoader | None = None
 
@@ -133,9 +133,10 @@ class Training:
                 f"it must be at least {self.processes.count}."
             )
         mine = len(range(self.processes.index, options.batch_size, self.processes.count))
-        if options.accumulate > mine:
+        least = options.batch_size // self.processes.count  # the same answer in all of them
+        if options.accumulate > least:
             raise InputError(
-                f"accumulate={options.accumulate} pieces of {mine} examples; it must be at most {mine}."
+                f"accumulate={options.accumulate} pieces of {least} examples; it must be at most {least}."
             )
         optimizer = options.make_optimizer(self.algorithm)
         return Engine(
@@ -145,7 +146,7 @@ class Training:
             precision=options.chosen_precision,
             clip=options.clip,
             accumulate=options.accumulate,
-            restore_buffers=options.on_nan == "skip",
+            on_nan=options.on_nan,
         )
 
     def _make_evaluator(self, numbers: int) -> Evaluator:
@@ -411,6 +412,7 @@ class Training:
         )
 
     def _measure(self, journal: Journal | None) -> None:
+        self._check_weights()
         window, self.since_point = self.since_point, Window()
         with self._averaged():
             scores = self.evaluator(self.model)
@@ -502,13 +504,13 @@ class Training:
             parts.append(losses_note(self._shown, 30))
         elif self.history:
             parts.append(f"loss {self.history[-1].loss:.3f}")
+        if self._pace:
+            parts.append(f"{self._pace:,.0f} examples/s")
         if self.history:
             parts += [
                 f"{split} {s.average:.1%}" if s.metric == "accuracy" else f"{split} mse {s.average:.3g}"
                 for split, s in self.history[-1].scores.items()
             ]
-        if self._pace:
-            parts.append(f"{self._pace:,.0f} examples/s")
         return "  ".join(parts)
 
     @property
@@ -542,11 +544,14 @@ class Training:
 
     def _checkpoint(self, journal: Journal) -> None:
         root = self.parent or self
-        if not all(bool(p.isfinite().all()) for p in self.engine.params):
-            self._diverged(self.step, None, "weights", "were no longer finite")
+        self._check_weights()
         done = root.step + (root.warm.step if root.warm else 0)
         best = self.best and (self.best[0].step + done - self.step, self.best[1])
         journal.checkpoint(done, root._state(), best)
+
+    def _check_weights(self) -> None:
+        if not all(bool(p.isfinite().all()) for p in self.engine.params):
+            self._diverged(self.step, None, "weights", "were no longer finite")
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on, as plain data."""
@@ -635,6 +640,12 @@ class Training:
         return f"stopped at step {self.step}, which is saved. Go on with: {journal.going_on}"
 
 
+def _compile(model: nn.Module) -> None:
+    """As ``model.compile()``, which leaves torch's own containers, such as ``nn.Sequential``, as they are."""
+    call = model._call_impl
+    model._compiled_call_impl = torch.compile(lambda *inputs, **named: call(*inputs, **named))
+
+
 @contextmanager
 def world(device: torch.device, deterministic: bool = False) -> Iterator[None]:
     """Trainings in this block leave the random numbers outside as they were.
@@ -644,6 +655,9 @@ def world(device: torch.device, deterministic: bool = False) -> Iterator[None]:
     cuda = device.type == "cuda"
     outside = torch.cuda.get_rng_state(device) if cuda else None
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    # Within the user's own autocast, half-precision copies of weights must not outlive their use.
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     try:
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
@@ -652,6 +666,8 @@ def world(device: torch.device, deterministic: bool = False) -> Iterator[None]:
         with seeded(0):
             yield
     finally:
+        torch.set_autocast_cache_enabled(cached)
+        torch.clear_autocast_cache()
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
         if outside is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
@@ -180,6 +180,8 @@ class Options:
         made = self.schedule(optimizer)
         if not isinstance(made, LRScheduler):
             raise InputError(f"schedule must return a torch scheduler, got {type(made).__name__}.")
+        if isinstance(made, ReduceLROnPlateau):
+            raise InputError("ReduceLROnPlateau waits for a measure after every step, and there is none.")
         return made
 
     def make_average(self) -> Average | None:
