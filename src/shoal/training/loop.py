@@ -353,7 +353,7 @@ class Training:
                 self.since_point.add(domains, row, finite)
                 self.since_line.add(domains, row, finite)
         if self.engine.scale is not None and not float(self.engine.scale.value) > 2.0**-20:
-            self._diverged(self.step, None, "gradient", "no loss scale keeps it finite in fp16; use bf16")
+            self._diverged(self.step, None, "gradient", "was not finite with any loss scale (use bf16)")
 
     def _first_bad(
         self, domains: list[int | None], watched: Mapping[str, list[float]]
@@ -374,11 +374,15 @@ class Training:
         if self.skipped[-HOPELESS:] == list(range(step + 2 - HOPELESS, step + 2)):
             self._diverged(step + 1, domain, what, f"was {value} in {HOPELESS} steps in a row")
 
-    def _diverged(self, step: int, domain: str | None, what: str, happened: str) -> None:
+    def _diverged(
+        self, step: int, domain: str | None, what: str, happened: str, applied: bool = False
+    ) -> None:
         where = f" of domain {domain!r}" if domain is not None else ""
+        fate = "" if applied else ", which was not applied"
+        skip = "" if applied else ", or skip such steps (on_nan='skip')"
         raise Diverged(
-            f"{self.label}: the {what}{where} {happened} at step {step}, which was not applied; lower the "
-            "learning rate or the weight of the penalty, clip gradients, or skip such steps (on_nan='skip').",
+            f"{self.label}: the {what}{where} {happened} at step {step}{fate}; lower the learning rate or "
+            f"the weight of the penalty, clip gradients{skip}.",
             self.history,
             step,
             domain,
@@ -550,8 +554,8 @@ class Training:
         journal.checkpoint(done, root._state(), best)
 
     def _check_weights(self) -> None:
-        if not all(bool(p.isfinite().all()) for p in self.engine.params):
-            self._diverged(self.step, None, "weights", "were no longer finite")
+        if not bool(torch.stack([p.isfinite().all() for p in self.engine.params]).all()):
+            self._diverged(self.step, None, "weights", "were no longer finite", applied=True)
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the training depends on, as plain data."""
