@@ -297,7 +297,7 @@ def test_the_scale_moves_as_torchs() -> None:
 
 def test_no_scale_helps_a_gradient_that_is_always_infinite() -> None:
     model = network()
-    with pytest.raises(Diverged, match="not finite with any loss scale .use bf16") as caught:
+    with pytest.raises(Diverged, match="not finite with any loss scale") as caught:
         trained("erm", model, precision="fp16", loss=Altered(infinite_gradient, range(100)), steps=100)
     assert caught.value.step == 36
     assert caught.value.quantity == "gradient"
