@@ -798,3 +798,24 @@ def test_train_and_resume(
     capsys.readouterr()
     assert main([*command[:-1], "--seed", "4", "--out", there]) == 2
     assert "holds another run (seed 3, not 4)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"lr": 0.5}, {"clip": 1.0}, {"accumulate": 2}, {"select": "last"}],
+    ids=["lr", "clip", "accumulate", "select"],
+)
+def test_other_settings_are_named(tmp_path: Path, change: dict[str, Any]) -> None:
+    fit(tmp_path)
+    (name,) = change
+    with pytest.raises(InputError, match=f"another training: {name} was"):
+        fit(tmp_path, resume=True, **change)
+
+
+def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    fit(tmp_path)
+    left = [tmp_path / f".{name}.abc" for name in ("model.safetensors", "record.json", "config.yaml")]
+    for path in left:
+        path.write_bytes(b"half")
+    fit(tmp_path, resume=True)
+    assert not [path for path in left if path.exists()]

@@ -54,6 +54,9 @@ class Journal:
     def __enter__(self) -> Self:
         if self.processes.main:
             self.folder.__enter__()
+            for name in ("config.yaml", "record.json", "model.safetensors"):
+                for left in self.folder.path.glob(f".{name}.*"):  # half written by one that was killed
+                    left.unlink(missing_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -631,11 +631,16 @@ class Training:
             "seed": options.seed,
             "precision": options.chosen_precision,
             "optimizer": type(getattr(self.engine.optimizer, "inner", self.engine.optimizer)).__name__,
+            "lr": [float(g.get("initial_lr", g["lr"])) for g in self.engine.optimizer.param_groups],
+            "clip": options.clip,
+            "accumulate": options.accumulate,
+            "select": self.select,
             "average": options.average,
             "schedule": type(self.schedule).__name__,
             "warm start": options.warm_start,
             "eval_every": self.eval_every,
             "domains": list(self.data.splits["train"].names)[:1000],
+            "sizes": self.data.splits["train"].sizes.tolist()[:1000],
         }
 
     def _how_to_go_on(self, journal: Journal) -> str:
