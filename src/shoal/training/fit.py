@@ -73,6 +73,7 @@ def fit(
     test: Mapping[str, Any] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
+    wandb: str | None = None,
     **options: Any,
 ) -> Fit:
     """Trains ``model`` in place with an algorithm and tells how well it does in every domain. ::
@@ -87,14 +88,15 @@ def fit(
         folder: where to keep the log, checkpoints and the trained weights. Ctrl-C and SIGTERM then finish
             the step and save it.
         resume: go on from the folder's newest checkpoint; all else must be given as it was.
+        wandb: a project of Weights & Biases to log to as well, for a run with a folder.
         options: the fields of :class:`~shoal.training.options.Options`, of which ``steps`` must be given.
 
     Random state outside is left as it was found.
     """
     data = _as_domain_data(train, validation, test)
     if folder is None:
-        if resume:
-            raise InputError("resume=True needs the folder of the run to go on with.")
+        if resume or wandb:
+            raise InputError("resume and wandb need the folder of the run.")
         return run(Training(algorithm, model, data, Options.checked(**options)))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
@@ -106,7 +108,9 @@ def fit(
     config = describe(training)
     going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
     keep = training.options.keep
-    with Journal(folder, training.processes, keep=keep, config=config, going_on=going_on) as journal:
+    with Journal(
+        folder, training.processes, keep=keep, wandb=wandb, config=config, going_on=going_on
+    ) as journal:
         journal.begin(config)
         found = run(training, journal)
         journal.finish(model.state_dict(), {**summary(training), "config": config})
