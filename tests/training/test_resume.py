@@ -10,6 +10,7 @@ import random
 import resource
 import signal
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -727,7 +728,7 @@ def test_a_used_folder_without_resume(tmp_path: Path) -> None:
     fit(tmp_path, resume=True)
     with pytest.raises(InputError, match="holds a finished run"):
         fit(tmp_path)
-    with pytest.raises(InputError, match="needs the folder"):
+    with pytest.raises(InputError, match="need the folder"):
         fit(None, resume=True)
 
 
@@ -819,3 +820,13 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
         path.write_bytes(b"half")
     fit(tmp_path, resume=True)
     assert not [path for path in left if path.exists()]
+
+
+def test_logging_elsewhere_needs_a_folder_and_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="need the folder"):
+        fit(None, wandb="project")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(InputError, match="pip install wandb"):
+        fit(tmp_path, wandb="project")
