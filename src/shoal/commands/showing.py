@@ -115,9 +115,11 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, given: Any) -> None:
         raise InputError("no run came to its end. " + " ".join(lost[:2]))
     config = finished[0].config
     seconds = sum(r.seconds for r in records)
+    rules = {r.rule for r in finished}  # which steps were averaged may differ
+    rule = rules.pop() if len(rules) == 1 else f"{finished[0].rule.split(',')[0]}, {config.average}"
     text = (
         f"{seeds_table([r.to_dict() for r in finished]).text()}\n\n{config.name} on {config.dataset}, "
-        f"{finished[0].rule}, mean ± standard deviation over {len(finished)} seeds; "
+        f"{rule}, mean ± standard deviation over {len(finished)} seeds; "
         f"{seconds:.1f} s of training. Saved in {folder}."
     )
     show({"records": [r.to_dict() for r in records]}, "\n".join([text + _note(finished[0]), *lost]), given)
