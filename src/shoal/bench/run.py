@@ -119,27 +119,16 @@ def start_from(model: nn.Module, path: str) -> None:
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
 
 
-def run(
-    config: RunConfig,
-    device: str | None = None,
-    tell: Tell | bool = False,
-    folder: Path | None = None,
-    how: Mapping[str, Any] | None = None,
-    wandb: str | None = None,
-) -> RunRecord:
-    """Trains and records; in a ``folder``, with a log and checkpoints, going on with what is there."""
-    turns = Turns(config, device, tell, folder, how, wandb)
-    if turns.training is not None:
-        where, deterministic = turns.training.device, turns.training.options.deterministic
-        with Signals(folder is not None) as signals, world(where, deterministic):
-            for _ in turns.take(signals):
-                pass
-    assert turns.record is not None
-    return turns.record
+def run(config: RunConfig, *given: Any, **more: Any) -> RunRecord:
+    """Trains and records: a :class:`Turns` that has no others to wait for."""
+    return Turns(config, *given, **more).to_the_end()
 
 
 class Turns:
-    """A run that can take turns with others (see :meth:`Training.stages`)."""
+    """A run that can take turns with others (see :meth:`Training.stages`).
+
+    In a ``folder`` it has a log and checkpoints, and goes on with what is there.
+    """
 
     def __init__(
         self,
@@ -157,18 +146,27 @@ class Turns:
             begun = folder is not None and Checkpoints(folder / "checkpoints").latest() is not None
             self.training = prepare(config, device, tell, how, begun)
 
+    def to_the_end(self) -> RunRecord:
+        if self.training is not None:
+            where, deterministic = self.training.device, self.training.options.deterministic
+            with Signals(self.folder is not None) as signals, world(where, deterministic):
+                for _ in self.take(signals):
+                    pass
+        assert self.record is not None
+        return self.record
+
     def take(self, signals: Signals) -> Iterator[None]:
         """Turns until ``record`` is there."""
         if self.training is None:
             return
         if self.folder is None:
-            yield from self._to_the_end(self.training, None, signals)
+            yield from self._train(self.training, None, signals)
             return
         written = {"run": self.config.to_dict(), "how": self.how, **surroundings(self.training)}
         processes, keep = self.training.processes, self.training.options.keep
         with Journal(self.folder, processes, keep=keep, wandb=self.wandb, config=written) as journal:
             journal.begin(written)
-            yield from self._to_the_end(self.training, journal, signals)
+            yield from self._train(self.training, journal, signals)
             assert self.record is not None
             if self.record.status == "finished":
                 self.training.restore_selected()
@@ -176,7 +174,7 @@ class Turns:
             else:
                 journal.record(self.record.to_dict())
 
-    def _to_the_end(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
+    def _train(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
         """A loss that is no longer finite is a result too, not an error."""
         status, error = "finished", ""
         try:
