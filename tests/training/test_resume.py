@@ -666,6 +666,53 @@ def test_a_process_with_workers_ends(tmp_path: Path) -> None:
     assert ended == 0
 
 
+class Signed(Noisy):
+    """Leaves the id of every process that reads it."""
+
+    def __init__(self, x: Tensor, y: Tensor, folder: Path) -> None:
+        super().__init__(x, y, 0.01)
+        self.folder = folder
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if torch.utils.data.get_worker_info() is not None:
+            (self.folder / str(os.getpid())).touch()
+        return super().__getitem__(i)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks processes up in /proc")
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path, start: str) -> None:
+    ids = tmp_path / "ids"
+    ids.mkdir()
+    data = {name: Signed(x, y, ids) for name, (x, y) in PARTS.items()}
+    context = others()
+    options = {"train": data, "workers": 2, "steps": 10_000, "eval_every": 5_000}
+    given = (tmp_path / "run", options, context.Event(), start)
+    process = context.Process(target=train_elsewhere, args=given)
+    process.start()
+    deadline = time.monotonic() + 60
+    while len(list(ids.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    workers = [int(path.name) for path in ids.iterdir()]
+    process.kill()
+    process.join()
+    deadline = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = [pid for pid in workers if alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(workers) >= 2
+    assert not left
+
+
 # What is refused
 
 

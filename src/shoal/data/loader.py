@@ -202,15 +202,22 @@ def _leave_signals_to_parent(worker: int) -> None:
     """One to the whole group (Ctrl-C, a cluster's SIGTERM) leaves the parent its workers to end a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
-    if parent is not None and hasattr(signal, "sigwaitinfo"):  # not on macOS and Windows
+    if parent is not None and hasattr(signal, "sigtimedwait"):  # not on macOS and Windows
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-        threading.Thread(target=_end_when_told, args=(parent.pid,), daemon=True).start()
+        threading.Thread(target=_end_with_parent, args=(parent, os.getppid()), daemon=True).start()
 
 
-def _end_when_told(parent: int) -> None:
-    while signal.sigwaitinfo([signal.SIGTERM]).si_pid != parent:
-        pass
-    os._exit(0)
+def _end_with_parent(parent: Any, above: int) -> None:
+    """Ends this worker when the parent says so, or is no more.
+
+    The process above is the parent if workers are forked from it, else the server that forks them.
+    """
+    while True:
+        told = signal.sigtimedwait([signal.SIGTERM], 2.0)
+        if told is not None and told.si_pid == parent.pid:
+            os._exit(0)
+        if os.getppid() != above or not parent.is_alive():
+            os._exit(1)
 
 
 class _Collate:
