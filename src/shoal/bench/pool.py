@@ -18,9 +18,9 @@ import torch
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.bench.run import Turns, check, run
-from shoal.training.loop import world
 from shoal.training.processes import pick_device
 from shoal.training.stopping import Interrupted, Signals
+from shoal.training.world import world
 
 TOGETHER = 10
 

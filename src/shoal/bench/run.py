@@ -24,11 +24,12 @@ from shoal.models import build
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
-from shoal.training.loop import Training, world
+from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.processes import Processes
 from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
+from shoal.training.world import world
 
 Tell = Callable[[int, str], None]
 

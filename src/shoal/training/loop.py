@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,6 @@ from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
-from shoal.training.checkpoint import Loaded
 from shoal.training.engine import Engine, check_precision
 from shoal.training.evaluate import Evaluator, snapshot
 from shoal.training.examine import check_comparison, examine
@@ -32,7 +30,9 @@ from shoal.training.journal import Journal
 from shoal.training.options import Options
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress, losses_note
+from shoal.training.state import load, state_of
 from shoal.training.stopping import Diverged, Interrupted, Signals
+from shoal.training.world import world
 
 CHUNK = 50
 """Most steps between two looks up from the work, to read losses off the device."""
@@ -231,7 +231,7 @@ class Training:
     def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         loaded = journal.restore() if journal else None
         if loaded:
-            self._load(loaded)
+            load(self, loaded)
         if self.warm is not None and self.step == 0:
             if not self.warm.finished:
                 yield from self.warm._train(journal, signals)
@@ -551,97 +551,11 @@ class Training:
         self._check_weights()
         done = root.step + (root.warm.step if root.warm else 0)
         best = self.best and (self.best[0].step + done - self.step, self.best[1])
-        journal.checkpoint(done, root._state(), best)
+        journal.checkpoint(done, state_of(root), best)
 
     def _check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.engine.params]).all()):
             self._diverged(self.step, None, "weights", "were no longer finite", applied=True)
-
-    def _state(self) -> dict[str, Any]:
-        """Everything that the rest of the training depends on, as plain data."""
-        warming = self.warm is not None and self.step == 0
-        return {
-            "made with": self._fingerprint(),
-            "warm start": self.warm._own_state(warming) if self.warm else None,
-            "training": None if warming else self._own_state(True),
-        }
-
-    def _own_state(self, whole: bool) -> dict[str, Any]:
-        state: dict[str, Any] = {
-            "step": self.step,
-            "seconds": self.seconds_now,
-            "skipped": self.skipped,
-            "history": [point.to_dict() for point in self.history],
-            "best": self.history.index(self.best[0]) if self.best else None,
-        }
-        if whole:
-            state |= {
-                "algorithm": dict(self.algorithm.state_dict()),
-                "optimizer": self.engine.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict() if self.schedule else None,
-                "scale": self.engine.scale.state_dict() if self.engine.scale else None,
-                "average": self.average.state_dict() if self.average else None,
-                "since point": self.since_point.state_dict(),
-                "since line": self.since_line.state_dict(),
-            }
-        return state
-
-    def _load(self, loaded: Loaded) -> None:
-        was, now = loaded.state["made with"], self._fingerprint()
-        if different := [k for k in now if was.get(k) != now[k]]:
-            changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
-            raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
-        phases = ((self.warm, "warm start"), (self, "training"))
-        for training, name in phases:
-            state = loaded.state[name]
-            if training is not None and state is not None:
-                training._load_own(state, loaded)
-
-    def _load_own(self, state: Mapping[str, Any], loaded: Loaded) -> None:
-        self.step, self.seconds, self.skipped = state["step"], state["seconds"], list(state["skipped"])
-        self.history = [Point.from_dict(point) for point in state["history"]]
-        if "algorithm" not in state:  # a phase that is over
-            return
-        if state["best"] is not None and loaded.best is not None:
-            weights = {k: v.to(self.device) for k, v in loaded.best.items()}
-            self.best = (self.history[state["best"]], weights)
-        try:
-            self.algorithm.load_state_dict(state["algorithm"])
-        except RuntimeError as error:
-            raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
-        self.engine.optimizer.load_state_dict(state["optimizer"])
-        if self.schedule is not None:
-            self.schedule.load_state_dict(state["schedule"])
-        if self.engine.scale is not None:
-            self.engine.scale.load_state_dict(state["scale"])
-        if self.average is not None:
-            self.average.load_state_dict(state["average"], self.engine.params)
-        self.since_point.load_state_dict(state["since point"])
-        self.since_line.load_state_dict(state["since line"])
-
-    def _fingerprint(self) -> dict[str, Any]:
-        """What must be the same when a training goes on."""
-        options, sampler = self.options, self.sampler
-        return {
-            "algorithm": type(self.algorithm).__name__,
-            "settings": {k: str(v) for k, v in options.settings.items()},
-            "draw": sampler.draw,
-            "batch_size": sampler.batch_size,
-            "domains_per_step": sampler.domains_per_step,
-            "seed": options.seed,
-            "precision": options.chosen_precision,
-            "optimizer": type(getattr(self.engine.optimizer, "inner", self.engine.optimizer)).__name__,
-            "lr": [float(g.get("initial_lr", g["lr"])) for g in self.engine.optimizer.param_groups],
-            "clip": options.clip,
-            "accumulate": options.accumulate,
-            "select": self.select,
-            "average": options.average,
-            "schedule": type(self.schedule).__name__,
-            "warm start": options.warm_start,
-            "eval_every": self.eval_every,
-            "domains": list(self.data.splits["train"].names)[:1000],
-            "sizes": self.data.splits["train"].sizes.tolist()[:1000],
-        }
 
     def _how_to_go_on(self, journal: Journal) -> str:
         if journal.saved is None:
@@ -653,31 +567,3 @@ def _compile(model: nn.Module) -> None:
     """As ``model.compile()``, which leaves torch's own containers, such as ``nn.Sequential``, as they are."""
     call = model._call_impl
     model._compiled_call_impl = torch.compile(lambda *inputs, **named: call(*inputs, **named))
-
-
-@contextmanager
-def world(device: torch.device, deterministic: bool = False) -> Iterator[None]:
-    """Trainings in this block leave the random numbers outside as they were.
-
-    Kernels are deterministic within it, if asked for.
-    """
-    cuda = device.type == "cuda"
-    outside = torch.cuda.get_rng_state(device) if cuda else None
-    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    # Within the user's own autocast, half-precision copies of weights must not outlive their use.
-    cached = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        if deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-            torch.use_deterministic_algorithms(True)
-            torch.backends.cudnn.benchmark = False
-        with seeded(0):
-            yield
-    finally:
-        torch.set_autocast_cache_enabled(cached)
-        torch.clear_autocast_cache()
-        torch.use_deterministic_algorithms(before[0])
-        torch.backends.cudnn.benchmark = before[1]
-        if outside is not None:
-            torch.cuda.set_rng_state(outside, device)
