@@ -123,9 +123,9 @@ def test_exact_match_is_the_derivative_of_the_double_loop(make, domains, normali
     mean, value, slope = naive.match(values, params, normalize=normalize, softening=softening)
     assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
     assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.gip, value, **EXACT)
-    assert_close(found.gip_gradient, slope, **EXACT)
-    assert not any(t.requires_grad for t in [found.losses, found.gip, *found.mean, *found.gip_gradient])
+    torch.testing.assert_close(found.value, value, **EXACT)
+    assert_close(found.slope, slope, **EXACT)
+    assert not any(t.requires_grad for t in [found.losses, found.value, *found.mean, *found.slope])
     assert max(t.abs().max() for t in slope) > 1e-3  # the comparison is of something
 
 
@@ -140,18 +140,18 @@ def test_finite_differences_match_the_double_loop(make, domains, normalize, soft
     values = [loss() for loss in losses]
     mean, value, slope = naive.match(values, params, normalize=normalize, softening=softening)
     assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.gip, value, **EXACT)
-    assert_close(found.gip_gradient, slope, **DIFFERENCES)
+    torch.testing.assert_close(found.value, value, **EXACT)
+    assert_close(found.slope, slope, **DIFFERENCES)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize):
     """So ``radius`` is the length of the displacement, whatever the length of v."""
     _, params, losses = problem(mlp, 3)
-    exact = match(losses, params, normalize=normalize).gip_gradient
+    exact = match(losses, params, normalize=normalize).slope
     errors = [
         relative_error(
-            match(losses, params, normalize=normalize, method="finite-difference", radius=r).gip_gradient,
+            match(losses, params, normalize=normalize, method="finite-difference", radius=r).slope,
             exact,
         )
         for r in (1e-3, 1e-4)
@@ -163,8 +163,8 @@ def test_the_error_of_finite_differences_is_proportional_to_the_radius(normalize
 def test_identical_domains_have_cosine_one_and_nothing_to_gain(method):
     _, params, losses = problem(mlp, 2)
     found = match([losses[0]] * 3, params, normalize=True, method=method)
-    assert found.gip.item() == pytest.approx(1, abs=1e-12)
-    assert_close(found.gip_gradient, [torch.zeros_like(p) for p in params], rtol=0, atol=1e-7)
+    assert found.value.item() == pytest.approx(1, abs=1e-12)
+    assert_close(found.slope, [torch.zeros_like(p) for p in params], rtol=0, atol=1e-7)
 
 
 @METHODS
@@ -177,11 +177,11 @@ def test_a_domain_without_gradient(method, normalize, softening):
         [*losses, nothing], params, normalize=normalize, softening=softening, method=method, radius=1e-6
     )
     pair = match(losses, params, normalize=normalize, softening=softening, method=method, radius=1e-6)
-    torch.testing.assert_close(found.gip, pair.gip / 3, **EXACT)
-    assert_close(found.gip_gradient, [t / 3 for t in pair.gip_gradient], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(found.value, pair.value / 3, **EXACT)
+    assert_close(found.slope, [t / 3 for t in pair.slope], rtol=1e-6, atol=1e-9)
     alone = match([nothing, nothing], params, normalize=normalize, softening=softening, method=method)
-    assert alone.gip == 0
-    assert all((t == 0).all() for t in alone.gip_gradient)
+    assert alone.value == 0
+    assert all((t == 0).all() for t in alone.slope)
 
 
 @METHODS
@@ -199,9 +199,9 @@ def test_parameters_that_some_losses_do_not_reach(method, normalize, softening):
     _, value, slope = naive.match(
         [loss() for loss in losses], params, normalize=normalize, softening=softening
     )
-    torch.testing.assert_close(found.gip, value, **EXACT)
-    assert_close(found.gip_gradient, slope, **(EXACT if method == "exact" else DIFFERENCES))
-    assert (found.gip_gradient[3] == 0).all()
+    torch.testing.assert_close(found.value, value, **EXACT)
+    assert_close(found.slope, slope, **(EXACT if method == "exact" else DIFFERENCES))
+    assert (found.slope[3] == 0).all()
 
 
 @METHODS
@@ -212,8 +212,8 @@ def test_losses_linear_in_the_parameters_have_no_slope(method, normalize, soften
     losses = [lambda w=w: (w * param).sum() for w in weights]
     found = match(losses, [param], normalize=normalize, softening=softening, method=method)
     expected = naive.mean_cosine([[w] for w in weights], softening) if normalize else weights[0] @ weights[1]
-    torch.testing.assert_close(found.gip, expected)
-    assert (found.gip_gradient[0] == 0).all()
+    torch.testing.assert_close(found.value, expected)
+    assert (found.slope[0] == 0).all()
 
 
 @METHODS
@@ -222,7 +222,7 @@ def test_one_linear_domain_among_curved_ones(method):
     linear = lambda: sum(p.sum() for p in params)  # noqa: E731
     found = match([*losses, linear], params, method=method, radius=1e-6)
     _, _, slope = naive.match([*(loss() for loss in losses), linear()], params)
-    assert_close(found.gip_gradient, slope, **(EXACT if method == "exact" else DIFFERENCES))
+    assert_close(found.slope, slope, **(EXACT if method == "exact" else DIFFERENCES))
 
 
 # Wrong input
@@ -288,10 +288,10 @@ def test_finite_differences_put_the_parameters_back_when_a_loss_raises(fails_at)
 @pytest.mark.parametrize("seed", range(3))
 def test_finite_differences_in_float32_are_close_with_the_default_radius(normalize, seed):
     _, params, losses = problem(convnet, 3, seed=seed, dtype=torch.float32, batch=16)
-    found = match(losses, params, normalize=normalize, method="finite-difference").gip_gradient
-    exact = match(losses, params, normalize=normalize).gip_gradient
+    found = match(losses, params, normalize=normalize, method="finite-difference").slope
+    exact = match(losses, params, normalize=normalize).slope
     assert relative_error(found, exact) < 0.06  # the default's price for being right with ReLU
-    short = match(losses, params, normalize=normalize, method="finite-difference", radius=2e-3).gip_gradient
+    short = match(losses, params, normalize=normalize, method="finite-difference", radius=2e-3).slope
     assert relative_error(short, exact) < 5e-3
 
 
@@ -310,15 +310,15 @@ def test_finite_differences_raise_the_gip_of_a_relu_network(normalize, seed):
 
     def gain(method, **settings):
         found = match(losses, params, normalize=normalize, method=method, **settings)
-        length = inner_product(found.gip_gradient, found.gip_gradient).sqrt()
+        length = inner_product(found.slope, found.slope).sqrt()
         with torch.no_grad():
-            for p, slope in zip(params, found.gip_gradient, strict=True):
+            for p, slope in zip(params, found.slope, strict=True):
                 p.add_(slope, alpha=0.02 / length.item())
         after = gip([gradient(loss(), params) for loss in losses], normalize=normalize)
         with torch.no_grad():
             for p, before in zip(params, start, strict=True):
                 p.copy_(before)
-        return (after - found.gip).item()
+        return (after - found.value).item()
 
     assert gain("finite-difference") > 0.8 * gain("exact") > 0
 
@@ -346,9 +346,9 @@ def test_parts_make_up_the_whole(method, normalize, softening):
     whole = match([parts[0][1] for parts in pieces_of(model, 3, [])], params, **settings)
     for cuts in ([3], [1, 2, 5]):
         found = match(pieces_of(model, 3, cuts), params, **settings)
-        assert_close([found.losses, found.gip], [whole.losses, whole.gip], **EXACT)
+        assert_close([found.losses, found.value], [whole.losses, whole.value], **EXACT)
         assert_close(found.mean, whole.mean, **EXACT)
-        assert_close(found.gip_gradient, whole.gip_gradient, **EXACT)
+        assert_close(found.slope, whole.slope, **EXACT)
 
 
 @METHODS
@@ -380,8 +380,8 @@ def test_shares_make_up_the_whole(method, normalize, softening):
         thread.join()
     for rank in range(2):
         assert_close(found[rank].mean, whole.mean, **EXACT)
-        torch.testing.assert_close(found[rank].gip, whole.gip, **EXACT)
-        assert_close(found[rank].gip_gradient, whole.gip_gradient, **EXACT)
+        torch.testing.assert_close(found[rank].value, whole.value, **EXACT)
+        assert_close(found[rank].slope, whole.slope, **EXACT)
     assert_close([found[0].losses * 3 / 7 + found[1].losses * 4 / 7], [whole.losses], **EXACT)
 
 
@@ -498,8 +498,8 @@ def test_the_second_pass_sees_the_same_masks_and_moves_no_statistics(method, nor
         losses, params, normalize=normalize, softening=softening, method=method, radius=1e-7, model=model
     )
     assert_close(found.mean, mean, **EXACT)
-    torch.testing.assert_close(found.gip, value, **EXACT)
-    assert_close(found.gip_gradient, slope, **(EXACT if method == "exact" else DIFFERENCES))
+    torch.testing.assert_close(found.value, value, **EXACT)
+    assert_close(found.slope, slope, **(EXACT if method == "exact" else DIFFERENCES))
     assert torch.equal(torch.get_rng_state(), random)
     assert model.passes == 3
     assert model.norm.num_batches_tracked == 3

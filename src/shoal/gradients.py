@@ -14,8 +14,8 @@ a sum over ordered pairs is twice the mean; the mean is what is computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Literal, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from shoal.replay import leaves_no_trace, random_state
 
 Gradient = list[Tensor]
 Method = Literal["exact", "finite-difference"]
+Measure = Literal["gip", "variance"]
 
 
 def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
@@ -56,12 +57,12 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
 
 
 class Matching(NamedTuple):
-    """What one sweep over the domains yields: losses (S,), ḡ, the GIP's value and its gradient."""
+    """What one sweep over the domains yields: losses (S,), ḡ, the measure's value and its gradient."""
 
     losses: Tensor
     mean: Gradient
-    gip: Tensor
-    gip_gradient: Gradient
+    value: Tensor
+    slope: Gradient
 
 
 Parts = Sequence[tuple[float, Callable[[], Tensor]]]
@@ -72,6 +73,7 @@ def match(
     losses: Sequence[Callable[[], Tensor] | Parts],
     params: Sequence[Tensor],
     *,
+    measure: Measure = "gip",
     normalize: bool = False,
     method: Method = "exact",
     softening: float = 0.0,
@@ -87,6 +89,9 @@ def match(
         raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
         normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
 
+    ``measure="variance"`` takes the trace of the gradients' covariance in its place, 1/S Σ_i ‖g_i − ḡ‖², for
+    which v_i = 2/S (g_i − ḡ).
+
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
     ‖g_i‖ → 0. ``method="exact"`` takes one Hessian-vector product a domain; ``"finite-difference"`` takes
     (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r with first-order gradients alone, keeps S gradients instead of a
@@ -100,6 +105,12 @@ def match(
     ``average`` makes their gradients one, before anything non-linear is done with them.
     """
     count = _pairs(len(losses))
+    if measure not in ("gip", "variance"):
+        raise unknown_name("measure", measure, ["gip", "variance"])
+    if measure == "variance" and normalize:
+        raise InputError("the variance is of gradients as they are; leave normalize out.")
+    # Either measure is c/2 (r ‖Σu‖² − Σ‖u‖²), so that v_i = c (r Σu − u_i) before any normalising.
+    r, c = (1.0, 2.0 / count) if measure == "gip" else (1.0 / len(losses), -2.0 / len(losses))
     domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
     keep = method == "finite-difference" or average is not None or any(len(parts) > 1 for parts in domains)
     if method not in ("exact", "finite-difference"):
@@ -128,14 +139,14 @@ def match(
 
     def direction(i: int, g: Sequence[Tensor]) -> Gradient:
         u = _divide(g, scales[i])
-        v = [t - x for t, x in zip(total, u, strict=True)]
+        v = [r * t - x for t, x in zip(total, u, strict=True)]
         if normalize:
             along = inner_product(u, v)
             v = _divide([a - x * along for a, x in zip(v, u, strict=True)], scales[i])
-        torch._foreach_mul_(v, 2.0 / count)
+        torch._foreach_mul_(v, c)
         return v
 
-    value = (inner_product(total, total) - squares) / count
+    value = (r * inner_product(total, total) - squares) * (c / 2)
     slope = [torch.zeros_like(p) for p in params]
     with nullcontext() if model is None else leaves_no_trace(model, since=before):
         if method == "exact":
@@ -148,6 +159,8 @@ def match(
         else:
             _add_differences(slope, domains, params, kept, direction, radius)
     slope = slope if average is None else average(slope)
+    if measure == "variance":
+        value = value.clamp(min=0)  # rounding
     torch._foreach_div_(mean, float(len(losses)))
     return Matching(torch.stack(values), mean, value, slope)
 
@@ -198,24 +211,44 @@ def _add_differences(
     radius: float | None,
 ) -> None:
     """Adds Σ H_i v_i by forward differences of length ``radius``; the parameters end where they began."""
-    start = [p.detach().clone() for p in params]
-    length = inner_product(start, start).sqrt()
+    length = _norm([p.detach() for p in params])
     rounding = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5
     r = rounding.clamp(min=0.03) if radius is None else radius
-    try:
-        for i, parts in enumerate(domains):
-            v = direction(i, gradients[i])
-            size = inner_product(v, v).sqrt()
-            moved = [s + x * r for s, x in zip(start, _divide(v, size), strict=True)]
-            with torch.no_grad():
-                torch._foreach_copy_(list(params), moved)
+    for i, parts in enumerate(domains):
+        v = direction(i, gradients[i])
+        size = inner_product(v, v).sqrt()
+        with moved(params, _divide(v, size), r):
             _, there = _first_order(parts, params)
-            torch._foreach_add_(
-                slope, [(a - b) * (size / r) for a, b in zip(there, gradients[i], strict=True)]
-            )
+        torch._foreach_add_(slope, [(a - b) * (size / r) for a, b in zip(there, gradients[i], strict=True)])
+
+
+@contextmanager
+def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
+    """In this block the parameters are θ + by · direction; afterwards they are exactly what they were."""
+    start = [p.detach().clone() for p in params]
+    there = [s + x * by for s, x in zip(start, direction, strict=True)]
+    try:
+        with torch.no_grad():
+            torch._foreach_copy_(list(params), there)
+        yield
     finally:
         with torch.no_grad():
             torch._foreach_copy_(list(params), start)
+
+
+def curvature(
+    losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
+) -> Gradient:
+    """H v, with H the Hessian of the mean of these losses; one graph in memory at a time."""
+    total = [torch.zeros_like(p) for p in params]
+    for loss in losses:
+        parts: Parts = [(1.0, loss)] if callable(loss) else loss
+        for weight, part in parts:
+            g = gradient(part(), params, create_graph=True)
+            product = _vector_product(g, list(v), params)
+            torch._foreach_add_(total, product, alpha=weight / len(losses))
+            del g
+    return total
 
 
 def _vector_product(g: Gradient, v: Gradient, params: Sequence[Tensor]) -> Gradient:

@@ -9,10 +9,13 @@ from torch.utils.data import Dataset
 
 import shoal
 from shoal.algorithms import Algorithm, build
+from shoal.algorithms.base import trained_parameters
 from shoal.data import DomainBatch, DomainBatchSampler, Task, TensorData, concatenate
+from shoal.models.feature_model import FeatureModel, linear_head
 from shoal.training.engine import Engine
 
 S, B = 3, 8
+TASK = Task(S, 2, features=16)
 
 
 def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
@@ -26,12 +29,15 @@ def toy(examples: int = 48) -> dict[str, tuple[Tensor, Tensor]]:
     return domains
 
 
-def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> nn.Sequential:
+WIDTH = 16
+
+
+def network(outputs: int | None = 2, *, norm: bool = True, seed: int = 0) -> FeatureModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        between = [nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1)] if norm else [nn.Tanh()]
-        last = nn.Linear(16, 2) if outputs else nn.Sequential(nn.Linear(16, 1), nn.Flatten(0))
-        return nn.Sequential(nn.Linear(4, 16), *between, last)
+        between = [nn.BatchNorm1d(WIDTH), nn.ReLU(), nn.Dropout(0.1)] if norm else [nn.Tanh()]
+        features = nn.Sequential(nn.Linear(4, WIDTH), *between)
+        return FeatureModel(features, linear_head(WIDTH, outputs))
 
 
 class Halves(Dataset):
@@ -47,13 +53,19 @@ class Halves(Dataset):
         return {"left": self.x[i, :2], "right": self.x[i, 2:]}, self.y[i]
 
 
-class TwoHalves(nn.Module):
-    def __init__(self) -> None:
+class Joined(nn.Module):
+    def __init__(self, net: nn.Module) -> None:
         super().__init__()
-        self.net = network()
+        self.net = net
 
     def forward(self, x: dict[str, Tensor]) -> Tensor:
-        return self.net(torch.cat([x["left"], x["right"]], 1))
+        found: Tensor = self.net(torch.cat([x["left"], x["right"]], 1))
+        return found
+
+
+def two_halves() -> FeatureModel:
+    model = network()
+    return FeatureModel(Joined(model.features), model.head)
 
 
 class Counted(nn.BatchNorm1d):
@@ -72,9 +84,12 @@ class ByHand:
     """An algorithm in a loop of our own: random numbers depend on the step alone."""
 
     def __init__(self, name: str, model: nn.Module) -> None:
-        self.algorithm: Algorithm = build(name, model, nn.functional.cross_entropy, Task(S, 2)).train()
-        trained = torch.optim.Adam(self.algorithm.parameters(), 0.01)
-        self.engine = Engine(self.algorithm.wrap(trained, S))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.algorithm: Algorithm = build(name, model, nn.functional.cross_entropy, TASK).train()
+        helpers = self.algorithm.helpers()
+        trained = torch.optim.Adam(trained_parameters(self.algorithm, helpers), 0.01)
+        self.engine = Engine(self.algorithm.wrap(trained, S), helpers=helpers)
         self.examples, domains = concatenate(toy())
         self.sampler = DomainBatchSampler(domains, B, S, draw=self.algorithm.draw)
 
@@ -90,6 +105,15 @@ class ByHand:
             assert torch.isfinite(log["losses"]).all()
             assert not log["losses"].requires_grad
         return self
+
+    def state(self) -> list[dict[str, Any]]:
+        holders = (self.algorithm, self.engine.optimizer, *self.engine.helpers.values())
+        return copy.deepcopy([holder.state_dict() for holder in holders])
+
+    def load(self, state: list[dict[str, Any]]) -> None:
+        holders = (self.algorithm, self.engine.optimizer, *self.engine.helpers.values())
+        for holder, content in zip(holders, state, strict=True):
+            holder.load_state_dict(content)
 
     def plain_state(self) -> list[dict[str, Any]]:
         """What modules hold besides parameters, buffers and submodules: settings, which must not move."""

@@ -1,18 +1,17 @@
 """What every registered algorithm must pass. It names none of them: a new file in the folder is covered."""
 
-import copy
 import inspect
 from pathlib import Path
 
 import pytest
 import torch
-from every_algorithm import B, ByHand, Counted, Halves, S, TwoHalves, fit, network, same, toy
+from every_algorithm import TASK, B, ByHand, Counted, Halves, S, fit, network, same, toy, two_halves
 from torch import nn
 
 import shoal
 from shoal.algorithms import algorithm_class, build, registry, settings_of
-from shoal.data import Task
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 
 
 def test_a_file_in_the_folder_is_an_algorithm() -> None:
@@ -48,19 +47,22 @@ class TestEveryAlgorithm:
 
     def test_resumes_bit_for_bit(self, name: str) -> None:
         first = ByHand(name, network()).take(0, 1, 2)
-        saved = copy.deepcopy((first.algorithm.state_dict(), first.engine.optimizer.state_dict()))
+        saved = first.state()
         fresh = ByHand(name, network(seed=5))
-        fresh.algorithm.load_state_dict(saved[0])
-        fresh.engine.optimizer.load_state_dict(saved[1])
+        fresh.load(saved)
         assert same(fresh.take(3, 4).algorithm, first.take(3, 4).algorithm)
 
     def test_takes_a_nest_of_tensors(self, name: str) -> None:
-        model = TwoHalves()
+        model = two_halves()
         run = fit(name, model, {n: Halves(*d) for n, d in toy().items()}, steps=100, lr=0.01)
         assert run.accuracy("train") > 0.9
 
     def test_learns_a_regression(self, name: str) -> None:
         train = {n: (x, x[:, 0] - 0.5 * x[:, 3]) for n, (x, _) in toy().items()}
+        if not algorithm_class(name).regression:
+            with pytest.raises(InputError, match=r"is for classification .* Others can: \w+"):
+                fit(name, network(None, norm=False), train)
+            return
         run = fit(name, network(None, norm=False), train, steps=150, lr=0.01)
         spread = torch.cat([y for _, y in train.values()]).var()
         assert run.scores("train").metric == "mse"
@@ -74,17 +76,18 @@ class TestEveryAlgorithm:
 
     def test_leaves_frozen_parameters_alone(self, name: str) -> None:
         model, start = network(), network()
-        model[0].requires_grad_(False)
+        model.features[0].requires_grad_(False)
         fit(name, model)
-        assert same(model[0], start[0])
-        assert not same(model[-1], start[-1])
+        assert same(model.features[0], start.features[0])
+        assert not same(model.head, start.head)
 
     def test_every_batch_moves_batchnorm_once(self, name: str) -> None:
-        model = nn.Sequential(nn.Linear(4, 16), Counted(16), nn.Linear(16, 2))
+        counted = Counted(16)
+        model = FeatureModel(nn.Sequential(nn.Linear(4, 16), counted), nn.Linear(16, 2))
         run = ByHand(name, model).take(0, 1)
-        assert int(model[1].seen) == 2 * S * B
-        batches = 1 if run.algorithm.draw == "pooled" else S
-        assert int(model[1].num_batches_tracked) == 2 * batches
+        assert int(counted.seen) == 2 * S * B
+        batches = 1 if run.algorithm.passes == "together" else S
+        assert int(counted.num_batches_tracked) == 2 * batches
 
     def test_declares_itself(self, name: str) -> None:
         cls = algorithm_class(name)
@@ -93,7 +96,7 @@ class TestEveryAlgorithm:
         assert cls.family
         settings = settings_of(cls)
         assert inspect.Parameter.empty not in settings.values()
-        build(name, network(), nn.functional.cross_entropy, Task(S, 2), **settings)
+        build(name, network(), nn.functional.cross_entropy, TASK, **settings)
         for setting, space in cls.search_space.items():
             assert space["default"] == settings[setting]
 

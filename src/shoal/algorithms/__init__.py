@@ -10,6 +10,7 @@ from torch import nn
 from shoal.algorithms.base import Algorithm, Loss
 from shoal.data.batch import Task
 from shoal.errors import InputError, check_names
+from shoal.models import FeatureModel
 from shoal.registry import Registry
 
 registry = Registry("algorithm", "shoal.algorithms", support=frozenset({"base", "penalty"}))
@@ -44,7 +45,23 @@ def build(
     """An algorithm by name or class, with its settings checked against the ones it takes."""
     cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
     check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
+    check_fit(cls, model, task)
     return cls(model, loss, task, **settings)
 
 
-__all__ = ["Algorithm", "Loss", "algorithm_class", "build", "registry", "settings_of"]
+def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
+    """Raises InputError where the algorithm cannot do the task, or not with this model."""
+    instead = f" Others can: {', '.join(cls.instead)}." if cls.instead else ""
+    if task.classes is None and not cls.regression:
+        raise InputError(f"{cls.__name__} is for classification and the targets are numbers.{instead}")
+    if cls.needs_features and not isinstance(model, FeatureModel):
+        raise InputError(
+            f"{cls.__name__} looks at features: give it a shoal.models.FeatureModel(features, head), your "
+            f"model in two parts, not a {type(model).__name__}. "
+            "Algorithms such as fish, irm, vrex or groupdro need none."
+        )
+    if cls.trains_adversary and task.features is None:
+        raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
+
+
+__all__ = ["Algorithm", "Loss", "algorithm_class", "build", "check_fit", "registry", "settings_of"]

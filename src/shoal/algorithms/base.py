@@ -4,20 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Protocol
+from functools import partial
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import DomainBatch, Task, cut, pool
 from shoal.data.sampler import Draw
+from shoal.errors import InputError
+from shoal.gradients import Parts
 
 Loss = Callable[[Any, Tensor], Tensor]
 Log = dict[str, Tensor]
 
+LARGEST_STATE = 2 * 2**30
+"""Bytes that an algorithm may keep for all domains together."""
 
-Objective = Callable[[Sequence[DomainBatch]], tuple[Tensor, Log]]
+
+class View(NamedTuple):
+    """What the model makes of a batch; ``features`` where the algorithm asks for them."""
+
+    output: Any
+    y: Tensor
+    domain: int | Tensor | None
+    features: Any = None
+
+
+Look = Callable[[Sequence[DomainBatch]], list[View]]
+Objective = Callable[[Sequence[View]], tuple[Tensor, Log]]
 
 
 class Engine(Protocol):
@@ -26,22 +43,37 @@ class Engine(Protocol):
     params: list[nn.Parameter]
     processes: int
 
-    def gradients(self, objective: Objective, batches: Sequence[DomainBatch]) -> tuple[list[Tensor], Log]:
-        """The gradient of ``objective(batches)`` and its log.
+    def gradients(
+        self,
+        algorithm: Algorithm,
+        batches: Sequence[DomainBatch],
+        *,
+        objective: Objective | None = None,
+        look: Look | None = None,
+        additive: bool | None = None,
+    ) -> tuple[list[Tensor], Log]:
+        """The gradient of the algorithm's objective on these batches, and its log.
 
-        Averaged over processes and over parts of the batches, each of which holds the same share of every
-        batch: exact for what is a mean over examples, and therefore to be called before anything non-linear
-        is done with gradients.
+        The objective sees whole batches, however they are spread over processes and pieces. An ``additive``
+        one is a mean over examples: each piece is then taken on its own, which is cheaper.
         """
 
     def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
-        """The pieces in which ``gradients`` takes batches, with their weights; mostly a single one."""
+        """The pieces in which batches are taken, with their weights; mostly a single one."""
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Means over processes, weighted by how many examples each holds."""
 
-    def apply(self, gradients: Sequence[Tensor], losses: Tensor | None = None) -> None:
-        """One step of the optimizer along these gradients; none where they or ``losses`` are not finite."""
+    def agree(self, tensor: Tensor) -> Tensor:
+        """What the first process has, in all of them: for random numbers that must be the same."""
+
+    def apply(
+        self, gradients: Sequence[Tensor], losses: Tensor | None = None, helper: str | None = None
+    ) -> None:
+        """One step of the optimizer along these gradients; none where they or ``losses`` are not finite.
+
+        With ``helper``, of the algorithm's own optimizer of that name.
+        """
 
 
 class Algorithm(nn.Module):
@@ -55,20 +87,37 @@ class Algorithm(nn.Module):
 
     and states how its batches are drawn. Its settings are keyword arguments of ``__init__`` with the paper's
     defaults. Whatever it remembers between steps is a parameter or a buffer, so that it is saved with the
-    rest. ``loss(output, y)`` is a *mean* over examples.
+    rest; what it keeps for each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over
+    examples.
     """
 
     family: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     draw: ClassVar[Draw] = "domains"
+    passes: ClassVar[Literal["together", "apart"]] = "together"
+    """Whether a step's batches go through the model as one or one by one: BatchNorm sees the difference."""
+    additive: ClassVar[bool] = False
+    """The objective is a mean over examples."""
     compares_domains: ClassVar[bool] = False
     """Meaningless with fewer than two training domains."""
+    knows_domains: ClassVar[bool] = False
+    """Keeps something for each domain, by its number."""
+    needs_features: ClassVar[bool] = False
+    """Looks at the features of a :class:`~shoal.models.FeatureModel`."""
+    trains_adversary: ClassVar[bool] = False
+    regression: ClassVar[bool] = True
+    instead: ClassVar[Sequence[str]] = ()
+    """Algorithms to name where this one cannot be had."""
     second_order: ClassVar[bool] = False
     repeats_passes: ClassVar[bool] = False
     """Passes a minibatch through the model more than once a step (see :mod:`shoal.replay`)."""
+    draws_numbers: ClassVar[bool] = False
+    """Draws random numbers of its own."""
     capturable: ClassVar[bool] = False
     """A step is the same sequence of tensor operations whatever the batches hold, their domain included."""
     search_space: ClassVar[Mapping[str, Any]] = {}
+
+    numbers: Tensor
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task) -> None:
         super().__init__()
@@ -77,10 +126,19 @@ class Algorithm(nn.Module):
         self.task = task
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """The precision in which the engine wants the model to compute."""
+        if self.knows_domains:
+            self.register_buffer("numbers", torch.arange(task.domains), persistent=False)
+
+    def helpers(self) -> dict[str, Optimizer]:
+        """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""
+        return {}
 
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
         """The optimizer to train with, made from the user's."""
         return optimizer
+
+    def check_input(self, x: Any) -> None:
+        """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
 
     def forward(self, x: Any) -> Any:
         """The model's output, computed in the engine's precision and handed over in full."""
@@ -88,24 +146,88 @@ class Algorithm(nn.Module):
             output = self.model(x)
         return full_precision(output)
 
+    def see(self, x: Any) -> tuple[Any, Any]:
+        """Output and features (``None`` unless they are asked for)."""
+        if not self.needs_features:
+            return self(x), None
+        model: Any = self.model
+        with self.autocast():
+            features = model.features(x)
+            output = model.head(features)
+        return full_precision(output), full_precision(features)
+
+    def look(self, batches: Sequence[DomainBatch]) -> list[View]:
+        """What the model makes of each batch."""
+        if self.passes == "apart" or len(batches) == 1:
+            seen = [self.see(b.x) for b in batches]
+        else:
+            whole = self.see(pool(batches).x)
+            ends = accumulate((len(b.y) for b in batches), initial=0)
+            seen = [cut(whole, slice(a, b)) for a, b in pairwise(ends)]
+        return [
+            View(output, b.y, b.domain, features) for (output, features), b in zip(seen, batches, strict=True)
+        ]
+
+    def ids(self, views: Sequence[View]) -> Tensor:
+        """The domains' numbers, (S,); a batch that mixes domains goes by its place in the step."""
+        known = [place if v.domain is None else v.domain for place, v in enumerate(views)]
+        return torch.stack([n if isinstance(n, Tensor) else self.numbers[n] for n in known])
+
     def domain_loss(self, batch: DomainBatch) -> Tensor:
         return self.loss(self(batch.x), batch.y)
 
-    def objective(self, batches: Sequence[DomainBatch]) -> tuple[Tensor, Log]:
-        """The scalar to minimise, and what to log of it; ``losses`` holds one number a batch."""
-        if len(batches) == 1:
-            loss = self.domain_loss(batches[0])
-            return loss, {"losses": loss.detach()[None]}
-        losses = torch.stack([self.domain_loss(b) for b in batches])
+    def losses(self, views: Sequence[View]) -> Tensor:
+        """One mean loss a batch, (S,)."""
+        return torch.stack([self.loss(v.output, v.y) for v in views])
+
+    def mean_loss(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+        losses = self.losses(views)
         return losses.mean(), {"losses": losses.detach()}
 
+    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+        """The scalar to minimise, and what to log of it; ``losses`` holds one number a batch."""
+        return self.mean_loss(views)
+
+    def mean_gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        """Of the mean loss of these batches."""
+        return engine.gradients(self, batches, objective=self.mean_loss, additive=True)
+
+    def domain_gradients(
+        self, batches: Sequence[DomainBatch], engine: Engine
+    ) -> tuple[list[list[Tensor]], Log]:
+        """One gradient for each batch."""
+        found = [self.mean_gradient([batch], engine) for batch in batches]
+        return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
+
+    def parts(self, batches: Sequence[DomainBatch], engine: Engine) -> list[Parts]:
+        """Each batch's mean loss as :mod:`shoal.gradients` takes it for second derivatives."""
+        return [
+            [(weight, partial(self.domain_loss, part)) for weight, (part,) in engine.parts([batch])]
+            for batch in batches
+        ]
+
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        return engine.gradients(self.objective, batches)
+        return engine.gradients(self, batches)
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         gradients, log = self.gradient(batches, engine)
         engine.apply(gradients, log["losses"])
         return log
+
+
+def trained_parameters(algorithm: Algorithm, helpers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
+    """What the user's optimizer is to train: everything but what the algorithm's own ones do."""
+    own = {id(p) for h in helpers.values() for group in h.param_groups for p in group["params"]}
+    return [p for p in algorithm.parameters() if p.requires_grad and id(p) not in own]
+
+
+def check_state(algorithm: str, domains: int, numbers: int, what: str) -> None:
+    """Refuses to keep ``numbers`` numbers for each of the domains where they would fill the memory."""
+    if (size := 4 * domains * numbers) > LARGEST_STATE:
+        raise InputError(
+            f"{algorithm} keeps {what} for each of {domains:,} domains: {numbers:,} numbers each, "
+            f"{size / 2**30:.1f} GiB in all. Merge domains into fewer, or use one that keeps nothing."
+        )
 
 
 def full_precision(output: Any) -> Any:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Log
+from shoal.algorithms.base import Algorithm, Engine, Log
 from shoal.data.batch import DomainBatch, pool
+from shoal.data.sampler import Draw
 
 
 class ERM(Algorithm):
@@ -20,9 +22,9 @@ class ERM(Algorithm):
 
     family = "risk"
     reference = "Vapnik 1998"
-    draw = "pooled"
+    draw: ClassVar[Draw] = "pooled"
+    additive = True
     capturable = True
 
-    def objective(self, batches: Sequence[DomainBatch]) -> tuple[Tensor, Log]:
-        loss = self.domain_loss(pool(batches))
-        return loss, {"losses": loss.detach()[None]}
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        return engine.gradients(self, [pool(batches)])

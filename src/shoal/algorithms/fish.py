@@ -34,6 +34,7 @@ class Fish(Algorithm):
 
     family = "gradient matching"
     reference = "Shi et al. 2021"
+    passes = "apart"
     compares_domains = True
     capturable = True
     search_space = {"meta_lr": {"default": 0.5, "choice": [0.05, 0.1, 0.5]}}  # noqa: RUF012
@@ -61,7 +62,7 @@ class Fish(Algorithm):
         before = self._floating_buffers() if self.buffers_mode == "interpolate" else []
         losses = []
         for batch in batches:
-            gradients, log = engine.gradients(self.objective, [batch])
+            gradients, log = self.mean_gradient([batch], engine)
             engine.apply(gradients)
             losses.append(log["losses"])
         with torch.no_grad():

@@ -41,6 +41,7 @@ class IDGM(Algorithm):
 
     family = "gradient matching"
     reference = "Shi et al. 2021"
+    passes = "apart"
     compares_domains = True
     capturable = True
     second_order = True
@@ -73,17 +74,13 @@ class IDGM(Algorithm):
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        losses = [
-            [(weight, partial(self.domain_loss, part)) for weight, (part,) in engine.parts([batch])]
-            for batch in batches
-        ]
         average = engine.average if engine.processes > 1 else None
-        found = self.matching(losses, engine.params, average=average)
-        slope = found.gip_gradient
-        weight = self.gamma.next().to(found.gip.dtype)
+        found = self.matching(self.parts(batches, engine), engine.params, average=average)
+        slope = found.slope
+        weight = self.gamma.next().to(found.value.dtype)
         if self.trust is not None:
             length = inner_product(slope, slope).sqrt()
             limit = self.trust * inner_product(found.mean, found.mean).sqrt() / length
             weight = torch.where(length > 0, torch.minimum(weight, limit), weight)
         total = [m - weight * s for m, s in zip(found.mean, slope, strict=True)]
-        return total, {"losses": found.losses, "gip": found.gip}
+        return total, {"losses": found.losses, "gip": found.value}

@@ -1,18 +1,24 @@
-"""The weight of a penalty over the course of training, once for every algorithm that has one."""
+"""Penalties beside the mean loss, and their weight over the course of training, once for all of them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from shoal.algorithms.base import Algorithm, Log, Loss, View
+from shoal.data.batch import Task
 from shoal.errors import InputError
 
 
 class PenaltyWeight(nn.Module):
-    """Rises from 0 to ``weight``: off for ``start`` steps, then linearly over ``ramp`` steps, then constant.
+    """Rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
 
-    The step count is a buffer, so the schedule survives a checkpoint, and the weight is a tensor on the
-    model's device, so reading it never waits for the device.
+    ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all. The step count is a
+    buffer, so the schedule survives a checkpoint, and the weight is a tensor on the model's device, so
+    reading it never waits for the device.
 
     >>> schedule = PenaltyWeight(2.0, start=1, ramp=2)
     >>> [schedule.next().item() for _ in range(5)]
@@ -21,12 +27,13 @@ class PenaltyWeight(nn.Module):
 
     count: Tensor
 
-    def __init__(self, weight: float, start: int = 0, ramp: int = 0) -> None:
+    def __init__(self, weight: float, start: int = 0, ramp: int = 0, before: float = 0.0) -> None:
         super().__init__()
         for name, value in (("weight", weight), ("start", start), ("ramp", ramp)):
             if not value >= 0:
                 raise InputError(f"the penalty's {name} must not be negative, got {value}.")
-        self.weight = weight
+        self.weight = float(weight)
+        self.before = min(before, self.weight)
         self.start = start
         self.ramp = ramp
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -36,4 +43,47 @@ class PenaltyWeight(nn.Module):
         past = (self.count - self.start).double()
         self.count += 1
         share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).double()
-        return self.weight * share
+        return self.before + (self.weight - self.before) * share
+
+
+class Penalised(Algorithm):
+    """Minimises the mean of the domains' losses plus a weight times :meth:`penalty`.
+
+    Args:
+        weight: the penalty's.
+        start, ramp: the weight is ``before`` for ``start`` steps and then rises linearly for ``ramp`` steps.
+    """
+
+    before: ClassVar[float] = 0.0
+    compares_domains = True
+    capturable = True
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, task: Task, *, weight: float = 1.0, start: int = 0, ramp: int = 0
+    ) -> None:
+        super().__init__(model, loss, task)
+        self.weight = PenaltyWeight(weight, start, ramp, self.before)
+
+    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+        losses = self.losses(views)
+        penalty = self.penalty(views, losses)
+        total = losses.mean() + self.weight.next().to(penalty.dtype) * penalty
+        return total, {"losses": losses.detach(), "penalty": penalty.detach()}
+
+
+def flat(view: View) -> Tensor:
+    """A batch's features, one row an example, never in half precision."""
+    features: Tensor = view.features
+    return features.flatten(1)
+
+
+def plain_output(view: View, algorithm: object) -> Tensor:
+    if not isinstance(view.output, Tensor):
+        raise InputError(
+            f"{type(algorithm).__name__} needs a model whose output is one tensor, "
+            f"got {type(view.output).__name__}."
+        )
+    return view.output

@@ -53,7 +53,7 @@ class SmoothFish(Fish):
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
-            at_start = [engine.gradients(self.objective, [b]) for b in batches]
+            at_start = [self.mean_gradient([b], engine) for b in batches]
         with self.walks.rehearsal():
             for gradients, _ in at_start:
                 engine.apply(gradients)

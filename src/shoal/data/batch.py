@@ -21,12 +21,13 @@ class DomainBatch(NamedTuple):
     """A minibatch from one domain.
 
     ``x`` is a tensor or any nest (list, tuple, dict) of tensors with the batch first. ``domain`` is the
-    domain's number in its :class:`~shoal.data.Domains`, or ``None`` where the batch mixes domains.
+    domain's number in its :class:`~shoal.data.Domains` (a tensor within a captured step), or ``None`` where
+    the batch mixes domains.
     """
 
     x: Any
     y: Tensor
-    domain: int | None
+    domain: int | Tensor | None
 
 
 def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
@@ -50,25 +51,30 @@ def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
     size = len(batch.y)
     ends = [round(i * size / count) for i in range(count + 1)]
     spans = [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
-    return [DomainBatch(_cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
+    return [DomainBatch(cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
 
 
-def _cut(x: Any, span: slice) -> Any:
+def cut(x: Any, span: slice) -> Any:
+    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
     if isinstance(x, Tensor):
-        return x[span]
+        return x[span] if x.ndim else x
     if isinstance(x, Mapping):
-        return type(x)({k: _cut(part, span) for k, part in x.items()})  # type: ignore[call-arg]
+        return type(x)({k: cut(part, span) for k, part in x.items()})  # type: ignore[call-arg]
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_cut(part, span) for part in x))
-    return type(x)(_cut(part, span) for part in x)
+        return type(x)(*(cut(part, span) for part in x))
+    return type(x)(cut(part, span) for part in x) if isinstance(x, (list, tuple)) else x
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` are those trained on."""
+    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` are those trained on.
+
+    ``features`` is how many numbers a :class:`~shoal.models.FeatureModel` has between its two parts.
+    """
 
     domains: int
     classes: int | None
+    features: int | None = None
 
     @property
     def is_classification(self) -> bool:

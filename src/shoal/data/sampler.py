@@ -14,7 +14,7 @@ from torch.utils.data import Sampler
 from shoal.data.domains import Domains
 from shoal.errors import InputError, unknown_name
 
-Draw = Literal["domains", "one-domain", "pooled", "regrouped"]
+Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
 Words = NDArray[np.uint64]
 
 ROUNDS, SMALL = 8, 32  # with 6 rounds, or a smaller SMALL, pairs of positions are visibly dependent
@@ -112,6 +112,8 @@ class DomainBatchSampler(Sampler[list[int]]):
     - ``"domains"``: one batch from each of S distinct domains;
     - ``"one-domain"``: S batches from the same domain, dealt each once in T steps (Reptile);
     - ``"pooled"``: S batches from all examples together, each example once a pass;
+    - ``"balanced"``: S mixed batches in which every domain has the same share, whatever its size: of T
+      consecutive examples each comes from another domain;
     - ``"regrouped"``: exactly the S·B examples of ``"domains"`` at the same step and seed, shuffled over the
       S batches: the control that changes the grouping and nothing else.
 
@@ -136,10 +138,8 @@ class DomainBatchSampler(Sampler[list[int]]):
     ) -> None:
         if draw not in get_args(Draw):
             raise unknown_name("draw", draw, get_args(Draw))
-        if by_size and draw == "pooled":
-            raise InputError(
-                'by_size=True with draw="pooled": pooled examples have no domains to draw; drop one.'
-            )
+        if by_size and draw in ("pooled", "balanced"):
+            raise InputError(f'by_size=True with draw="{draw}", which says how often domains come; drop one.')
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         self.draw, self.by_size, self.seed = draw, by_size, _integer("seed", seed, None)
         self.batch_size = _integer("batch_size", batch_size)
@@ -180,6 +180,11 @@ class DomainBatchSampler(Sampler[list[int]]):
             positions = np.arange(start * slots * size, stop * slots * size)
             passes, element = np.divmod(positions, len(self._pool))
             drawn = self._pool[permute(key(self.seed, POOLED, passes), len(self._pool), element)]
+        elif self.draw == "balanced":
+            positions = np.arange(start * slots * size, stop * slots * size)
+            visit, place = np.divmod(positions, len(self.domains))
+            d = permute(key(self.seed, DEAL, visit), len(self.domains), place)
+            drawn = self._take(d, visit, 1, steps)
         elif self.draw == "one-domain":
             d, visit = self._deal(steps, 1)
             drawn = self._take(d, visit, slots * size, steps)

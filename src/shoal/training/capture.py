@@ -36,7 +36,7 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
     dropout = draws(algorithm)
     if algorithm.repeats_passes and dropout:
         return f"{type(algorithm).__name__} must repeat the dropout masks of {dropout[0]!r}"
-    if not can_skip(engine.optimizer):
+    if not all(map(can_skip, (engine.optimizer, *engine.helpers.values()))):
         return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"
     if engine.processes > 1:
         return "several processes train together"
@@ -48,7 +48,8 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
 
 def draws(algorithm: Algorithm) -> list[str]:
     """The modules that draw random numbers."""
-    return [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
+    own = [type(algorithm).__name__] if algorithm.draws_numbers else []
+    return own + [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
 
 
 class Replay:
@@ -66,9 +67,10 @@ class Replay:
         self.log: Log = {}
         self.warm = 0
         self.refused = False
-        for group in engine.optimizer.param_groups:
-            if "capturable" in group:
-                group["capturable"] = True
+        for optimizer in (engine.optimizer, *engine.helpers.values()):
+            for group in optimizer.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True
 
     def __call__(self) -> Log:
         """What the function returns; the tensors are the caller's to keep."""
@@ -135,6 +137,8 @@ class GatheredSteps:
         self.examples, self.sampler, self.unroll = examples, sampler, unroll
         shape = (unroll, sampler.domains_per_step, sampler.batch_size)
         self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
+        self.numbers: Tensor | None = None
+        """The domains' numbers, for algorithms that ask."""
         self.first, self.domains = 0, list[list[int | None]]()
         self.ahead: Tensor | None = None
         self.replay = Replay(self._steps, algorithm, engine)
@@ -149,16 +153,26 @@ class GatheredSteps:
         if self.ahead is None or not self.first <= step < self.first + len(self.domains):
             self.first = step
             self.domains, rows = self.sampler.plans(step, step + BLOCK * self.unroll)
-            self.ahead = torch.from_numpy(rows).pin_memory().to(self.indices.device, non_blocking=True)
+            self.ahead = self._put(torch.from_numpy(rows))
+            if self.algorithm.knows_domains and self.domains[0][0] is not None:
+                self.numbers_ahead = self._put(torch.tensor(self.domains))
+                if self.numbers is None:
+                    self.numbers = self.numbers_ahead[: self.unroll].clone()
         at = step - self.first
         self.indices.copy_(self.ahead[at : at + self.unroll])
+        if self.numbers is not None:
+            self.numbers.copy_(self.numbers_ahead[at : at + self.unroll])
         return self.domains[at : at + self.unroll]
+
+    def _put(self, tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(self.indices.device, non_blocking=True)
 
     def _steps(self) -> Log:
         logs: list[Log] = []
         for u in range(self.unroll):
             drawn = [self.examples.batch(row) for row in self.indices[u]]
-            batches = [DomainBatch(x, y, None) for x, y in drawn]
+            numbers = [None] * len(drawn) if self.numbers is None else list(self.numbers[u])
+            batches = [DomainBatch(x, y, n) for (x, y), n in zip(drawn, numbers, strict=True)]
             logs.append(self.engine.step(self.algorithm, batches))
         return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 
@@ -173,16 +187,28 @@ class LoadedSteps:
         self.replay = Replay(lambda: engine.step(algorithm, self.batches), algorithm, engine)
 
     def run(self, batches: Sequence[DomainBatch]) -> Log:
-        leaves = [leaf for b in batches for leaf in _leaves((b.x, b.y))]
+        given = [DomainBatch(b.x, b.y, self._number(b.domain)) for b in batches]
+        leaves = [leaf for b in given for leaf in _leaves(tuple(b))]
         kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
         if not self.batches:
-            self.batches = [DomainBatch(b.x, b.y, None) for b in batches]  # the graph's own from here on
+            # The graph's own from here on.
+            self.batches = [DomainBatch(b.x, b.y, _own(b.domain)) for b in given]
             self.kinds = kinds
         elif kinds != self.kinds:
             return self.engine.step(self.algorithm, batches)
         else:
-            torch._foreach_copy_([leaf for b in self.batches for leaf in _leaves((b.x, b.y))], leaves)
+            torch._foreach_copy_([leaf for b in self.batches for leaf in _leaves(tuple(b))], leaves)
         return self.replay()
+
+    def _number(self, domain: int | Tensor | None) -> int | Tensor | None:
+        """As a tensor, which a graph can read, for algorithms that ask."""
+        if not self.algorithm.knows_domains or domain is None:
+            return None
+        return self.algorithm.numbers[domain]
+
+
+def _own(number: int | Tensor | None) -> int | Tensor | None:
+    return number.clone() if isinstance(number, Tensor) else number
 
 
 def _leaves(x: Any) -> Iterator[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -10,12 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.algorithms.base import Algorithm, Log, Objective
+from shoal.algorithms.base import Algorithm, Log, Look, Objective, View
 from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError
 from shoal.gradients import gradient
 from shoal.optim import Fish, copy_where, step_unless
+from shoal.replay import leaves_no_trace, random_state
 from shoal.training.processes import Processes
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -37,6 +39,7 @@ class Engine:
         accumulate: take each batch in so many pieces, for batches that do not fit in memory.
         on_nan: after a step that is not finite ``"stop"`` applies no other; with ``"skip"`` buffers too are
             what they were before it.
+        helpers: the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
 
     A step whose loss or gradient is not finite is never applied, and Fish drops the walk it belongs to. On
     CUDA this is decided on the device (an optimizer without a fused form waits for it).
@@ -52,11 +55,11 @@ class Engine:
         clip: float | None = None,
         accumulate: int = 1,
         on_nan: Literal["stop", "skip"] = "stop",
+        helpers: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self.params: list[nn.Parameter] = [
-            p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
-        ]
+        self.helpers = dict(helpers or {})
+        self.params = _parameters(optimizer)
         self.device = self.params[0].device
         self.together = processes
         self.processes = processes.count if processes else 1
@@ -75,7 +78,8 @@ class Engine:
         self._norms: list[Tensor] = []
         self._bad_loss: Tensor | None = None
         if self.device.type == "cuda":
-            _use_fused(optimizer)
+            for each in (optimizer, *self.helpers.values()):
+                _use_fused(each)
 
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
@@ -104,7 +108,8 @@ class Engine:
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
         self._norms, self._bad_loss = [], None
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in (self.optimizer, *self.helpers.values()):
+            optimizer.zero_grad(set_to_none=True)
         if isinstance(self.optimizer, Fish):
             self.optimizer.restart()
 
@@ -115,13 +120,37 @@ class Engine:
         sizes = [sum(len(b.y) for b in part) for part in zip(*cut, strict=True)]
         return [(n / sum(sizes), list(part)) for n, part in zip(sizes, zip(*cut, strict=True), strict=True)]
 
-    def gradients(self, objective: Objective, batches: Sequence[DomainBatch]) -> tuple[list[Tensor], Log]:
+    def gradients(
+        self,
+        algorithm: Algorithm,
+        batches: Sequence[DomainBatch],
+        *,
+        objective: Objective | None = None,
+        look: Look | None = None,
+        additive: bool | None = None,
+    ) -> tuple[list[Tensor], Log]:
+        objective, look = objective or algorithm.objective, look or algorithm.look
+        apart = algorithm.additive if additive is None else additive
+        if apart or (self.processes == 1 and self.accumulate == 1):
+            total, merged = self._sum_of_parts(objective, look, batches)
+        else:
+            total, merged = self._of_the_whole(algorithm, objective, look, batches)
+        if self.scale is not None:
+            total = list(torch._foreach_mul(total, 1 / self.scale.value))
+        return total, merged
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scale is None else loss * self.scale.value
+
+    def _sum_of_parts(
+        self, objective: Objective, look: Look, batches: Sequence[DomainBatch]
+    ) -> tuple[list[Tensor], Log]:
         total: list[Tensor] = []
         merged: Log = {}
         for weight, part in self.parts(batches):
-            loss, log = objective(part)
+            loss, log = objective(look(part))
             self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
-            found = gradient(loss if self.scale is None else loss * self.scale.value, self.params)
+            found = gradient(self._scaled(loss), self.params)
             if not total:
                 total, merged = found, log
                 if weight != 1:  # not in place: two parameters may share a gradient
@@ -135,17 +164,89 @@ class Engine:
             assert self._bad_loss is not None
             *total, count = self.average([*total, self._bad_loss.to(total[0].dtype)])
             self._bad_loss = count > 0
-        if self.scale is not None:
-            total = list(torch._foreach_mul(total, 1 / self.scale.value))
         return total, merged
+
+    def _of_the_whole(
+        self, algorithm: Algorithm, objective: Objective, look: Look, batches: Sequence[DomainBatch]
+    ) -> tuple[list[Tensor], Log]:
+        """An objective of whole batches, of which this process has a share and sees a piece at a time.
+
+        What the model makes of all pieces is put together and gathered from all processes; the objective's
+        slope with respect to that is then taken back through the model piece by piece. Several pieces need a
+        second pass each, for no graph but one piece's is ever in memory.
+        """
+        pieces = [part for _, part in self.parts(batches)]
+        once = len(pieces) == 1
+        before = random_state(algorithm.model)
+        with nullcontext() if once else torch.no_grad():
+            seen = [look(piece) for piece in pieces]
+        leaves, views = self._gathered(seen)
+        loss, log = objective(views)
+        self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
+        slopes = gradient(self._scaled(loss), [*leaves, *self.params])
+        # What the objective takes from parameters directly, all processes alike have found.
+        total = [g / self.processes for g in slopes[len(leaves) :]]
+        mine = [g[self._mine] for g in slopes[: len(leaves)]]
+        at = [0] * len(leaves)
+        with nullcontext() if once else leaves_no_trace(algorithm.model, since=before):
+            for number, piece in enumerate(pieces):
+                outputs = _tensors(seen[number] if once else look(piece))
+                ends = [a + len(t) for a, t in zip(at, outputs, strict=True)]
+                parts = [g[a:b] for g, a, b in zip(mine, at, ends, strict=True)]
+                at = ends
+                pairs = [(t, g) for t, g in zip(outputs, parts, strict=True) if t.requires_grad]
+                found = torch.autograd.grad(
+                    [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
+                )
+                total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
+        if self.together is not None and self.processes > 1:
+            total = self.together.sum(total)
+        return total, log
+
+    @property
+    def _mine(self) -> slice:
+        """The rows of a whole batch that this process has."""
+        return slice(self.together.index if self.together else 0, None, self.processes)
+
+    def _gathered(self, seen: Sequence[Sequence[View]]) -> tuple[list[Tensor], list[View]]:
+        """Views of whole batches from those of pieces, and the tensors in them that slopes are for."""
+        joined = [torch.cat(same) for same in zip(*map(_tensors, seen), strict=True)]
+        targets = [torch.cat([v.y for v in same]) for same in zip(*seen, strict=True)]
+        if self.together is not None and self.processes > 1:
+            wholes = []
+            for part in (*joined, *targets):
+                size = round(len(part) / self.share)
+                whole = part.new_zeros(size, *part.shape[1:])
+                whole[self._mine] = part.detach()
+                wholes.append(whole)
+            wholes = self.together.sum(wholes)
+            joined, targets = wholes[: len(joined)], wholes[len(joined) :]
+        leaves = [t.detach().requires_grad_() for t in joined]
+        rest = iter(leaves)
+        views = []
+        for view, y in zip(seen[0], targets, strict=True):
+            flat, shape = tree_flatten((view.output, view.features))
+            output, features = tree_unflatten([next(rest) if _spread(t) else t for t in flat], shape)
+            views.append(view._replace(output=output, features=features, y=y))
+        return leaves, views
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self.together is None or self.processes == 1:
             return list(tensors)
         return self.together.sum([t * self.share for t in tensors])
 
+    def agree(self, tensor: Tensor) -> Tensor:
+        if self.together is None or self.processes == 1:
+            return tensor
+        return self.together.sum([tensor if self.together.main else torch.zeros_like(tensor)])[0]
+
     @torch.no_grad()
-    def apply(self, gradients: Sequence[Tensor], losses: Tensor | None = None) -> None:
+    def apply(
+        self, gradients: Sequence[Tensor], losses: Tensor | None = None, helper: str | None = None
+    ) -> None:
+        if helper is not None:
+            self._help(self.helpers[helper], gradients)
+            return
         if losses is not None and self._bad_loss is None:  # `gradients` has not looked at them
             self._bad_loss = self._anywhere(~losses.isfinite().all())
         found = list(gradients)
@@ -169,6 +270,14 @@ class Engine:
             overflow = ~norm.isfinite()
             self.scale.update(overflow if self._bad_loss is None else overflow & ~self._bad_loss)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def _help(self, optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+        """A step of a helper; where its gradient is not finite, the model's loss soon tells."""
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
+        for p, g in zip(_parameters(optimizer), gradients, strict=True):
+            p.grad = g
+        step_unless(optimizer, ~norm.isfinite() | self.stopped)
+        optimizer.zero_grad(set_to_none=True)
 
 
 class LossScale:
@@ -195,6 +304,19 @@ def check_precision(precision: str, algorithm: Algorithm) -> None:
             f"precision='fp16' scales losses, which {type(algorithm).__name__}'s second derivatives do not "
             "survive; use 'bf16' or 'fp32'."
         )
+
+
+def _parameters(optimizer: Optimizer) -> list[nn.Parameter]:
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _spread(tensor: Any) -> bool:
+    """Whether it has a row for each example and a slope."""
+    return isinstance(tensor, Tensor) and tensor.ndim > 0 and tensor.is_floating_point()
+
+
+def _tensors(views: Sequence[View]) -> list[Tensor]:
+    return [t for v in views for t in tree_flatten((v.output, v.features))[0] if _spread(t)]
 
 
 def _or(a: Tensor | None, b: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,25 @@ from shoal.data.domains import Domains
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 from shoal.replay import leaves_no_trace
+
+
+class Examined(NamedTuple):
+    """What is to be learned, the loss that is usual for it, two examples, and how many numbers one has."""
+
+    task: Task
+    loss: Loss
+    x: Any
+    numbers: int
 
 
 def examine(
     model: nn.Module, data: DomainData, examples: Any, device: torch.device, classes: int | None
-) -> tuple[Task, Loss, int]:
+) -> Examined:
     """Looks at the data, and at what the model makes of two examples, before anything is trained.
 
-    The task, the loss that is usual for it, and how many numbers an example has. ``examples`` are the data's,
-    where they will be read.
+    ``examples`` are the data's, where they will be read.
     """
     domains = data.splits["train"]
     x, y = _two(examples, domains, device)
@@ -43,7 +52,9 @@ def examine(
         check_examples(examples, which, classes)
     check_outputs(output, y, classes)
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
-    return Task(domains=len(domains), classes=classes), usual, _numbers(x)
+    features = _numbers(_trial(model.features, x)) if isinstance(model, FeatureModel) else None
+    task = Task(domains=len(domains), classes=classes, features=features)
+    return Examined(task, usual, x, _numbers(x))
 
 
 def _trial(model: nn.Module, x: Any) -> Any:
@@ -62,9 +73,14 @@ def _trial(model: nn.Module, x: Any) -> Any:
 
 def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatchSampler) -> None:
     """Methods that compare domains need at least two of them, and two a step."""
+    name = type(algorithm).__name__
+    if algorithm.knows_domains and sampler.domains_per_step > algorithm.task.domains:
+        raise InputError(
+            f"{name} keeps something for each of {algorithm.task.domains} domains; domains_per_step="
+            f"{sampler.domains_per_step} must be at most {algorithm.task.domains}."
+        )
     if not algorithm.compares_domains or sampler.draw == "regrouped":
         return
-    name = type(algorithm).__name__
     if len(data.splits["train"]) < 2:
         only = data.splits["train"].names[0]
         raise InputError(

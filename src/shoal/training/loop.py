@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, build
-from shoal.algorithms.base import Log
+from shoal.algorithms.base import Log, trained_parameters
 from shoal.data.batch import DomainData
 from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
@@ -81,13 +82,12 @@ class Training:
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
         with seeded(options.seed):  # reading examples may draw random numbers
-            self.task, usual_loss, numbers = examine(
-                self.model, data, self.examples, self.device, options.classes
-            )
-            self.loss = options.loss or usual_loss
+            found = examine(self.model, data, self.examples, self.device, options.classes)
+            self.task, self.loss = found.task, options.loss or found.loss
             self.algorithm = build(algorithm, self.model, self.loss, self.task, **options.settings).to(
                 self.device
             )
+            self.algorithm.check_input(found.x)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options.batch_size,
@@ -104,8 +104,9 @@ class Training:
         self.unroll = self._unroll()
         self.warm = self._warm_training() if options.warm_start is not None else None
         if options.compile and not parent:
-            _compile(self.model)
-        self.evaluator = self._make_evaluator(numbers)
+            for module in _called(self.model, self.algorithm):
+                _compile(module)
+        self.evaluator = self._make_evaluator(found.numbers)
         self._refreshing: MetaBatchLoader | None = None
 
         self.step = 0
@@ -138,7 +139,8 @@ class Training:
             raise InputError(
                 f"accumulate={options.accumulate} pieces of {least} examples; it must be at most {least}."
             )
-        optimizer = options.make_optimizer(self.algorithm)
+        helpers = self.algorithm.helpers()
+        optimizer = options.make_optimizer(trained_parameters(self.algorithm, helpers))
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
@@ -147,6 +149,7 @@ class Training:
             clip=options.clip,
             accumulate=options.accumulate,
             on_nan=options.on_nan,
+            helpers=helpers,
         )
 
     def _make_evaluator(self, numbers: int) -> Evaluator:
@@ -561,6 +564,13 @@ class Training:
         if journal.saved is None:
             return f"stopped at step {self.step}; no checkpoint could be written."
         return f"stopped at step {self.step}, which is saved. Go on with: {journal.going_on}"
+
+
+def _called(model: nn.Module, algorithm: Algorithm) -> list[nn.Module]:
+    """The modules that an algorithm calls."""
+    if algorithm.needs_features and isinstance(model, FeatureModel):
+        return [model.features, model.head]
+    return [model]
 
 
 def _compile(model: nn.Module) -> None:

@@ -159,8 +159,7 @@ class Options:
             raise InputError("steps is missing: say how many steps to train, such as steps=1000.")
         return cls(**given)
 
-    def make_optimizer(self, module: nn.Module) -> Optimizer:
-        trained = [p for p in module.parameters() if p.requires_grad]
+    def make_optimizer(self, trained: list[nn.Parameter]) -> Optimizer:
         if not trained:
             raise InputError("the model has no parameter that requires a gradient: nothing to train.")
         try:

@@ -35,6 +35,7 @@ def _phase_state(training: Training, whole: bool) -> dict[str, Any]:
         state |= {
             "algorithm": dict(training.algorithm.state_dict()),
             "optimizer": training.engine.optimizer.state_dict(),
+            "helpers": {name: h.state_dict() for name, h in training.engine.helpers.items()},
             "schedule": training.schedule.state_dict() if training.schedule else None,
             "scale": training.engine.scale.state_dict() if training.engine.scale else None,
             "average": training.average.state_dict() if training.average else None,
@@ -71,6 +72,8 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
     except RuntimeError as error:
         raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
     training.engine.optimizer.load_state_dict(state["optimizer"])
+    for name, helper in training.engine.helpers.items():
+        helper.load_state_dict(state["helpers"][name])
     if training.schedule is not None:
         training.schedule.load_state_dict(state["schedule"])
     if training.engine.scale is not None:

@@ -52,7 +52,7 @@ def check_theorem(domains: int, alphas: Sequence[float] = ALPHAS, seed: int = 0)
         return nn.functional.mse_loss(model(x), y)
 
     matching = match([lambda d=d: loss(d) for d in range(domains)], params)  # type: ignore[misc]
-    target = [-g for g in matching.gip_gradient]
+    target = [-g for g in matching.slope]
     gaps = []
     orders = list(permutations(range(domains)))
     for alpha in alphas:

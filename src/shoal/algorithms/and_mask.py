@@ -1,0 +1,53 @@
+"""AND-mask: only parameters on whose direction the domains agree move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import InputError
+
+
+class ANDMask(Algorithm):
+    """The mean gradient, set to zero where the domains' gradients disagree in sign.
+
+    A component stays where the mean of its S signs is at least τ in size: with τ = 1 all must agree, with
+    τ = 0 everything stays. What is left of a tensor is divided by the share that is left, so that a sparse
+    gradient is not a short one.
+
+    Args:
+        tau: τ.
+
+    Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
+    """
+
+    family = "gradient surgery"
+    reference = "Parascandolo et al. 2021"
+    passes = "apart"
+    compares_domains = True
+    capturable = True
+    search_space = {"tau": {"default": 1.0, "uniform": [0.5, 1.0]}}  # noqa: RUF012
+
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, tau: float = 1.0) -> None:
+        super().__init__(model, loss, task)
+        if not 0 <= tau <= 1:
+            raise InputError(
+                f"tau must lie between 0 (all gradients) and 1 (only where all agree), got {tau}."
+            )
+        self.tau = tau
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        gradients, log = self.domain_gradients(batches, engine)
+        return [self._masked(torch.stack(same)) for same in zip(*gradients, strict=True)], log
+
+    def _masked(self, each: Tensor) -> Tensor:
+        return rescaled(each.mean(0), (each.sign().mean(0).abs() >= self.tau).to(each.dtype))
+
+
+def rescaled(mean: Tensor, mask: Tensor) -> Tensor:
+    """The masked gradient divided by the mask's mean; zero where nothing is left."""
+    return mean * mask / (mask.mean() + 1e-10)

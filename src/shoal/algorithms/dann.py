@@ -1,0 +1,140 @@
+"""DANN: features from which nobody can tell the domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, check_state
+from shoal.algorithms.penalty import PenaltyWeight, flat
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import InputError
+from shoal.gradients import gradient
+
+
+class DANN(Algorithm):
+    """Trains an adversary to tell domains apart by the features, and the model to mislead it.
+
+        adversary   min  CE(a(features), domain) + penalty · ‖∂CE/∂features‖²
+        model       min  1/S Σ_i L_i − λ CE(a(features), domain)
+
+    Both move in every step, the adversary first, on the same features.
+
+    Args:
+        weight: λ.
+        start, ramp: λ is 0 for ``start`` steps and then rises linearly for ``ramp`` steps.
+        adversary_steps: the adversary's for each of the model's.
+        gradient_penalty: keeps the adversary smooth.
+        adversary_lr, beta1: of the adversary's own Adam.
+        width, depth: of the adversary, a multilayer perceptron.
+
+    Reference: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016.
+    """
+
+    family = "adversarial"
+    reference = "Ganin et al. 2016"
+    compares_domains = True
+    knows_domains = True
+    needs_features = True
+    trains_adversary = True
+    capturable = True
+    search_space = {  # noqa: RUF012
+        "weight": {"default": 1.0, "log10": [-2, 2]},
+        "adversary_steps": {"default": 1, "log2": [0, 3], "whole": True},
+        "gradient_penalty": {"default": 0.0, "log10": [-2, 1]},
+        "adversary_lr": {"default": 1e-3, "log10": [-4.5, -2.5]},
+        "beta1": {"default": 0.5, "choice": [0.0, 0.5]},
+    }
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        weight: float = 1.0,
+        start: int = 0,
+        ramp: int = 0,
+        adversary_steps: int = 1,
+        gradient_penalty: float = 0.0,
+        adversary_lr: float = 1e-3,
+        beta1: float = 0.5,
+        width: int = 256,
+        depth: int = 3,
+    ) -> None:
+        super().__init__(model, loss, task)
+        for name, value in (("adversary_steps", adversary_steps), ("width", width), ("depth", depth)):
+            if not value >= 1:
+                raise InputError(f"{name} must be at least 1, got {value}.")
+        if not adversary_lr > 0 or not gradient_penalty >= 0 or not 0 <= beta1 < 1:
+            raise InputError(
+                "adversary_lr must be positive, gradient_penalty not negative and beta1 in [0, 1), got "
+                f"{adversary_lr}, {gradient_penalty} and {beta1}."
+            )
+        assert task.features is not None
+        check_state(type(self).__name__, task.domains, width, "an output of the adversary")
+        self.weight = PenaltyWeight(weight, start, ramp)
+        self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty
+        self.adversary_lr, self.beta1 = adversary_lr, beta1
+        widths = [task.features, *[width] * (depth - 1)]
+        layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+        example = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+        self.adversary = nn.Sequential(*layers, nn.Linear(widths[-1], task.domains)).to(example.dtype)
+
+    def helpers(self) -> dict[str, Optimizer]:
+        betas = (self.beta1, 0.9)
+        return {"adversary": torch.optim.Adam(self.judges(), lr=self.adversary_lr, betas=betas)}
+
+    def judges(self) -> list[nn.Parameter]:
+        """What the adversary's optimizer trains."""
+        return list(self.adversary.parameters())
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        return engine.gradients(self, batches, objective=partial(self.play, engine))
+
+    def play(self, engine: Engine, views: Sequence[View]) -> tuple[Tensor, Log]:
+        """The adversary's steps, and then the objective against it."""
+        seen = [v._replace(features=flat(v).detach()) for v in views]
+        for _ in range(self.adversary_steps):
+            loss = self.betrayed(seen)
+            if self.gradient_penalty:
+                loss = loss + self.gradient_penalty * self.roughness(seen)
+            engine.apply(gradient(loss, self.judges()), helper="adversary")
+        return self.objective(views)
+
+    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+        losses, betrayed = self.losses(views), self.betrayed(views)
+        total = losses.mean() - self.weight.next().to(betrayed.dtype) * betrayed
+        return total, {"losses": losses.detach(), "adversary": betrayed.detach()}
+
+    def betrayed(self, views: Sequence[View]) -> Tensor:
+        """The adversary's loss: how badly it tells the domains apart."""
+        each, y = self.mistakes(views, torch.cat([flat(v) for v in views]))
+        return (self.importance(y).to(each.dtype) * each).sum()
+
+    def roughness(self, views: Sequence[View]) -> Tensor:
+        """The mean over examples of the squared slope of the adversary's loss along the features."""
+        features = torch.cat([flat(v) for v in views]).requires_grad_()
+        each, _ = self.mistakes(views, features)
+        (slope,) = torch.autograd.grad(each.sum(), features, create_graph=True)
+        return slope.square().sum(1).mean()
+
+    def mistakes(self, views: Sequence[View], features: Tensor) -> tuple[Tensor, Tensor]:
+        """The adversary's loss on every example, and the examples' labels."""
+        y = torch.cat([v.y for v in views])
+        domain = torch.cat([n.expand(len(v.y)) for n, v in zip(self.ids(views), views, strict=True)])
+        guess = self.adversary(self.evidence(features, y))
+        return nn.functional.cross_entropy(guess, domain, reduction="none"), y
+
+    def evidence(self, features: Tensor, y: Tensor) -> Tensor:
+        """What the adversary gets to see."""
+        return features
+
+    def importance(self, y: Tensor) -> Tensor:
+        """How much each example counts; the sum is 1."""
+        return torch.full((len(y),), 1 / len(y), dtype=torch.float64, device=y.device)

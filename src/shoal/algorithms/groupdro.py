@@ -1,0 +1,50 @@
+"""GroupDRO: the worst domain counts most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Log, Loss, View
+from shoal.data.batch import Task
+from shoal.errors import InputError
+
+
+class GroupDRO(Algorithm):
+    """Minimises Σ_d q_d L_d, with q moving towards the domains of high loss: q_d ∝ exp(η Σ L_d) over visits.
+
+    A domain's weight changes when it is visited. Where a step visits S of T domains, the sum over those is
+    multiplied by T/S, so that on average it is the sum over all.
+
+    Args:
+        step_size: η; with 0 the weights stay equal.
+
+    Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.
+    """
+
+    family = "robust optimisation"
+    reference = "Sagawa et al. 2020"
+    compares_domains = True
+    knows_domains = True
+    capturable = True
+    search_space = {"step_size": {"default": 0.01, "log10": [-3, -1]}}  # noqa: RUF012
+
+    log_weights: Tensor
+
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, step_size: float = 0.01) -> None:
+        super().__init__(model, loss, task)
+        if not step_size >= 0:
+            raise InputError(f"step_size must not be negative, got {step_size}.")
+        self.step_size = step_size
+        self.register_buffer("log_weights", torch.zeros(task.domains, dtype=torch.float64))
+
+    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+        losses, ids = self.losses(views), self.ids(views)
+        with torch.no_grad():
+            self.log_weights.index_add_(0, ids, self.step_size * losses.double())
+            self.log_weights -= self.log_weights.logsumexp(0)
+            share = self.log_weights.exp()[ids].to(losses.dtype)
+        total = (share * losses).sum() * (self.task.domains / len(views))
+        return total, {"losses": losses.detach()}

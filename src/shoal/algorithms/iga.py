@@ -1,0 +1,64 @@
+"""IGA: gradients that vary little between domains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import get_args
+
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.algorithms.penalty import PenaltyWeight
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import check_names
+from shoal.gradients import Method, match
+
+
+class IGA(Algorithm):
+    """Minimises the mean loss plus λ times the trace of the covariance of the domains' gradients.
+
+        L = 1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²
+
+    Where IDGM rewards gradients that point the same way, this punishes every difference, in length too.
+
+    Args:
+        weight: λ.
+        start, ramp: λ is 0 for ``start`` steps and then rises linearly for ``ramp`` steps.
+        method: ``"exact"`` Hessian-vector products, or ``"finite-difference"`` for large models.
+
+    Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
+    problem?, 2020.
+    """
+
+    family = "gradient matching"
+    reference = "Koyama & Yamaguchi 2020"
+    passes = "apart"
+    compares_domains = True
+    capturable = True
+    second_order = True
+    repeats_passes = True
+    search_space = {"weight": {"default": 1000.0, "log10": [1, 5]}}  # noqa: RUF012
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        weight: float = 1000.0,
+        start: int = 0,
+        ramp: int = 0,
+        method: Method = "exact",
+    ) -> None:
+        super().__init__(model, loss, task)
+        check_names("method", [method], get_args(Method))
+        self.weight = PenaltyWeight(weight, start, ramp)
+        self.matching = partial(match, measure="variance", method=method, model=model)
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        average = engine.average if engine.processes > 1 else None
+        found = self.matching(self.parts(batches, engine), engine.params, average=average)
+        weight = self.weight.next().to(found.value.dtype)
+        total = [m + weight * s for m, s in zip(found.mean, found.slope, strict=True)]
+        return total, {"losses": found.losses, "penalty": found.value}

@@ -1,0 +1,57 @@
+"""IRM: one classifier that is optimal in every domain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Loss, View
+from shoal.algorithms.penalty import Penalised, plain_output
+from shoal.data.batch import Task
+
+
+class IRM(Penalised):
+    """Adds the squared slope of each domain's loss along a common scale of the outputs (IRMv1).
+
+        L = 1/S Σ_i L_i(f) + λ/S Σ_i (∂L_i(w·f)/∂w at w=1)²
+
+    The square is estimated without bias as the product of the slopes on two halves of the batch, the even and
+    the odd examples, so it may be negative. Until ``start`` the weight is at most 1.
+
+    Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
+    """
+
+    family = "invariant predictor"
+    reference = "Arjovsky et al. 2019"
+    before = 1.0
+    search_space = {  # noqa: RUF012
+        "weight": {"default": 100.0, "log10": [-1, 5]},
+        "start": {"default": 500, "log10": [0, 4], "whole": True},
+    }
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        weight: float = 100.0,
+        start: int = 500,
+        ramp: int = 0,
+    ) -> None:
+        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
+
+    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+        return torch.stack([self._square(plain_output(v, self), v.y) for v in views]).mean()
+
+    def _square(self, output: Tensor, y: Tensor) -> Tensor:
+        if len(y) == 1:
+            return self._slope(output, y).square()
+        return self._slope(output[::2], y[::2]) * self._slope(output[1::2], y[1::2])
+
+    def _slope(self, output: Tensor, y: Tensor) -> Tensor:
+        scale = torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True)
+        (slope,) = torch.autograd.grad(self.loss(output * scale, y), scale, create_graph=True)
+        return slope

@@ -1,0 +1,123 @@
+"""Inter-domain Mixup: training on what lies between two domains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, full_precision
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import InputError, check_names
+from shoal.models import FeatureModel
+
+Where = Literal["input", "features"]
+
+
+class Mixup(Algorithm):
+    """Mixes each domain's examples with another's, λ x_i + (1 − λ) x_j, and their losses alike.
+
+    The S batches of a step, which come in random order, are paired round a circle, each with the next; λ is
+    drawn for every pair from Beta(α, α).
+
+    Args:
+        alpha: of the Beta distribution; small values mix little.
+        where: ``"input"``, or ``"features"`` to mix what a :class:`~shoal.models.FeatureModel` makes of
+            inputs that cannot be mixed themselves, such as token ids.
+
+    Reference: Xu et al., Adversarial Domain Adaptation with Domain Mixup, AAAI 2020; Zhang et al., mixup:
+    Beyond Empirical Risk Minimization, ICLR 2018; Verma et al., Manifold Mixup, ICML 2019 (for features).
+    """
+
+    family = "augmentation"
+    reference = "Xu et al. 2020"
+    passes = "apart"
+    compares_domains = True
+    draws_numbers = True
+    capturable = True
+    search_space = {"alpha": {"default": 0.2, "log10": [-1, 1]}}  # noqa: RUF012
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, task: Task, *, alpha: float = 0.2, where: Where = "input"
+    ) -> None:
+        super().__init__(model, loss, task)
+        if not alpha > 0:
+            raise InputError(f"alpha must be positive, got {alpha}.")
+        check_names("where", [where], get_args(Where))
+        if where == "features" and not isinstance(model, FeatureModel):
+            raise InputError(
+                "where='features' needs a shoal.models.FeatureModel(features, head), your model in two "
+                f"parts, not a {type(model).__name__}."
+            )
+        self.alpha = alpha
+        self.where = where
+
+    def check_input(self, x: Any) -> None:
+        if self.where == "input" and not all(t.is_floating_point() for t in _leaves(x)):
+            raise InputError(
+                "Mixup mixes inputs, and these hold whole numbers (token ids?), which have nothing between "
+                "them: mix features instead (where='features', with a FeatureModel), or train with 'fish'."
+            )
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        device = engine.params[0].device
+        alphas = torch.full((len(batches), 2), self.alpha, dtype=torch.float64, device=device)
+        shares = engine.agree(torch._sample_dirichlet(alphas))[:, 0]
+        return engine.gradients(
+            self,
+            batches,
+            look=partial(self.look_mixed, shares),
+            objective=partial(self.mixed_loss, shares),
+            additive=True,
+        )
+
+    def look_mixed(self, shares: Tensor, batches: Sequence[DomainBatch]) -> list[View]:
+        """One view a pair, with the targets of both."""
+        model: Any = self.model
+        if self.where == "features":
+            with self.autocast():
+                found = [model.features(b.x) for b in batches]
+        else:
+            self.check_input(batches[0].x)
+            found = [b.x for b in batches]
+        views = []
+        for place, batch in enumerate(batches):
+            other = (place + 1) % len(batches)
+            size = min(len(batch.y), len(batches[other].y))
+            mixed = _mix(found[place], found[other], shares[place], size)
+            if self.where == "features":
+                with self.autocast():
+                    output = full_precision(model.head(mixed))
+            else:
+                output = self(mixed)
+            views.append(View(output, batch.y[:size], batch.domain, batches[other].y[:size]))
+        return views
+
+    def mixed_loss(self, shares: Tensor, views: Sequence[View]) -> tuple[Tensor, Log]:
+        found = []
+        for share, view in zip(shares, views, strict=True):
+            own, others = self.loss(view.output, view.y), self.loss(view.output, view.features)
+            found.append(torch.lerp(others, own, share.to(own.dtype)))
+        losses = torch.stack(found)
+        return losses.mean(), {"losses": losses.detach()}
+
+
+def _mix(a: Any, b: Any, share: Tensor, size: int) -> Any:
+    if isinstance(a, Tensor):
+        return torch.lerp(b[:size], a[:size], share.to(a.dtype))
+    if isinstance(a, Mapping):
+        return type(a)({k: _mix(a[k], b[k], share, size) for k in a})  # type: ignore[call-arg]
+    if isinstance(a, tuple) and hasattr(a, "_fields"):
+        return type(a)(*(_mix(x, y, share, size) for x, y in zip(a, b, strict=True)))
+    return type(a)(_mix(x, y, share, size) for x, y in zip(a, b, strict=True))
+
+
+def _leaves(x: Any) -> Iterator[Tensor]:
+    if isinstance(x, Tensor):
+        yield x
+    else:
+        for part in x.values() if isinstance(x, Mapping) else x:
+            yield from _leaves(part)

@@ -1,0 +1,81 @@
+"""MLDG: a step that helps some domains must help another too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import InputError, check_names
+from shoal.gradients import curvature, moved
+from shoal.replay import leaves_no_trace, random_state
+
+Order = Literal["first", "exact"]
+
+
+class MLDG(Algorithm):
+    """Minimises F(θ) + β G(θ − α∇F(θ)): F is the mean loss of most of a step's domains, G that of the others.
+
+    Domains come in random order, so which are held out is another choice every step.
+
+    Args:
+        beta: β, the weight of the held-out domains.
+        inner_lr: α, the length of the virtual step.
+        held_out: how many of a step's domains G gets.
+        order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` leaves
+            ∇²F out, at half the cost.
+
+    Reference: Li et al., Learning to Generalize: Meta-Learning for Domain Generalization, AAAI 2018.
+    """
+
+    family = "meta-learning"
+    reference = "Li et al. 2018a"
+    passes = "apart"
+    compares_domains = True
+    capturable = True
+    search_space = {  # noqa: RUF012
+        "beta": {"default": 1.0, "log10": [-1, 1]},
+        "inner_lr": {"default": 0.1, "log10": [-2, 0]},
+    }
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        beta: float = 1.0,
+        inner_lr: float = 0.1,
+        held_out: int = 1,
+        order: Order = "first",
+    ) -> None:
+        super().__init__(model, loss, task)
+        for name, value in (("beta", beta), ("inner_lr", inner_lr)):
+            if not value >= 0:
+                raise InputError(f"{name} must not be negative, got {value}.")
+        if not held_out >= 1:
+            raise InputError(f"held_out must be at least 1, got {held_out}.")
+        check_names("order", [order], get_args(Order))
+        self.beta, self.inner_lr, self.held_out = beta, inner_lr, held_out
+        self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        if self.held_out >= len(batches):
+            raise InputError(
+                f"held_out={self.held_out} leaves none of {len(batches)} domains a step for the virtual step."
+            )
+        kept, held = batches[: -self.held_out], batches[-self.held_out :]
+        before = random_state(self.model) if self.second_order else None
+        g, log = self.mean_gradient(kept, engine)
+        with moved(engine.params, g, -self.inner_lr):
+            h, held_log = self.mean_gradient(held, engine)
+        if self.second_order:
+            with leaves_no_trace(self.model, since=before):
+                product = engine.average(curvature(self.parts(kept, engine), engine.params, h))
+            h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]
+        total = [a + self.beta * b for a, b in zip(g, h, strict=True)]
+        return total, {"losses": torch.cat([log["losses"], held_log["losses"]])}

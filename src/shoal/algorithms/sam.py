@@ -1,0 +1,50 @@
+"""SAM: a low loss all around, not at a point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.data.batch import DomainBatch, Task, pool
+from shoal.errors import InputError
+from shoal.gradients import inner_product, moved
+from shoal.replay import leaves_no_trace, random_state
+
+
+class SAM(Algorithm):
+    """The gradient of the mean loss at θ + ρ g/‖g‖, the steepest way up from θ.
+
+    Batches are ERM's. Twice ERM's cost.
+
+    Args:
+        rho: ρ; with 0 it is ERM.
+
+    Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
+    """
+
+    family = "flat minima"
+    reference = "Foret et al. 2021"
+    draw = "pooled"
+    additive = True
+    capturable = True
+    repeats_passes = True
+    search_space = {"rho": {"default": 0.05, "log10": [-2, 0]}}  # noqa: RUF012
+
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, rho: float = 0.05) -> None:
+        super().__init__(model, loss, task)
+        if not rho >= 0:
+            raise InputError(f"rho must not be negative, got {rho}.")
+        self.rho = rho
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        whole = [pool(batches)]
+        before = random_state(self.model)
+        g, log = engine.gradients(self, whole)
+        length = inner_product(g, g).sqrt()
+        by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length))
+        with moved(engine.params, g, by), leaves_no_trace(self.model, since=before):
+            there, _ = engine.gradients(self, whole)
+        return there, log

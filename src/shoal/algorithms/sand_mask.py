@@ -1,0 +1,58 @@
+"""SAND-mask: AND-mask with a soft edge that minds how much gradients vary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.and_mask import rescaled
+from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.data.batch import DomainBatch, Task
+from shoal.errors import InputError
+
+
+class SANDMask(Algorithm):
+    """The mean gradient times max(0, tanh(k/σ² (a − τ))).
+
+    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients. At
+    τ = 1 nothing would ever pass, since a is at most 1; hence a default of 0.5.
+
+    Args:
+        tau: τ, below 1.
+        k: how steep the edge is.
+
+    Reference: Shahtalebi et al., SAND-mask: An Enhanced Gradient Masking Strategy for the Discovery of
+    Invariances in Domain Generalization, 2021.
+    """
+
+    family = "gradient surgery"
+    reference = "Shahtalebi et al. 2021"
+    passes = "apart"
+    compares_domains = True
+    capturable = True
+    search_space = {  # noqa: RUF012
+        "tau": {"default": 0.5, "uniform": [0.0, 0.9]},
+        "k": {"default": 10.0, "log10": [-3, 5]},
+    }
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, task: Task, *, tau: float = 0.5, k: float = 10.0
+    ) -> None:
+        super().__init__(model, loss, task)
+        if not 0 <= tau < 1:
+            raise InputError(f"tau must be at least 0 and below 1, where nothing passes, got {tau}.")
+        if not k > 0:
+            raise InputError(f"k must be positive, got {k}.")
+        self.tau, self.k = tau, k
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        gradients, log = self.domain_gradients(batches, engine)
+        return [self._masked(torch.stack(same)) for same in zip(*gradients, strict=True)], log
+
+    def _masked(self, each: Tensor) -> Tensor:
+        agreement = each.sign().mean(0).abs()
+        variance = each.var(0).clamp(min=1e-30)
+        mask = torch.tanh(self.k * (agreement - self.tau) / variance).clamp(min=0)
+        return rescaled(each.mean(0), mask)
