@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -14,8 +16,9 @@ import torch
 from torch import Tensor
 
 from shoal import models
+from shoal.data import digits
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.digits import rotate
+from shoal.data.digits import rotate, turn
 from shoal.data.sets import cdsprites, load, registry
 from shoal.data.sprites import latent_grid, render
 from shoal.errors import InputError
@@ -25,19 +28,31 @@ SMALL: dict[str, dict[str, Any]] = {
     "linear": {"per_domain": 100},
     "rotated-digits": {},
     "coloured-digits": {},
+    "rotated-mnist": {"per_domain": 100},
+    "coloured-mnist": {"per_domain": 100},
 }
+FILES = {"rotated-mnist": "mnist", "coloured-mnist": "mnist", "heart": "heart_disease"}
+WITH_DOMAINS = [name for name in registry.names() if hasattr(registry.module(name), "DOMAINS")]
 
 
 def rows(data: DomainData, split: str, domain: int) -> Tensor:
     return torch.from_numpy(data.splits[split].indices_of(domain)).long()
 
 
+def need_files(name: str) -> None:
+    if name not in FILES:
+        return
+    root = os.environ.get("SHOAL_DATA")
+    if not root:
+        pytest.skip(f"SHOAL_DATA is unset: no files for {name}")
+    if not Path(root, FILES[name]).is_dir():
+        pytest.skip(f"no files for {name} in {Path(root, FILES[name])}")
+
+
 @pytest.mark.parametrize("name", registry.names())
 def test_every_set_is_sound(name: str) -> None:
     """Splits are disjoint by example, batches fit what is stated of them, loading is repeatable."""
-    needed = inspect.signature(registry.module(name).load).parameters.values()
-    if any(p.default is p.empty for p in needed):
-        pytest.skip(f"{name} reads files that are not here")
+    need_files(name)
     data = load(name, **SMALL.get(name, {}))
     module = registry.module(name)
     assert module.SUMMARY
@@ -51,8 +66,10 @@ def test_every_set_is_sound(name: str) -> None:
     x, y = examples.batch(some)
     assert x.shape == (5, *data.input_shape)
     assert x.dtype == torch.float32
-    assert x.min() >= 0
-    assert x.max() <= 1
+    assert x.isfinite().all()
+    if x.ndim == 4:  # images
+        assert x.min() >= 0
+        assert x.max() <= 1
     assert y.dtype == torch.int64
     assert set(examples.y.unique().tolist()) == set(range(data.classes or 0))
     assert torch.equal(examples[int(some[3])][0], x[3])
@@ -62,6 +79,27 @@ def test_every_set_is_sound(name: str) -> None:
     again = load(name, **SMALL.get(name, {})).examples
     assert isinstance(again, TensorData)
     assert torch.equal(again.batch(some)[0], x)
+
+
+def test_sets_that_can_leave_out_any_domain_name_them() -> None:
+    assert set(WITH_DOMAINS) >= {"rotated-digits", "coloured-digits", *FILES}
+    for name in registry.names():
+        takes_test = "test" in inspect.signature(registry.module(name).load).parameters
+        assert takes_test == (name in WITH_DOMAINS), name
+
+
+@pytest.mark.parametrize("name", WITH_DOMAINS)
+def test_every_named_domain_can_be_left_out(name: str) -> None:
+    need_files(name)
+    known = registry.module(name).DOMAINS
+    assert isinstance(known, tuple)
+    for left_out in known:
+        splits = load(name, test=left_out, **SMALL.get(name, {})).splits
+        assert splits["test"].names == (left_out,)
+        rest = tuple(domain for domain in known if domain != left_out)
+        assert splits["train"].names == splits["validation"].names == rest
+    with pytest.raises(InputError, match=f"unknown test domain 'nowhere'.*{re.escape(known[-1])}"):
+        load(name, test="nowhere", **SMALL.get(name, {}))
 
 
 def test_unknown_names_and_options_are_named() -> None:
@@ -249,6 +287,19 @@ def test_turning_there_and_back_keeps_the_digit() -> None:
     turned = rotate(images, 45)
     assert (turned.sum((1, 2)) / images.sum((1, 2)) > 0.95).all()  # the frame cuts nothing off
     assert (rotate(turned, -45) - images).abs().mean() < 0.05
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 20])
+def test_turning_in_pieces_turns_each_image_by_its_domains_angle(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digits, "CHUNK", chunk)
+    images = torch.rand(50, 9, 9, generator=torch.Generator().manual_seed(0))
+    one_by_one = torch.cat([rotate(image[None], 15.0 * (i % 6)) for i, image in enumerate(images)])
+    torch.testing.assert_close(turn(images), one_by_one)
+    as_bytes = turn((images * 255).round().to(torch.uint8))
+    assert as_bytes.dtype == torch.uint8
+    assert (as_bytes - 255 * one_by_one).abs().max() <= 1.01  # rounded before and after
 
 
 def test_rotated_digits_hold_out_a_fifth_and_a_domain() -> None:

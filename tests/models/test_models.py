@@ -8,17 +8,19 @@ from torch import nn
 
 from shoal import models
 from shoal.errors import InputError
-from shoal.models import FeatureModel, sprite_cnn
+from shoal.models import FeatureModel, mnist_cnn, sprite_cnn
 
 INPUTS: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],
     "small-cnn": [(1, 16, 16), (2, 8, 8), (3, 17, 30)],
+    "mnist-cnn": [(2, 28, 28), (1, 8, 9)],
     "mlp": [(1,), (13,)],
     "linear": [(4,)],
 }
 WRONG: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
     "small-cnn": [(16, 16), (1, 16, 7)],
+    "mnist-cnn": [(28, 28), (0, 28, 28), (1, 7, 28)],
     "mlp": [(), (1, 16, 16), (0,)],
     "linear": [(2, 2)],
 }
@@ -94,13 +96,41 @@ def test_sprite_cnn_can_be_narrow() -> None:
     assert sprite_cnn.build((3, 32, 32), 2, width=8).features(torch.rand(2, 3, 32, 32)).shape == (2, 32)
 
 
+def test_mnist_cnn_is_domainbeds() -> None:
+    model = models.build("mnist-cnn", input_shape=(2, 28, 28), classes=2, seed=0)
+    layers = list(model.features)  # type: ignore[call-overload]
+    kinds = [nn.Conv2d, nn.ReLU, nn.GroupNorm] * 4 + [nn.AdaptiveAvgPool2d, nn.Flatten]
+    assert [type(layer) for layer in layers] == kinds
+    convolutions, norms = layers[0:12:3], layers[2:12:3]
+    assert [(c.in_channels, c.out_channels) for c in convolutions] == [
+        *((2, 64), (64, 128), (128, 128), (128, 128))
+    ]
+    assert [c.stride for c in convolutions] == [(1, 1), (2, 2), (1, 1), (1, 1)]
+    assert all(c.kernel_size == (3, 3) and c.padding == (1, 1) for c in convolutions)
+    assert [(n.num_groups, n.num_channels) for n in norms] == [(8, 64), (8, 128), (8, 128), (8, 128)]
+    x = torch.rand(2, 2, 28, 28)
+    before = nn.Sequential(*layers[:12])(x)
+    assert before.shape == (2, 128, 14, 14)
+    torch.testing.assert_close(model.features(x), before.mean((2, 3)))
+    assert isinstance(model.head, nn.Linear)
+
+
+def test_mnist_cnn_can_be_narrow_by_whole_groups() -> None:
+    assert mnist_cnn.build((1, 28, 28), 10, width=8).features(torch.rand(2, 1, 28, 28)).shape == (2, 16)
+    for width in (0, -8, 12):
+        with pytest.raises(
+            InputError, match=f"width of model 'mnist-cnn' must be a multiple of 8; not {width}"
+        ):
+            mnist_cnn.build((1, 28, 28), 10, width=width)
+
+
 def test_feature_model_reshapes_nothing() -> None:
     model = FeatureModel(nn.Conv2d(1, 2, 3), nn.Linear(2, 2))
     with pytest.raises(RuntimeError):
         model(torch.rand(4, 1, 8, 8))
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mlp"])
+@pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mnist-cnn", "mlp"])
 def test_second_derivatives_exist(name: str) -> None:
     """Gradient matching differentiates the gradient."""
     shape = INPUTS[name][0]

@@ -200,7 +200,8 @@ class Engine:
                 )
                 total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
         if self.together is not None and self.processes > 1:
-            total = self.together.sum(total)
+            *total, count = self.together.sum([*total, self._bad_loss.to(total[0].dtype)])
+            self._bad_loss = count > 0
         return total, log
 
     @property

@@ -5,15 +5,14 @@ from __future__ import annotations
 import torch
 
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.digits import SIZE, deal, shuffled_digits
+from shoal.data.digits import COLOUR_NOISE, SIZE, deal, noisy_colours, paint, shuffled_digits
 
 SUMMARY = (
     "scikit-learn's 1,797 digits, under 5 or not, red or green by a label that is noisy. Small ColoredMNIST."
 )
 PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
 
-LABEL_NOISE = 0.25
-COLOUR_NOISE = {"+90%": 0.1, "+80%": 0.2, "-90%": 0.9}
+DOMAINS = tuple(COLOUR_NOISE)
 
 
 def load(*, test: str = "-90%", seed: int = 0) -> DomainData:
@@ -24,14 +23,10 @@ def load(*, test: str = "-90%", seed: int = 0) -> DomainData:
     """
     generator = torch.Generator().manual_seed(seed)
     images, digits = shuffled_digits(generator)
-    splits = deal(list(COLOUR_NOISE), len(digits), test)
-    # The order in which `deal` goes round: example i is in domain i mod 3.
-    noise = torch.tensor(list(COLOUR_NOISE.values()))[torch.arange(len(digits)) % len(COLOUR_NOISE)]
-    label = (digits < 5) ^ (torch.rand(len(digits), generator=generator) < LABEL_NOISE)
-    colour = label ^ (torch.rand(len(digits), generator=generator) < noise)
-    x = torch.stack([images * ~colour[:, None, None], images * colour[:, None, None]], dim=1)
+    splits = deal(DOMAINS, len(digits), test)
+    label, colour = noisy_colours(digits, generator)
     return DomainData(
-        examples=TensorData(x, label.long()),
+        examples=TensorData(paint(images, colour), label.long()),
         splits=splits,
         classes=2,
         input_shape=(2, SIZE, SIZE),

@@ -5,26 +5,22 @@ from __future__ import annotations
 import torch
 
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.digits import SIZE, deal, rotate, shuffled_digits
+from shoal.data.digits import ANGLES, SIZE, deal, shuffled_digits, turn
 
 SUMMARY = (
     "scikit-learn's 1,797 digits, each turned by its domain's angle: 0°, 15°, …, 75°. Small RotatedMNIST."
 )
 PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi-task Autoencoders, ICCV 2015"
 
-ANGLES = (0, 15, 30, 45, 60, 75)
+DOMAINS = tuple(ANGLES)
 
 
 def load(*, test: str = "75°", seed: int = 0) -> DomainData:
     """Shuffle the digits, deal them to six angles and turn them; ``test`` is the angle left out."""
-    names = [f"{angle}°" for angle in ANGLES]
     images, digits = shuffled_digits(torch.Generator().manual_seed(seed))
-    splits = deal(names, len(digits), test)
-    x = torch.empty_like(images)
-    for i, angle in enumerate(ANGLES):
-        x[i :: len(ANGLES)] = rotate(images[i :: len(ANGLES)], angle)
+    splits = deal(DOMAINS, len(digits), test)
     return DomainData(
-        examples=TensorData(x[:, None], digits),
+        examples=TensorData(turn(images)[:, None], digits),
         splits=splits,
         classes=10,
         input_shape=(1, SIZE, SIZE),

@@ -1,0 +1,51 @@
+"""Where the files of a dataset are, for those that are neither made nor installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from shoal.errors import InputError
+
+VARIABLE = "SHOAL_DATA"
+SAY_WHERE = f"`--data folder=DIR` or the environment variable {VARIABLE} says where"
+
+
+def find_files(
+    names: Sequence[str],
+    *,
+    folder: str | Path | None,
+    home: str,
+    inside: Sequence[str] = (".",),
+    endings: Sequence[str] = ("",),
+) -> list[Path]:
+    """A path for each of ``names``, all from one folder.
+
+    They are looked for in ``folder``, or where that is ``None`` in ``$SHOAL_DATA/home`` and ``$SHOAL_DATA``;
+    there in each sub-folder ``inside``, under their name with any of ``endings`` after it. The folder that
+    has most of them is taken, and of equals the first.
+    """
+    roots = _roots(names, folder, home)
+    places = [root / sub for root in roots for sub in inside]
+    found = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
+    best = max(found, key=len)
+    for name in names:
+        if name not in best:
+            looked_in = [places[found.index(best)]] if best else roots
+            where = " or ".join(repr(str(place)) for place in looked_in)
+            other = "".join(f" (or {ending})" for ending in endings if ending)
+            raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look.")
+    return [best[name] for name in names]
+
+
+def _roots(names: Sequence[str], folder: str | Path | None, home: str) -> list[Path]:
+    if folder is not None:
+        return [Path(str(folder)).expanduser()]
+    if root := os.environ.get(VARIABLE):
+        return [Path(root, home).expanduser(), Path(root).expanduser()]
+    raise InputError(f"the files {', '.join(names)} are needed; {SAY_WHERE} they are.")
+
+
+def _file(place: Path, name: str, endings: Sequence[str]) -> Path | None:
+    return next((path for e in endings if (path := place / f"{name}{e}").is_file()), None)

@@ -1,0 +1,102 @@
+"""MNIST from its four original files (Y. LeCun, C. Cortes and C. Burges), and images kept as bytes."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shoal.data.batch import TensorData
+from shoal.data.folders import SAY_WHERE, find_files
+from shoal.errors import InputError
+
+SIZE = 28
+FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
+INSIDE = (".", "raw", "MNIST/raw")  # the last two are torchvision's
+GZIP = b"\x1f\x8b"
+LEAST = 5  # of fewer images none would be left for validation
+
+
+class ByteImages(TensorData):
+    """Images kept as bytes, a quarter of the memory; they become float32 in [0, 1] batch by batch."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index].float() / 255, self.y[index]
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Images float32 in [0, 1] and labels at ``indices``, on the data's device."""
+        return self.x[indices].float() / 255, self.y[indices]
+
+
+def shuffled_mnist(folder: str | Path | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Images uint8 (70000, 28, 28) and digits int64: the training images, then the test images, shuffled."""
+    images, digits = read_mnist(folder)
+    order = torch.randperm(len(digits), generator=generator)
+    return images[order], digits[order]
+
+
+def read_mnist(folder: str | Path | None) -> tuple[Tensor, Tensor]:
+    """Images uint8 (70000, 28, 28) and digits int64 in the order of the files, training before test."""
+    paths = find_files(FILES, folder=folder, home="mnist", inside=INSIDE, endings=("", ".gz"))
+    parts = [_read_pair(*pair) for pair in (paths[:2], paths[2:])]
+    images, digits = (np.concatenate(both) for both in zip(*parts, strict=True))
+    return torch.from_numpy(images), torch.from_numpy(digits.astype(np.int64))
+
+
+def _read_pair(images_at: Path, labels_at: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    images, labels = read_idx(images_at, 3), read_idx(labels_at, 1)
+    if images.shape[1:] != (SIZE, SIZE):
+        size = " × ".join(map(str, images.shape[1:]))
+        raise _wrong(images_at, f"holds images of {size} pixels, not {SIZE} × {SIZE}")
+    if len(images) != len(labels):
+        raise _wrong(labels_at, f"holds {len(labels)} labels for the {len(images)} images beside it")
+    if len(labels) and labels.max() > 9:
+        raise _wrong(labels_at, f"holds a label {labels.max()}, which is no digit")
+    return images, labels
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """The bytes of an idx file of so many dimensions, gzipped or not."""
+    content = _content(path)
+    header = 4 * (1 + dimensions)
+    if len(content) < header:
+        raise _wrong(path, f"is cut off: {len(content)} bytes are less than its header")
+    magic, *sizes = np.frombuffer(content, ">u4", 1 + dimensions).tolist()
+    expected = 0x0800 + dimensions
+    if magic != expected:
+        raise _wrong(path, f"starts with the number {magic}, not {expected}: it is another kind of file")
+    if len(content) - header != math.prod(sizes):
+        size = " × ".join(map(str, sizes))
+        raise _wrong(path, f"holds {len(content) - header} bytes of data where its header says {size}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(GZIP) else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise _wrong(path, f"cannot be read ({error})") from error
+
+
+def _wrong(path: Path, what: str) -> InputError:
+    return InputError(f"{str(path)!r} {what}. Fetch it again; {SAY_WHERE} to look.")
+
+
+def used(per_domain: int | None, available: int, domains: int) -> int:
+    """How many of the shuffled images to deal, so that each domain gets ``per_domain`` (all, by default)."""
+    if per_domain is None:
+        return available
+    most = available // domains
+    if not isinstance(per_domain, int) or not LEAST <= per_domain <= most:
+        raise InputError(
+            f"per_domain must be a whole number from {LEAST} to {most}, one of {domains} parts of "
+            f"{available} images; not {per_domain!r}."
+        )
+    return per_domain * domains

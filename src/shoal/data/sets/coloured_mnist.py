@@ -1,0 +1,45 @@
+"""ColoredMNIST: colour predicts the label better than the digit does, until it turns round."""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.data.batch import DomainData
+from shoal.data.digits import COLOUR_NOISE, deal, noisy_colours, paint
+from shoal.data.mnist import SIZE, ByteImages, shuffled_mnist, used
+
+SUMMARY = (
+    "The 70,000 digits of MNIST, under 5 or not, red or green by a label that is noisy. Reads MNIST's files."
+)
+PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
+
+DOMAINS = tuple(COLOUR_NOISE)
+
+
+def load(
+    *, test: str = "-90%", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+) -> DomainData:
+    """Shuffle MNIST, deal it to three domains and colour it, as DomainBed does.
+
+    The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
+    probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
+
+    Args:
+        test: the domain left out.
+        seed: for the shuffle and both kinds of noise.
+        folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
+        per_domain: use only this many images of each domain, the first ones.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    images, digits = shuffled_mnist(folder, generator)
+    # Drawn for all images, so that `per_domain` changes none of those it keeps.
+    label, colour = noisy_colours(digits, generator)
+    count = used(per_domain, len(digits), len(DOMAINS))
+    splits = deal(DOMAINS, count, test)
+    return DomainData(
+        examples=ByteImages(paint(images[:count], colour[:count]), label[:count].long()),
+        splits=splits,
+        classes=2,
+        input_shape=(2, SIZE, SIZE),
+        model="mnist-cnn",
+    )

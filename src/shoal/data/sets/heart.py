@@ -1,0 +1,135 @@
+"""Heart disease at four hospitals: is a patient ill, at a hospital never seen?"""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.domains import Domains
+from shoal.data.folders import SAY_WHERE, find_files
+from shoal.data.splits import hold_out, leave_out
+from shoal.errors import InputError, unknown_name
+
+SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
+PAPER = (
+    "Detrano et al., International application of a new probability algorithm for the diagnosis of coronary "
+    "artery disease, Am. J. Cardiology 1989; UCI Heart Disease, CC BY 4.0, https://doi.org/10.24432/C52P4X"
+)
+
+DOMAINS = ("cleveland", "hungarian", "switzerland", "va")
+
+COLUMNS = (
+    *("age", "sex", "cp", "trestbps", "chol", "fbs", "restecg"),
+    *("thalach", "exang", "oldpeak", "slope", "ca", "thal", "num"),
+)
+NUMBERS = ("age", "trestbps", "chol", "thalach", "oldpeak", "ca")
+NEVER_ZERO = ("trestbps", "chol")
+SOMETIMES_MISSING = NUMBERS[1:]
+# From the documentation beside the files, not from the data: so no category depends on the test hospital.
+CATEGORIES = {
+    "sex": (0, 1),
+    "cp": (1, 2, 3, 4),
+    "fbs": (0, 1),
+    "restecg": (0, 1, 2),
+    "exang": (0, 1),
+    "slope": (1, 2, 3),
+    "thal": (3, 6, 7),
+}
+DIAGNOSES = (0, 1, 2, 3, 4)
+
+Table = NDArray[np.float64]
+
+
+def load(*, test: str = "va", seed: int = 0, folder: str | None = None) -> DomainData:
+    """Read the four hospitals' patients; the label is whether the diagnosis is above 0.
+
+    Numbers are standardised by the mean and deviation of the training examples: neither the test hospital
+    nor the validation examples have a part in them. A missing number becomes the mean, and a column of 0 and
+    1 says where. A category has one column for each value it may take, all 0 where it is missing. A blood
+    pressure or cholesterol of 0 is a missing one: all of Switzerland's cholesterol, and some of VA's.
+
+    A fifth of every training hospital is held out for validation, under the same name. Hospitals differ in
+    how many are ill: 46 % in Cleveland, 36 % in Hungary, 93 % in Switzerland, 75 % at VA.
+
+    Args:
+        test: the hospital left out.
+        seed: for the choice of the validation examples.
+        folder: where ``processed.cleveland.data`` and so on are; ``$SHOAL_DATA/heart_disease`` by default.
+    """
+    if test not in DOMAINS:
+        raise unknown_name("test domain", test, DOMAINS)
+    paths = find_files([f"processed.{d}.data" for d in DOMAINS], folder=folder, home="heart_disease")
+    tables = [read(path) for path in paths]
+    sizes = {name: len(table) for name, table in zip(DOMAINS, tables, strict=True)}
+    rest, left_out = leave_out(Domains.from_sizes(sizes), test)
+    train, validation = hold_out(rest, 0.2, seed)
+    table = np.concatenate(tables)
+    x = features(table, table[train.examples()])
+    y = table[:, COLUMNS.index("num")] > 0
+    return DomainData(
+        examples=TensorData(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))),
+        splits={"train": train, "validation": validation, "test": left_out},
+        classes=2,
+        input_shape=x.shape[1:],
+        model="mlp",
+        notes={"test": f"{y[left_out.indices].sum()} of its {len(left_out.indices)} patients are ill"},
+    )
+
+
+def features(table: Table, fitted_to: Table) -> NDArray[np.float32]:
+    """The patients of ``table`` as (n, 30), with the means and deviations of those in ``fitted_to``."""
+    columns = []
+    for name in NUMBERS:
+        values, mean, scale = table[:, COLUMNS.index(name)], *_scale(fitted_to[:, COLUMNS.index(name)])
+        columns.append(np.where(np.isnan(values), 0, (values - mean) / scale))
+    columns += [np.isnan(table[:, COLUMNS.index(name)]) for name in SOMETIMES_MISSING]
+    columns += [table[:, COLUMNS.index(n)] == value for n, known in CATEGORIES.items() for value in known]
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+def _scale(values: Table) -> tuple[float, float]:
+    """The mean and deviation of the values that are known; a deviation of 1 where they are all equal."""
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return 0.0, 1.0
+    return float(known.mean()), float(known.std()) if np.ptp(known) > 0 else 1.0
+
+
+def read(path: Path) -> Table:
+    """A hospital's patients, (n, 14), with NaN for what is missing."""
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as lines:
+            rows = csv.reader(lines)
+            table = [_numbers(row, f"{str(path)!r}, line {rows.line_num}") for row in rows if row]
+    except (OSError, csv.Error) as error:
+        raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
+    if not table:
+        raise InputError(f"{str(path)!r} holds no patients; {SAY_WHERE} to look.")
+    return np.array(table)
+
+
+def _numbers(row: list[str], where: str) -> list[float]:
+    if len(row) != len(COLUMNS):
+        raise InputError(f"{where}: {len(row)} values; there must be {len(COLUMNS)}: {', '.join(COLUMNS)}.")
+    return [_number(text.strip(), name, where) for text, name in zip(row, COLUMNS, strict=True)]
+
+
+def _number(text: str, name: str, where: str) -> float:
+    if text == "?" and name != "num":
+        return math.nan
+    known = DIAGNOSES if name == "num" else CATEGORIES.get(name)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or (known and value not in known):
+        right = ", ".join(map(str, known)) if known else "a number"
+        unless = "" if name == "num" else ", or ? where it is missing"
+        raise InputError(f"{where}: {name} is {text!r}; it must be {right}{unless}.")
+    return math.nan if value == 0 and name in NEVER_ZERO else value

@@ -1,0 +1,39 @@
+"""RotatedMNIST: which digit is it, at an angle never seen?"""
+
+from __future__ import annotations
+
+import torch
+
+from shoal.data.batch import DomainData
+from shoal.data.digits import ANGLES, deal, turn
+from shoal.data.mnist import SIZE, ByteImages, shuffled_mnist, used
+
+SUMMARY = (
+    "The 70,000 digits of MNIST, each turned by its domain's angle: 0°, 15°, …, 75°. Reads MNIST's files."
+)
+PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi-task Autoencoders, ICCV 2015"
+
+DOMAINS = tuple(ANGLES)
+
+
+def load(
+    *, test: str = "75°", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+) -> DomainData:
+    """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
+
+    Args:
+        test: the angle left out.
+        seed: for the shuffle.
+        folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
+        per_domain: use only this many images of each angle, the first ones.
+    """
+    images, digits = shuffled_mnist(folder, torch.Generator().manual_seed(seed))
+    count = used(per_domain, len(digits), len(DOMAINS))
+    splits = deal(DOMAINS, count, test)
+    return DomainData(
+        examples=ByteImages(turn(images[:count])[:, None], digits[:count]),
+        splits=splits,
+        classes=10,
+        input_shape=(1, SIZE, SIZE),
+        model="mnist-cnn",
+    )
