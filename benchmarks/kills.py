@@ -312,6 +312,7 @@ def train_plain(name: str, folder: str, workers: str) -> None:
     from torch.utils.data import Dataset
 
     import shoal
+    from shoal.models import FeatureModel
 
     class Noisy(Dataset):
         def __init__(self, number: int, examples: int = 60) -> None:
@@ -327,11 +328,11 @@ def train_plain(name: str, folder: str, workers: str) -> None:
             return self.x[i] + 0.1 * noise, int(self.y[i])
 
     torch.manual_seed(0)
-    layers = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.3), nn.Linear(128, 3)]
+    layers = [nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Dropout(0.3)]
     shoal.fit(
         train={f"domain {n}": Noisy(n) for n in range(3)},
         validation={"validation": Noisy(3)},
-        model=nn.Sequential(*layers),
+        model=FeatureModel(nn.Sequential(*layers), nn.Linear(128, 3)),
         folder=folder,
         resume=True,
         batch_size=16,

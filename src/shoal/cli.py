@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.commands import demo, list, reproduce, resume, show, train
+from shoal.commands import compare, demo, list, reproduce, resume, show, train
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
 
 COMMANDS = {
     "demo": demo,
     "train": train,
+    "compare": compare,
     "resume": resume,
     "show": show,
     "list": list,

@@ -92,6 +92,7 @@ class TestConfig:
             "average_start": 2,
             "on_nan": "skip",
             "weights": "start.safetensors",
+            "holdout": 0.2,
         }
         assert {*changes, "label"} == set(TINY.to_dict())
         different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}

@@ -22,7 +22,7 @@ class CDANN(DANN):
     2018.
     """
 
-    reference = "Li et al. 2018c"
+    reference = "Li et al. ECCV 2018"
     regression = False
     instead = ("dann", "coral", "mmd")
 

@@ -58,8 +58,8 @@ class DANN(Algorithm):
         task: Task,
         *,
         weight: float = 1.0,
-        start: int = 0,
-        ramp: int = 0,
+        start: float = 0,
+        ramp: float = 0,
         adversary_steps: int = 1,
         gradient_penalty: float = 0.0,
         adversary_lr: float = 1e-3,
@@ -78,7 +78,7 @@ class DANN(Algorithm):
             )
         assert task.features is not None
         check_state(type(self).__name__, task.domains, width, "an output of the adversary")
-        self.weight = PenaltyWeight(weight, start, ramp)
+        self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty
         self.adversary_lr, self.beta1 = adversary_lr, beta1
         widths = [task.features, *[width] * (depth - 1)]

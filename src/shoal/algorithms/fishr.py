@@ -30,7 +30,8 @@ class Fishr(Penalised):
 
     Args:
         weight: λ.
-        start, ramp: λ is 0 for ``start`` steps, so that the averages settle, and then rises for ``ramp``.
+        start, ramp: λ is 0 for ``start`` (of the training), so that the averages settle, and then rises
+            for ``ramp``.
         ema: κ.
 
     Reference: Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, ICML
@@ -43,7 +44,7 @@ class Fishr(Penalised):
     knows_domains = True
     search_space = {  # noqa: RUF012
         "weight": {"default": 1000.0, "log10": [1, 4]},
-        "start": {"default": 1500, "uniform": [0, 5000], "whole": True},
+        "start": {"default": 0.3, "uniform": [0.0, 1.0]},
         "ema": {"default": 0.95, "uniform": [0.9, 0.99]},
     }
 
@@ -56,8 +57,8 @@ class Fishr(Penalised):
         task: Task,
         *,
         weight: float = 1000.0,
-        start: int = 1500,
-        ramp: int = 0,
+        start: float = 0.3,
+        ramp: float = 0,
         ema: float = 0.95,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)

@@ -60,8 +60,8 @@ class IDGM(Algorithm):
         gamma: float = 1.0,
         normalize: bool = True,
         trust: float | None = 0.9,
-        start: int = 0,
-        ramp: int = 0,
+        start: float = 0,
+        ramp: float = 0,
         method: Method = "exact",
         softening: float = 0.0,
     ) -> None:
@@ -70,7 +70,7 @@ class IDGM(Algorithm):
             raise InputError(f"trust must be positive, or None for no limit, got {trust}.")
         check_names("method", [method], get_args(Method))
         self.trust = trust
-        self.gamma = PenaltyWeight(gamma, start, ramp)
+        self.gamma = PenaltyWeight(gamma, start, ramp, steps=task.steps)
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:

@@ -47,13 +47,13 @@ class IGA(Algorithm):
         task: Task,
         *,
         weight: float = 1000.0,
-        start: int = 0,
-        ramp: int = 0,
+        start: float = 0,
+        ramp: float = 0,
         method: Method = "exact",
     ) -> None:
         super().__init__(model, loss, task)
         check_names("method", [method], get_args(Method))
-        self.weight = PenaltyWeight(weight, start, ramp)
+        self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.matching = partial(match, measure="variance", method=method, model=model)
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:

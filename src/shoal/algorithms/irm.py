@@ -18,7 +18,8 @@ class IRM(Penalised):
         L = 1/S Σ_i L_i(f) + λ/S Σ_i (∂L_i(w·f)/∂w at w=1)²
 
     The square is estimated without bias as the product of the slopes on two halves of the batch, the even and
-    the odd examples, so it may be negative. Until ``start`` the weight is at most 1.
+    the odd examples, so it may be negative. Outputs of zero have no slope either: a large weight needs a
+    start that comes after the loss has fallen. Until ``start`` the weight is at most 1.
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
@@ -28,7 +29,7 @@ class IRM(Penalised):
     before = 1.0
     search_space = {  # noqa: RUF012
         "weight": {"default": 100.0, "log10": [-1, 5]},
-        "start": {"default": 500, "log10": [0, 4], "whole": True},
+        "start": {"default": 0.1, "log10": [-3.7, 0.3]},
     }
 
     def __init__(
@@ -38,8 +39,8 @@ class IRM(Penalised):
         task: Task,
         *,
         weight: float = 100.0,
-        start: int = 500,
-        ramp: int = 0,
+        start: float = 0.1,
+        ramp: float = 0,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 

@@ -33,7 +33,7 @@ class MLDG(Algorithm):
     """
 
     family = "meta-learning"
-    reference = "Li et al. 2018a"
+    reference = "Li et al. AAAI 2018"
     passes = "apart"
     compares_domains = True
     capturable = True

@@ -23,7 +23,7 @@ class MMD(Penalised):
     """
 
     family = "feature alignment"
-    reference = "Li et al. 2018b"
+    reference = "Li et al. CVPR 2018"
     needs_features = True
     search_space = {"weight": {"default": 1.0, "log10": [-1, 1]}}  # noqa: RUF012
 

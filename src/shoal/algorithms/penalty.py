@@ -12,10 +12,14 @@ from shoal.algorithms.base import Algorithm, Log, Loss, View
 from shoal.data.batch import Task
 from shoal.errors import InputError
 
+USUAL_STEPS = 5000
+
 
 class PenaltyWeight(nn.Module):
     """Rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
 
+    Whole numbers are steps; a float is a share of the training's ``steps``, so that a schedule fits a short
+    training as well as a long one (of 5,000, for which published settings are made, where nobody says).
     ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all. The step count is a
     buffer, so the schedule survives a checkpoint, and the weight is a tensor on the model's device, so
     reading it never waits for the device.
@@ -27,15 +31,22 @@ class PenaltyWeight(nn.Module):
 
     count: Tensor
 
-    def __init__(self, weight: float, start: int = 0, ramp: int = 0, before: float = 0.0) -> None:
+    def __init__(
+        self,
+        weight: float,
+        start: float = 0,
+        ramp: float = 0,
+        before: float = 0.0,
+        steps: int | None = None,
+    ) -> None:
         super().__init__()
         for name, value in (("weight", weight), ("start", start), ("ramp", ramp)):
             if not value >= 0:
                 raise InputError(f"the penalty's {name} must not be negative, got {value}.")
         self.weight = float(weight)
         self.before = min(before, self.weight)
-        self.start = start
-        self.ramp = ramp
+        self.start = _steps(start, steps)
+        self.ramp = _steps(ramp, steps)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def next(self) -> Tensor:
@@ -46,12 +57,17 @@ class PenaltyWeight(nn.Module):
         return self.before + (self.weight - self.before) * share
 
 
+def _steps(count: float, steps: int | None) -> int:
+    return round(count * (steps or USUAL_STEPS)) if isinstance(count, float) else count
+
+
 class Penalised(Algorithm):
     """Minimises the mean of the domains' losses plus a weight times :meth:`penalty`.
 
     Args:
         weight: the penalty's.
-        start, ramp: the weight is ``before`` for ``start`` steps and then rises linearly for ``ramp`` steps.
+        start, ramp: the weight is ``before`` for ``start`` steps and then rises linearly for ``ramp`` steps;
+            a float is a share of the training.
     """
 
     before: ClassVar[float] = 0.0
@@ -59,10 +75,17 @@ class Penalised(Algorithm):
     capturable = True
 
     def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, weight: float = 1.0, start: int = 0, ramp: int = 0
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        weight: float = 1.0,
+        start: float = 0,
+        ramp: float = 0,
     ) -> None:
         super().__init__(model, loss, task)
-        self.weight = PenaltyWeight(weight, start, ramp, self.before)
+        self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 
     def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
         raise NotImplementedError

@@ -24,7 +24,7 @@ class VREx(Penalised):
     before = 1.0
     search_space = {  # noqa: RUF012
         "weight": {"default": 10.0, "log10": [-1, 5]},
-        "start": {"default": 500, "log10": [0, 4], "whole": True},
+        "start": {"default": 0.1, "log10": [-3.7, 0.3]},
     }
 
     def __init__(
@@ -34,8 +34,8 @@ class VREx(Penalised):
         task: Task,
         *,
         weight: float = 10.0,
-        start: int = 500,
-        ramp: int = 0,
+        start: float = 0.1,
+        ramp: float = 0,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 

@@ -54,6 +54,8 @@ class RunConfig:
     on_nan: str = "stop"
     weights: str | None = None
     """A file with the weights to start from; by default the model's own random ones."""
+    holdout: float | None = None
+    """This share of every training domain is held out for validation, in place of the dataset's own split."""
     label: str = ""
     """How tables call this row; no part of the run's identity."""
 
@@ -63,6 +65,8 @@ class RunConfig:
             check_names("schedule", [self.schedule], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
+        if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
+            raise InputError(f"holdout must be a share between 0 and 1, such as 0.2; got {self.holdout!r}.")
 
     @property
     def name(self) -> str:

@@ -19,6 +19,7 @@ from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
 from shoal.data.batch import DomainData
+from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names
 from shoal.models import build
 from shoal.training.checkpoint import Checkpoints, load_weights
@@ -35,11 +36,23 @@ Tell = Callable[[int, str], None]
 
 
 @lru_cache(maxsize=1)
-def _loaded(dataset: str, options: str, device: torch.device) -> DomainData:
+def _loaded(dataset: str, options: str, holdout: float | None, device: torch.device) -> DomainData:
     """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it."""
     data = sets.load(dataset, **json.loads(options))
+    if holdout is not None:
+        data = validated(data, holdout)
     examples: Any = data.examples
     return replace(data, examples=examples.to(device)) if hasattr(examples, "batch") else data
+
+
+def validated(data: DomainData, share: float) -> DomainData:
+    """``data`` with a share of every training domain for validation, in place of the split it came with."""
+    train, validation = hold_out(data.splits["train"], share, seed=0)
+    splits = {"train": train, "validation": validation}
+    notes = {split: note for split, note in data.notes.items() if split != "validation"}
+    return replace(
+        data, splits=splits | {k: v for k, v in data.splits.items() if k not in splits}, notes=notes
+    )
 
 
 def prepare(
@@ -55,7 +68,8 @@ def prepare(
     that has ``begun`` will get its weights from a checkpoint.
     """
     where = Processes(device).device
-    data = _loaded(config.dataset, json.dumps(dict(config.data_options), sort_keys=True), where)
+    options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
+    data = _loaded(config.dataset, options_of_data, config.holdout, where)
     model = build(
         config.model or data.model,
         input_shape=data.input_shape,

@@ -5,19 +5,120 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.commands.showing import show
+from shoal.errors import check_names
+
+if TYPE_CHECKING:
+    from shoal.algorithms import Algorithm
 
 SUMMARY = "List the algorithms or the datasets."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "With names, those in full: shoal list algorithms fish irm"
     parser.add_argument("what", choices=["algorithms", "datasets"])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, with all there is to say")
 
 
 def run(given: Any) -> None:
-    entries = _algorithms() if given.what == "algorithms" else _datasets()
+    from shoal.algorithms import registry as algorithms
+    from shoal.data.sets import registry as datasets
+
+    registry = algorithms if given.what == "algorithms" else datasets
+    check_names(registry.kind, given.names, registry.names())
+    chosen = [n for n in registry.names() if not given.names or n in given.names]
+    if given.what == "datasets":
+        entries = [_dataset(name) for name in chosen]
+        text = _in_full(entries)
+    else:
+        costs = algorithms_costs()
+        entries = [_algorithm(name, costs) for name in chosen]
+        text = _in_full(entries) if given.names else f"{_table(entries)}\n\n{_footnote(costs)}"
+    show({given.what: entries}, text, given)
+
+
+def algorithms_costs() -> dict[str, Any]:
+    """What benchmarks/algorithms.py measured: the cost of a step relative to ERM's."""
+    from importlib import resources
+
+    import yaml
+
+    text = resources.files("shoal.algorithms").joinpath("costs.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
+    from shoal.algorithms import algorithm_class, settings_of
+
+    cls = algorithm_class(name)
+    return {
+        "name": name,
+        "summary": (cls.__doc__ or "").splitlines()[0],
+        "family": cls.family,
+        "paper": cls.reference,
+        "batches": cls.draw,
+        "forward passes": cls.passes,
+        "needs": _needs(cls),
+        "cost": costs["step"].get(name),
+        "memory": costs["memory"].get(name),
+        "settings": settings_of(cls),
+        "search": {k: _space(v) for k, v in cls.search_space.items()},
+    }
+
+
+def _needs(cls: type[Algorithm]) -> list[str]:
+    return [
+        word
+        for word, wanted in {
+            "two domains": cls.compares_domains,
+            "features": cls.needs_features,
+            "adversary": cls.trains_adversary,
+            "second order": cls.second_order,
+            "classes": not cls.regression,
+        }.items()
+        if wanted
+    ]
+
+
+def _space(space: dict[str, Any]) -> str:
+    kinds = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
+    return next(form.format(space[kind]) for kind, form in kinds.items() if kind in space)
+
+
+def _table(entries: list[dict[str, Any]]) -> str:
+    from shoal.report.tables import Table
+
+    table = Table(["name", "family", "paper", "batches", "needs", "step"])
+    for e in entries:
+        cost = "–" if e["cost"] is None else f"{e['cost']:.2f}"
+        table.add(e["name"], e["family"], e["paper"], e["batches"], ", ".join(e["needs"]), cost)
+    return table.text()
+
+
+def _footnote(costs: dict[str, Any]) -> str:
+    return (
+        f"step: time of a step relative to ERM's on the same examples ({costs['measured']}).\n"
+        "batches: domains = one batch from each of S domains; pooled = from all examples together;\n"
+        "  balanced = mixed, every domain with the same share; one-domain = S batches of one.\n"
+        "features: takes a shoal.models.FeatureModel(features, head). One in full: shoal list algorithms NAME"
+    )
+
+
+def _dataset(name: str) -> dict[str, Any]:
+    import inspect
+
+    from shoal.data.sets import registry
+
+    module = registry.module(name)
+    options = {p.name: p.default for p in inspect.signature(module.load).parameters.values()}
+    domains = {"test takes": list(module.DOMAINS)} if hasattr(module, "DOMAINS") else {}
+    return {"name": name, "summary": module.SUMMARY, "options": options, **domains, "paper": module.PAPER}
+
+
+def _in_full(entries: list[dict[str, Any]]) -> str:
     width = min(100, shutil.get_terminal_size().columns)
     lines = []
     for entry in entries:
@@ -29,41 +130,7 @@ def run(given: Any) -> None:
                 value = ", ".join(f"{k}={v}" for k, v in value.items())
             if isinstance(value, list):
                 value = ", ".join(value)
-            text = f"{key}: {value or 'none'}"
+            text = f"{key}: {'none' if value in (None, '') else value}"
             lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="      ")
         lines.append("")
-    show({given.what: entries}, "\n".join(lines).rstrip(), given)
-
-
-def _algorithms() -> list[dict[str, Any]]:
-    from shoal.algorithms import algorithm_class, registry, settings_of
-
-    found = []
-    for name in registry.names():
-        cls = algorithm_class(name)
-        needs = ["at least 2 domains"] * cls.compares_domains + ["second derivatives"] * cls.second_order
-        found.append(
-            {
-                "name": name,
-                "summary": (cls.__doc__ or "").splitlines()[0],
-                "family": cls.family,
-                "batches": cls.draw,
-                "needs": needs,
-                "settings": settings_of(cls),
-                "paper": cls.reference,
-            }
-        )
-    return found
-
-
-def _datasets() -> list[dict[str, Any]]:
-    import inspect
-
-    from shoal.data.sets import registry
-
-    found = []
-    for name in registry.names():
-        module = registry.module(name)
-        options = {p.name: p.default for p in inspect.signature(module.load).parameters.values()}
-        found.append({"name": name, "summary": module.SUMMARY, "options": options, "paper": module.PAPER})
-    return found
+    return "\n".join(lines).rstrip()

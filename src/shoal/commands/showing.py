@@ -31,22 +31,34 @@ class Status:
             print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:
-        self.at[f"{config.name}, seed {config.seed}"] = f"{100 * step // config.steps}%"
+        self.at[config.identity] = f"{_which(config)} {100 * step // config.steps}%"
         if self.terminal:
-            running = " · ".join(f"{name} {share}" for name, share in self.at.items())
+            running = " · ".join(self.at.values())
             sys.stderr.write(f"\r\x1b[K[{self.finished}/{self.total}] {running}"[:130])
             sys.stderr.flush()
 
     def done(self, record: RunRecord) -> None:
         self.finished += 1
         config = record.config
-        self.at.pop(f"{config.name}, seed {config.seed}", None)
-        number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-        finished = record.status == "finished"
-        result = f"unseen {record.score('test', last=True):.1%}" if finished else record.status
-        line = f"[{self.finished}/{self.total}] {config.name}{number}, seed {config.seed}: {result}"
+        self.at.pop(config.identity, None)
+        result = _unseen(record) if record.status == "finished" else record.status
+        line = f"[{self.finished}/{self.total}] {_which(config)}: {result}"
         start = "\r\x1b[K" if self.terminal else ""
         print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
+
+
+def _which(config: RunConfig) -> str:
+    """A run among others: what they mostly differ in."""
+    number = f", N={n}" if (n := config.data_options.get("domains")) else ""
+    left_out = f", {name} left out" if (name := config.data_options.get("test")) is not None else ""
+    return f"{config.name}{number}{left_out}, seed {config.seed}"
+
+
+def _unseen(record: RunRecord) -> str:
+    """The score in the domain left out, at the last step unless another was asked for."""
+    value = record.score("test", last=record.config.select != "best")
+    metric = record.history[-1]["scores"]["test"]["metric"]
+    return f"unseen {value:.1%}" if metric == "accuracy" else f"unseen {metric} {value:.4g}"
 
 
 def run_all(

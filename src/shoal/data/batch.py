@@ -69,12 +69,14 @@ def cut(x: Any, span: slice) -> Any:
 class Task:
     """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` are those trained on.
 
-    ``features`` is how many numbers a :class:`~shoal.models.FeatureModel` has between its two parts.
+    ``features`` is how many numbers a :class:`~shoal.models.FeatureModel` has between its two parts,
+    ``steps`` how long it is to be trained.
     """
 
     domains: int
     classes: int | None
     features: int | None = None
+    steps: int | None = None
 
     @property
     def is_classification(self) -> bool:

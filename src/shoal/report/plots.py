@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import InputError
+from shoal.report.tables import _clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,6 +23,7 @@ COLOURS = {
     "IDGM": "#d55e00",
 }
 SPARE = ("#cc79a7", "#7f7f7f", "#5d3a9b", "#999933", "#882255")
+SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
 Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
 """Method → one (x, y) curve a seed."""
 
@@ -189,6 +191,46 @@ def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     axes.legend(frameon=False)
     _tidy(axes)
     return figure
+
+
+def compare_figure(
+    rows: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, title: str
+) -> Figure:
+    """A row an algorithm, best on top: the average with its deviation, and every domain left out in grey."""
+    scale, unit = (100, " (%)") if metric == "accuracy" else (1, ", lower is better")
+    domains = list(rows[0]["domains"]) if rows else []
+    figure = _figure(7.5, 1.5 + 0.27 * max(3, len(rows)))
+    axes = figure.subplots()
+    if len(domains) > 1:
+        axes.plot([], [], "o", color=COLOURS["Fish"], label="average")
+    for number, name in enumerate(domains if len(domains) > 1 else []):
+        means = [row["domains"][name]["mean"] for row in rows]
+        x = [np.nan if mean is None else scale * mean for mean in means]
+        mark, label = _domain_mark(number, domains)
+        axes.plot(x, range(len(rows)), mark, color="#a0a0a0", markersize=4, label=label)
+    for place, row in enumerate(rows):
+        mean, spread = scale * row["average"]["mean"], scale * (row["average"]["sd"] or 0)
+        colour = COLOURS["ERM" if row["algorithm"] == baseline else "Fish"]
+        inside = "white" if row["rank"] is None else colour  # hollow: some of its trials have no score
+        axes.errorbar(mean, place, xerr=spread, fmt="o", color=colour, mfc=inside, capsize=3, zorder=3)
+        if row["algorithm"] == baseline:
+            axes.axvline(mean, color=colour, linewidth=0.9, linestyle="--", zorder=1)
+    if any(row["rank"] is None for row in rows):
+        axes.plot([], [], "o", color=COLOURS["Fish"], mfc="white", label="not of all trials")
+    axes.set_yticks(range(len(rows)), [_plain(row["algorithm"]) for row in rows])
+    axes.set(title=_plain(title), xlabel=f"{metric} in a domain left out{unit}", ylim=(len(rows) - 0.4, -0.6))
+    _tidy(axes)
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
+        figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=5)
+    return figure
+
+
+def _domain_mark(number: int, domains: Sequence[str]) -> tuple[str, str | None]:
+    """A shape for each of a few domains; where there are many, the same tick for all."""
+    if len(domains) <= len(SHAPES):
+        return SHAPES[number], _plain(_clean(domains[number]))
+    return "|", None if number else "each domain"
 
 
 def _plain(text: str) -> str:

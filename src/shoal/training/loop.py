@@ -83,7 +83,8 @@ class Training:
 
         with seeded(options.seed):  # reading examples may draw random numbers
             found = examine(self.model, data, self.examples, self.device, options.classes)
-            self.task, self.loss = found.task, options.loss or found.loss
+            self.task = replace(found.task, steps=options.steps)
+            self.loss = options.loss or found.loss
             self.algorithm = build(algorithm, self.model, self.loss, self.task, **options.settings).to(
                 self.device
             )

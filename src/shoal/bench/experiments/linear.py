@@ -41,6 +41,8 @@ ROWS = (
     Row("IDGM, normalised, γ=0.1", "idgm", {"gamma": 0.1, "trust": None}),
     Row("IDGM, raw, γ=2.5", "idgm", {"gamma": 2.5, "normalize": False, "trust": None}),
     Row("IDGM, normalised, trust 0.9", "idgm", {"gamma": 1.0, "trust": 0.9}),
+    Row("IGA, λ=1", "iga", {"weight": 1.0}),
+    Row("IGA, λ=100", "iga", {"weight": 100.0}),
     Row("Fish", "fish", FISH, rate=ALPHA),
     Row("Fish, random grouping", "fish", FISH, draw="regrouped", rate=ALPHA),
     Row("Reptile", "reptile", FISH, draw="one-domain", rate=ALPHA),

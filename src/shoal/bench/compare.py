@@ -1,0 +1,320 @@
+"""Which algorithm works in a domain that was left out: what to run, and what came out of it.
+
+As in DomainBed, a trial is an algorithm, a domain left out and a seed. Each trial tries a few settings and
+takes the best on held-out examples of the training domains; the domain left out chooses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal.algorithms import algorithm_class
+from shoal.bench.config import RunConfig
+from shoal.bench.record import RunRecord
+from shoal.bench.run import prepare
+from shoal.bench.search import candidates
+from shoal.data import sets
+from shoal.errors import InputError, check_names
+
+BASELINE = "erm"
+HOLDOUT = 0.2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What can be compared on a dataset."""
+
+    left_out: tuple[str | None, ...]
+    """Domains for the dataset's option ``test``; ``None``: its own test split is the only one."""
+    holdout: float | None
+    """The share to hold out for validation; ``None``: the dataset's own validation split."""
+    domains: int
+    """How many are trained on."""
+    classes: int | None
+
+
+def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = ()) -> Layout:
+    """Looks at the dataset; ``leave_out`` names domains to leave out in turn, by default every one.
+
+    Its own validation split is used unless there is a note on it: then it is not like the training domains.
+    """
+    known = getattr(sets.registry.module(dataset), "DOMAINS", None)
+    left_out: tuple[str | None, ...] = (None,)
+    if known is None:
+        data = sets.load(dataset, **options)
+        if "test" not in data.splits:
+            raise InputError(f"dataset {dataset!r} has no test split: nothing is left out.")
+        own = data.splits["test"].names
+        check_names("domain to leave out:", leave_out, own)
+        if leave_out and set(leave_out) != set(own):
+            raise InputError(f"the test domains of {dataset!r} cannot be had apart: {', '.join(own)}.")
+    else:
+        if "test" in options:
+            raise InputError("the option test is set for every domain left out; name them in --leave-out.")
+        check_names("domain to leave out:", leave_out, known)
+        left_out = tuple(dict.fromkeys(leave_out)) or tuple(known)
+        data = sets.load(dataset, **{**options, "test": left_out[0]})
+    fair = "validation" in data.splits and "validation" not in data.notes
+    return Layout(left_out, None if fair else HOLDOUT, len(data.splits["train"]), data.classes)
+
+
+def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
+    """Algorithms that cannot do the task, and why."""
+    found = {}
+    for name in algorithms:
+        cls = algorithm_class(name)
+        if where.classes is None and not cls.regression:
+            found[name] = "needs classes"
+        elif where.domains < 2 and cls.compares_domains:
+            found[name] = "needs two training domains"
+    return found
+
+
+def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str, InputError]:
+    """Algorithms whose first run cannot be prepared, each with what is said of it."""
+    found = {}
+    for name, config in {c.algorithm: c for c in reversed(configs)}.items():
+        try:
+            prepare(config, device)
+        except InputError as error:
+            found[name] = error
+    return found
+
+
+def plan(
+    base: RunConfig,
+    algorithms: Sequence[str],
+    left_out: Sequence[str | None],
+    seeds: Iterable[int],
+    search: int,
+) -> list[RunConfig]:
+    """Every run of a comparison: one for each domain left out, algorithm, seed and candidate.
+
+    All are ``base`` with other settings. Every trial draws candidates of its own, so that the spread over
+    seeds holds the luck of the search too; they come in their order.
+    """
+    seeds, rate = list(seeds), base.optimizer_options["lr"]
+    tried = {(a, s): candidates(a, search, rate, s) for a in algorithms for s in seeds}
+    return [
+        replace(
+            base,
+            algorithm=algorithm,
+            label=algorithm,
+            data_options={**base.data_options, **({} if name is None else {"test": name})},
+            settings=candidate.settings,
+            optimizer_options={**base.optimizer_options, **candidate.optimizer_options},
+            seed=seed,
+            select="best",
+        )
+        for name in left_out
+        for algorithm in algorithms
+        for seed in seeds
+        for candidate in tried[algorithm, seed]
+    ]
+
+
+def lower_is_better(metric: str) -> bool:
+    return metric != "accuracy"
+
+
+def choose(records: Sequence[RunRecord]) -> int | None:
+    """Which record is the best on validation; of equals the first, and ``None`` where all have diverged."""
+    found = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
+    if not found:
+        return None
+    lower = lower_is_better(_scores(records[next(iter(found))], "validation")["metric"])
+    return min(found, key=lambda n: (found[n] if lower else -found[n], n))
+
+
+def validation_score(record: RunRecord) -> float | None:
+    """The mean over validation domains at the selected step; ``None`` if the run has diverged."""
+    if record.status != "finished":
+        return None
+    score = statistics.fmean(_scores(record, "validation")["domains"].values())
+    return score if math.isfinite(score) else None
+
+
+def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
+    scores: Mapping[str, Any] = record.history[record.selected]["scores"][split]
+    return scores
+
+
+def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[dict[str, Any]]:
+    """What each trial chose, and its score in the domain left out.
+
+    ``status`` is ``scored``; ``missing`` where not all its runs are there, for the best of some is not the
+    best of all; or ``diverged``.
+    """
+    found = {r.config.identity: r for r in records}
+    own = _own_test(found.values())
+    groups: dict[tuple[str, str, int], list[RunConfig]] = {}
+    for config in configs:
+        name = str(config.data_options.get("test", own))
+        groups.setdefault((config.algorithm, name, config.seed), []).append(config)
+    return [
+        {"algorithm": algorithm, "left_out": name, "seed": seed, **_trial(tried, found)}
+        for (algorithm, name, seed), tried in groups.items()
+    ]
+
+
+def _own_test(records: Iterable[RunRecord]) -> str:
+    """What to call a dataset's own test split: its domain, if it has one alone."""
+    for record in records:
+        if record.history:
+            names = list(_scores(record, "test")["domains"])
+            return names[0] if len(names) == 1 else "test"
+    return "test"
+
+
+def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[str, Any]:
+    records = [r for config in tried if (r := found.get(config.identity)) is not None]
+    gone = [number for number, config in enumerate(tried) if config.identity not in found]
+    lost = sum(validation_score(r) is None for r in records)
+    trial = {"status": "missing", "tried": len(tried), "missing": gone, "diverged": lost, "chosen": None}
+    if gone:
+        return trial
+    number = choose(records)
+    if number is None:
+        return trial | {"status": "diverged"}
+    test, config = _scores(records[number], "test"), tried[number]
+    return trial | {
+        "status": "scored" if math.isfinite(test["average"]) else "diverged",
+        "chosen": number,
+        "settings": dict(config.settings),
+        "lr": config.optimizer_options["lr"],
+        "step": records[number].history[records[number].selected]["step"],
+        "metric": test["metric"],
+        "validation": validation_score(records[number]),
+        "test": test["average"] if math.isfinite(test["average"]) else None,
+    }
+
+
+def results(
+    configs: Sequence[RunConfig], records: Sequence[RunRecord], baseline: str = BASELINE
+) -> dict[str, Any]:
+    """The comparison as plain data: trials, and a row for each algorithm, best first.
+
+    Only an algorithm with a score in every trial has a rank: means over other trials are not comparable.
+    """
+    every = trials(configs, records)
+    metric = next((t["metric"] for t in every if "metric" in t), None)
+    names, seeds = _distinct(every, "left_out"), _distinct(every, "seed")
+    rows = [_row(a, every, names, seeds, metric) for a in _distinct(every, "algorithm")]
+    base = next((r["average"] for r in rows if r["algorithm"] == baseline), None)
+    for row in rows:
+        row["difference"] = None if base is None else _difference(row["average"], base, metric)
+    _rank(rows, metric)
+    return {
+        "dataset": configs[0].dataset,
+        "metric": metric,
+        "lower_is_better": metric is not None and lower_is_better(metric),
+        "baseline": baseline if base is not None else None,
+        "left_out": names,
+        "seeds": seeds,
+        "search": max(t["tried"] for t in every),
+        "steps": configs[0].steps,
+        "runs": len(configs),
+        "seconds": round(sum(r.seconds for r in records), 3),
+        "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
+        "runs_missing": sum(len(t["missing"]) for t in every),
+        "missing": _missing(every),
+        "rows": rows,
+        "trials": every,
+    }
+
+
+def _distinct(every: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    return list(dict.fromkeys(trial[name] for trial in every))
+
+
+def _row(
+    algorithm: str, every: Sequence[Mapping[str, Any]], names: list[str], seeds: list[int], metric: str | None
+) -> dict[str, Any]:
+    mine = {(t["left_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
+
+    def over_domains(what: str) -> dict[str, Any]:
+        values = [_mean([mine[n, s].get(what) for n in names]) for s in seeds]
+        return _summary(values, metric) | {"trials": _states(mine.values())}
+
+    def in_domain(name: str) -> dict[str, Any]:
+        own = [mine[name, s] for s in seeds]
+        return _summary([t.get("test") for t in own], metric) | {"trials": _states(own)}
+
+    chosen = [t["chosen"] for t in mine.values() if t["chosen"] is not None]
+    return {
+        "algorithm": algorithm,
+        "rank": None,
+        "mean_rank": None,
+        "domains": {name: in_domain(name) for name in names},
+        "average": over_domains("test"),
+        "validation": over_domains("validation"),
+        "chosen": {str(n): chosen.count(n) for n in sorted(set(chosen))},
+        "runs_diverged": sum(t["diverged"] for t in mine.values()),
+    }
+
+
+def _states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    found = [t["status"] for t in some]
+    return {state: found.count(state) for state in ("scored", "missing", "diverged")}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
+
+
+def _summary(values: Sequence[float | None], metric: str | None) -> dict[str, Any]:
+    """One value a seed, ``None`` where there is none; mean, deviation and standard error of those known."""
+    known = [v for v in values if v is not None]
+    sd = statistics.stdev(known) if len(known) > 1 else None
+    return {
+        "metric": metric,
+        "values": list(values),
+        "mean": statistics.fmean(known) if known else None,
+        "sd": sd,
+        "se": None if sd is None else sd / math.sqrt(len(known)),
+    }
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
+    """Seed by seed."""
+    pairs = zip(one["values"], other["values"], strict=True)
+    return _summary([None if a is None or b is None else a - b for a, b in pairs], metric)
+
+
+def _rank(rows: list[dict[str, Any]], metric: str | None) -> None:
+    """Sorts the rows and gives ranks, by the average and, averaged, in each domain."""
+    sign = 1 if metric is not None and lower_is_better(metric) else -1
+    whole = [r for r in rows if None not in r["average"]["values"]]
+    averages = [sign * r["average"]["mean"] for r in whole]
+    names = list(rows[0]["domains"]) if rows else []
+    columns = [[sign * r["domains"][n]["mean"] for r in whole] for n in names]
+    for i, row in enumerate(whole):
+        row["rank"] = 1 + sum(a < averages[i] for a in averages)
+        row["mean_rank"] = statistics.fmean(_midrank(column, i) for column in columns)
+    rows.sort(key=lambda r: (r["rank"] is None, _known(r) is None, sign * (_known(r) or 0.0)))
+
+
+def _known(row: Mapping[str, Any]) -> float | None:
+    mean: float | None = row["average"]["mean"]
+    return mean
+
+
+def _midrank(values: Sequence[float], at: int) -> float:
+    """Equal values share the mean of their ranks."""
+    better, equal = sum(v < values[at] for v in values), sum(v == values[at] for v in values)
+    return better + (equal + 1) / 2
+
+
+def _missing(every: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The candidates that lack a record, by trial."""
+    return [
+        f"{t['algorithm']}, {t['left_out']} left out, seed {t['seed']}, candidate{'s' * (len(gone) > 1)} "
+        + ", ".join(map(str, gone))
+        for t in every
+        if (gone := t["missing"])
+    ]

@@ -1,0 +1,240 @@
+"""`shoal compare`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.commands.arguments import add_running, count, make_folder, values
+from shoal.commands.showing import draw, run_all, show
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.bench.compare import Layout
+    from shoal.bench.config import RunConfig
+    from shoal.bench.record import Store
+
+SUMMARY = "Find out which algorithm works in a domain that was left out."
+EXAMPLE = (
+    "Every algorithm gets the same small search: its defaults and random draws of settings, of which each "
+    "seed takes the best on held-out examples of the training domains. "
+    "Example: shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
+    "The same command again goes on with a comparison that was stopped, and shows one that is finished."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
+    parser.add_argument("dataset", help="see `shoal list datasets`")
+    parser.add_argument(
+        "--algorithms", nargs="+", default=["all"], metavar="NAME", help="which, or all (default: all)"
+    )
+    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the dataset's options")
+    parser.add_argument(
+        "--leave-out",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="DOMAIN",
+        help="domains to leave out, one at a time (default: each in turn, or the dataset's own test domain); "
+        "a name with a dash in front needs an equals sign: --leave-out=-90%%",
+    )
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
+    parser.add_argument(
+        "--search",
+        type=count,
+        default=3,
+        metavar="K",
+        help="settings to try, the defaults first (default: 3)",
+    )
+    _add_training(parser)
+    parser.add_argument(
+        "--out", type=Path, default=Path("shoal-compare"), metavar="DIR", help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="only write down what would be run; nothing else is run there then",
+    )
+    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    add_running(parser)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("every run")
+    group.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
+    group.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
+    group.add_argument(
+        "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
+    )
+    group.add_argument("--model", help="(default: the dataset's own)")
+    group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
+    group.add_argument(
+        "--lr", type=float, default=1e-3, help="the learning rate beside defaults (default: %(default)s)"
+    )
+    group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
+
+
+def run(given: Any) -> None:
+    from shoal.bench.record import Store
+    from shoal.training.processes import together
+
+    if together():
+        raise InputError("compare runs whole trainings side by side; start it without torchrun.")
+    configs, unable = planned(given)
+    dataset = configs[0].dataset
+    plan = given.out / f"{dataset}.plan.json"
+    check_plan(plan, configs)
+    store = Store(given.out / "runs")
+    make_folder(given.out)
+    if given.plan:
+        write_plan(plan, configs, store, given)
+        return
+    failed: dict[str, str] = {}
+    if not given.no_run:
+        for name, why in unable.items():
+            print(f"{name} is not compared: {why}.", file=sys.stderr)
+        failed = run_each(configs, store, given)
+    finish(configs, store, {"unable": unable, "failed": failed}, given)
+
+
+def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
+    """Every run there will be, and the algorithms that cannot take part, each with its reason."""
+    from shoal.algorithms import registry
+    from shoal.bench import compare
+    from shoal.bench.config import RunConfig
+    from shoal.data import sets
+
+    everyone = "all" in given.algorithms
+    algorithms = registry.names() if everyone else named(given.algorithms, registry)
+    (dataset,) = named([given.dataset], sets.registry)
+    options = values(given.data, "--data")
+    where = compare.layout(dataset, options, given.leave_out)
+    _check_domains(given.domains, where)
+    base = RunConfig(
+        dataset=dataset,
+        algorithm=algorithms[0],
+        steps=given.steps,
+        data_options=options,
+        model=given.model,
+        optimizer=given.optimizer,
+        optimizer_options={"lr": given.lr},
+        batch_size=given.batch,
+        domains_per_step=given.domains,
+        eval_every=given.eval_every or max(1, given.steps // 10),
+        precision=given.precision,
+        holdout=where.holdout,
+    )
+    unable = compare.unable(algorithms, where)
+    able = [name for name in algorithms if name not in unable]
+    configs = compare.plan(base, able, where.left_out, range(given.seeds), given.search)
+    refused = compare.refused(configs, given.device)
+    if refused and (not everyone or len(refused) == len(able)):
+        raise next(iter(refused.values()))
+    unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
+    if not (configs := [c for c in configs if c.algorithm not in unable]):
+        raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
+    return configs, unable
+
+
+def named(given: Sequence[str], registry: Any) -> list[str]:
+    """Names as the registry spells them, each once; a wrong one is refused."""
+    for name in given:
+        registry.module(name)
+    return list(dict.fromkeys(name.lower().replace("_", "-") for name in given))
+
+
+def _check_domains(each_step: int | None, where: Layout) -> None:
+    if each_step is not None and each_step > where.domains:
+        raise InputError(f"--domains {each_step}, but there are {where.domains} to train on.")
+
+
+def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
+    """Refuses other runs than those of a plan that was written before."""
+    if not path.exists():
+        return
+    try:
+        runs = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(runs, list):
+            raise TypeError("it holds no list")
+        before = {run["identity"] for run in runs}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{str(path)!r} is not a plan ({error}); move it away.") from error
+    now = {config.identity for config in configs}
+    if before != now:
+        raise InputError(
+            f"{str(path)!r} holds another plan: {len(now - before)} of these {len(now)} runs are not in it, "
+            f"and {len(before - now)} of its {len(before)} are not among these. "
+            "Give the options it was written with, another --out, or remove it."
+        )
+
+
+def write_plan(path: Path, configs: Sequence[RunConfig], store: Store, given: Any) -> None:
+    from shoal.files import write_atomically
+
+    content = [{"identity": c.identity, "config": c.to_dict()} for c in configs]
+    write_atomically(path, json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode())
+    algorithms = len({c.algorithm for c in configs})
+    domains = len({c.data_options.get("test") for c in configs})
+    text = (
+        f"{len(configs):,} runs: {_many(algorithms, 'algorithm')}, {_many(domains, 'domain')} left out, "
+        f"{_many(given.seeds, 'seed')}, {_many(given.search, 'candidate')}. "
+        f"{len(store.missing(configs)):,} are still to do. Written to {path}."
+    )
+    show({"plan": str(path), "runs": len(configs)}, text, given)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
+    """Runs what is missing. Where a run fails, the other algorithms' are run all the same.
+
+    Returns the algorithms that failed, and how.
+    """
+    try:
+        run_all(configs, store, given)
+        return {}
+    except InputError:
+        raise
+    except Exception as error:
+        print(f"shoal: a run failed ({_said(error)}); going on one by one.", file=sys.stderr)
+    failed = {}
+    for name in dict.fromkeys(c.algorithm for c in store.missing(configs)):
+        try:
+            run_all([c for c in configs if c.algorithm == name], store, given)
+        except InputError:
+            raise
+        except Exception as error:
+            failed[name] = _said(error)
+    return failed
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], given: Any) -> None:
+    """Writes the results down and shows them."""
+    from shoal.bench import compare
+    from shoal.files import write_atomically
+    from shoal.report import compare as view
+
+    result = compare.results(configs, store.found(configs)) | more
+    name = f"compare-{configs[0].dataset}"
+    contents = {
+        "md": view.markdown(result),
+        "csv": view.as_csv(result),
+        "json": json.dumps(result, ensure_ascii=False, indent=1),
+    }
+    for ending, content in contents.items():
+        write_atomically(given.out / f"{name}.{ending}", content.encode())
+    pictures = draw(lambda: view.figure(result), given.out / name)
+    written = ", ".join(f"{name}.{ending}" for ending in contents)
+    show(result, f"{view.text(result)}\n\nSaved in {given.out}: {written}.", given, pictures)

@@ -1,0 +1,195 @@
+"""A comparison of algorithms in a table, in words, as CSV and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.errors import InputError
+from shoal.report.plots import compare_figure
+from shoal.report.tables import Table, _clean
+
+NAMED = 8
+"""How many trials with missing runs a text names; the JSON names all."""
+
+
+def table(result: Mapping[str, Any], written: Callable[[str], str] = str) -> Table:
+    """A row for every algorithm, best first; ``written`` is how names of domains go into the heading."""
+    metric, baseline = result["metric"] or "score", result["baseline"]
+    several = len(result["left_out"]) > 1
+    found = Table(
+        [
+            "rank",
+            "algorithm",
+            *(written(_clean(name)) for name in result["left_out"]),
+            *([f"average {metric}"] if several else []),
+            *([f"against {baseline}"] if baseline else []),
+            *(["mean rank"] if several else []),
+            f"validation {metric}",
+        ]
+    )
+    for row in result["rows"]:
+        mean_rank = "–" if row["mean_rank"] is None else f"{row['mean_rank']:.1f}"
+        found.add(
+            "–" if row["rank"] is None else row["rank"],
+            row["algorithm"],
+            *(_cell(values) for values in row["domains"].values()),
+            *([_cell(row["average"])] if several else []),
+            *([_against(row, baseline)] if baseline else []),
+            *([mean_rank] if several else []),
+            _spread(row["validation"]),
+        )
+    return found
+
+
+def _cell(values: Mapping[str, Any]) -> str:
+    """Mean ± deviation, and how many seeds it is of if not of all; else why there is nothing."""
+    known = sum(v is not None for v in values["values"])
+    if not known:
+        return "diverged" if values["trials"]["diverged"] else "missing"
+    of = f" ({known} of {len(values['values'])})" if known < len(values["values"]) else ""
+    return _spread(values) + of
+
+
+def _against(row: Mapping[str, Any], baseline: str) -> str:
+    return "–" if row["algorithm"] == baseline else _spread(row["difference"], "+")
+
+
+def _spread(values: Mapping[str, Any], sign: str = "") -> str:
+    """Mean ± standard deviation over seeds; accuracies in percent."""
+    if values["mean"] is None:
+        return "–"
+    mean, sd = values["mean"], values["sd"]
+    if values["metric"] == "accuracy":
+        mean, sd, digits = 100 * mean, sd and 100 * sd, ".1f"
+    else:
+        digits = _four_digits(max(abs(mean), sd or 0))
+    return f"{mean:{sign}{digits}}" + ("" if sd is None else f" ± {sd:{digits}}")
+
+
+def _four_digits(size: float) -> str:
+    """How to write numbers of about this size, so that a mean and its deviation end at the same place."""
+    if not 1e-4 <= size < 1e6:
+        return ".3e" if size else ".0f"
+    return f".{max(0, 3 - math.floor(math.log10(size)))}f"
+
+
+def words(result: Mapping[str, Any]) -> list[str]:
+    """How the numbers came about, and what they do and do not say."""
+    metric, seeds = result["metric"] or "score", len(result["seeds"])
+    unit = "in percent " if metric == "accuracy" else "(lower is better) " if result["metric"] else ""
+    over = (
+        f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {result['seeds'][0]} alone"
+    )
+    tried = result["search"]
+    draws = f"the defaults and {tried - 1} random draw{'s' * (tried > 2)} of settings"
+    choice = "Settings and step are those" if tried > 1 else "The step is the one"
+    lines = [
+        f"{metric.capitalize()} {unit}in a domain left out of training; {over}.",
+        f"Each algorithm and seed tried {draws if tried > 1 else 'the defaults'}.",
+        f"{choice} with the best validation {metric} in the training domains.",
+    ]
+    scored = sum(sum(row["chosen"].values()) for row in result["rows"])
+    usual = sum(row["chosen"].get("0", 0) for row in result["rows"])
+    if tried > 1 and scored:
+        lines.append(f"The defaults were chosen in {usual} of {scored} trials.")
+    ran = result["runs"] - result["runs_missing"]
+    on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
+    lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}, {_hours(result['seconds'])} of training.")
+    return [*lines, *verdict(result), *_troubles(result)]
+
+
+def _hours(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
+
+
+def verdict(result: Mapping[str, Any]) -> list[str]:
+    """Who differs from the baseline by more than two standard errors, and how many would by chance."""
+    baseline, far = result["baseline"], "more than two standard errors of the paired difference"
+    others = [row for row in result["rows"] if baseline and row["algorithm"] != baseline]
+    whole = [row for row in others if None not in row["difference"]["values"]]
+    judged = [row for row in whole if row["difference"]["se"] is not None]
+    if not judged:
+        alone = others and len(result["seeds"]) == 1
+        return [f"One seed cannot tell a difference from {baseline} from luck."] if alone else []
+    named = [r for r in judged if abs(r["difference"]["mean"]) > 2 * r["difference"]["se"]]
+    if not named:
+        return [f"No algorithm differs from {baseline} by {far}."]
+    lower = result["lower_is_better"]
+    better = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) == lower]
+    worse = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) != lower]
+    lines = [
+        f"{how} than {baseline} by {far}: {', '.join(names)}."
+        for how, names in (("Better", better), ("Worse", worse))
+        if names
+    ]
+    luck = len(judged) * chance_beyond(2, len(result["seeds"]) - 1)
+    return [
+        *lines,
+        f"If none of these {len(judged)} truly differed, about {luck:.1f} would be named by chance.",
+    ]
+
+
+def chance_beyond(limit: float, freedom: int, cuts: int = 2000) -> float:
+    """How likely |t| > ``limit`` is for Student's t, by the midpoint rule."""
+    half = (freedom + 1) / 2
+    scale = math.exp(math.lgamma(half) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
+    points = (limit * (i + 0.5) / cuts for i in range(cuts))
+    within = sum(scale * (1 + x * x / freedom) ** -half for x in points) * limit / cuts
+    return 1 - 2 * within
+
+
+def _troubles(result: Mapping[str, Any]) -> list[str]:
+    lines = [f"Not compared: {name} ({why})." for name, why in result.get("unable", {}).items()]
+    lines += [f"A run of {name} failed: {why}" for name, why in result.get("failed", {}).items()]
+    diverged = {r["algorithm"]: r["runs_diverged"] for r in result["rows"] if r["runs_diverged"]}
+    if diverged:
+        who = ", ".join(f"{name} {count}" for name, count in diverged.items())
+        lines.append(f"Runs that diverged, and were not chosen: {who}.")
+    if missing := result["missing"]:
+        more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
+        which = "; ".join(missing[:NAMED]) + more
+        lines.append(f"{result['runs_missing']:,} of {result['runs']:,} runs are missing: {which}.")
+    if any(row["rank"] is None for row in result["rows"]):
+        lines.append("No rank without a score in every trial; (2 of 3) says how many seeds have one.")
+    return [_clean(line) for line in lines]
+
+
+def text(result: Mapping[str, Any]) -> str:
+    return "\n".join([table(result).text(), "", *words(result)])
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    heading = f"# Algorithms on {html.escape(result['dataset'])}"
+    lines = [f"- {html.escape(line, quote=False)}" for line in words(result)]
+    return "\n".join([heading, "", table(result, html.escape).markdown(), "", *lines, ""])
+
+
+COLUMNS = ("algorithm", "left_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
+
+
+def as_csv(result: Mapping[str, Any]) -> str:
+    """A line for every trial; the settings it chose as JSON."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow([*COLUMNS, "settings"])
+    for trial in result["trials"]:
+        settings = json.dumps(trial["settings"]) if "settings" in trial else ""
+        writer.writerow([*(trial.get(name) for name in COLUMNS), settings])
+    return file.getvalue()
+
+
+def figure(result: Mapping[str, Any]) -> Any:
+    rows = [row for row in result["rows"] if row["average"]["mean"] is not None]
+    if not rows:
+        raise InputError("there is no result yet.")
+    seeds = len(result["seeds"])
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    return compare_figure(rows, result["metric"], result["baseline"], f"{result['dataset']}, {over}")
