@@ -77,6 +77,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--lr", type=float, default=1e-3, help="the learning rate beside defaults (default: %(default)s)"
     )
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument(
+        "--eval-limit", type=count, metavar="N", help="score about N examples of a split (default: all)"
+    )
     group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
 
 
@@ -127,6 +130,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
         batch_size=given.batch,
         domains_per_step=given.domains,
         eval_every=given.eval_every or max(1, given.steps // 10),
+        eval_limit=given.eval_limit,
         precision=given.precision,
         holdout=where.holdout,
     )
