@@ -41,10 +41,19 @@ class Window:
     def __init__(self) -> None:
         self.loss, self.steps, self.norm, self.norms = 0.0, 0, 0.0, 0
         self.domains: dict[int, tuple[float, int]] = {}
+        self.more: dict[str, float] = {}
 
-    def add(self, domains: list[int | None], losses: list[float], norms: list[float]) -> None:
+    def add(
+        self,
+        domains: list[int | None],
+        losses: list[float],
+        norms: list[float],
+        more: Mapping[str, float],
+    ) -> None:
         self.loss += sum(losses) / len(losses)
         self.steps += 1
+        for name, value in more.items():
+            self.more[name] = self.more.get(name, 0.0) + value
         if norms:
             self.norm += sum(norms) / len(norms)
             self.norms += 1

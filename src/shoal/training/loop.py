@@ -346,16 +346,20 @@ class Training:
         norms = [log["norms"] for _, _, log in unread if "norms" in log]
         rows = losses.tolist()
         norm_rows = torch.cat(norms).tolist() if norms else [[] for _ in rows]
+        own = [k for k, v in unread[0][2].items() if k not in ("losses", "norms") and v.ndim == 1]
+        columns = {k: torch.cat([log[k] for _, _, log in unread]).tolist() for k in own}
+        mores = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         steps = [first + u for first, domains, _ in unread for u in range(len(domains))]
         numbers = [d for _, domains, _ in unread for d in domains]
-        for step, domains, row, norm_row in zip(steps, numbers, rows, norm_rows, strict=True):
+        mores = mores or [{} for _ in rows]
+        for step, domains, row, norm_row, more in zip(steps, numbers, rows, norm_rows, mores, strict=True):
             watched = {"losses": row, "norms": norm_row}
             if bad := self._first_bad(domains, {k: watched[k] for k in self.engine.watched}):
                 self._not_finite(step, *bad)
             else:
                 finite = [n for n in norm_row if math.isfinite(n)]
-                self.since_point.add(domains, row, finite)
-                self.since_line.add(domains, row, finite)
+                self.since_point.add(domains, row, finite, more)
+                self.since_line.add(domains, row, finite, more)
         if self.engine.scale is not None and not float(self.engine.scale.value) > 2.0**-20:
             self._diverged(self.step, None, "gradient", "was not finite with any loss scale (use bf16)")
 
@@ -405,12 +409,14 @@ class Training:
         if journal is None:
             return
         norm = {"gradient_norm": window.norm / window.norms} if window.norms else {}
+        own = {name: total / window.steps for name, total in window.more.items()}
         journal.line(
             {
                 "phase": self.phase,
                 "step": self.step,
                 "loss": window.mean,
                 "losses": losses,
+                **own,
                 "lr": float(self.engine.optimizer.param_groups[0]["lr"]),
                 **norm,
                 "skipped": len(self.skipped),
