@@ -77,11 +77,11 @@ class DANN(Algorithm):
                 f"{adversary_lr}, {gradient_penalty} and {beta1}."
             )
         assert task.features is not None
-        check_state(type(self).__name__, task.domains, width, "an output of the adversary")
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty
         self.adversary_lr, self.beta1 = adversary_lr, beta1
         widths = [task.features, *[width] * (depth - 1)]
+        check_state(type(self).__name__, task.domains, widths[-1], "an output of the adversary")
         layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
         example = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         self.adversary = nn.Sequential(*layers, nn.Linear(widths[-1], task.domains)).to(example.dtype)

@@ -13,7 +13,7 @@ from shoal.algorithms.penalty import Penalised, flat, plain_output
 from shoal.data.batch import Task
 from shoal.errors import InputError
 
-PASSING = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 class Fishr(Penalised):
@@ -67,7 +67,8 @@ class Fishr(Penalised):
         self.ema = ema
         head: Any = model.head
         self.place, last = _linear(head)
-        numbers = last.weight.numel() + last.out_features
+        self.biased = last.bias is not None
+        numbers = last.weight.numel() + last.out_features * self.biased
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
         self.register_buffer("variances", torch.zeros(task.domains, numbers, dtype=last.weight.dtype))
 
@@ -100,15 +101,16 @@ class Fishr(Penalised):
         (slope,) = torch.autograd.grad(loss, output, create_graph=True)
         r = slope.reshape(count, -1) * count  # the loss is a mean
         weights = r.square().T @ z.square() / count - (r.T @ z / count).square()
-        return torch.cat([weights.flatten(), r.var(0, correction=0)])
+        return torch.cat([weights.flatten(), r.var(0, correction=0)]) if self.biased else weights.flatten()
 
 
 def _linear(head: nn.Module) -> tuple[int, nn.Linear]:
     """Where the one linear layer of a head is, and it."""
     parts = list(head) if isinstance(head, nn.Sequential) else [head]
     places = [i for i, part in enumerate(parts) if isinstance(part, nn.Linear)]
-    others = [part for part in parts if not isinstance(part, (nn.Linear, *PASSING))]
-    if len(places) != 1 or others:
+    before, after = parts[: places[0]] if places else [], parts[places[0] + 1 :] if places else []
+    passing = all(isinstance(part, (*RESHAPING, nn.Dropout)) for part in before)
+    if len(places) != 1 or not passing or not all(isinstance(part, RESHAPING) for part in after):
         raise InputError(
             f"Fishr's closed form needs a head that is one linear layer; this one is {type(head).__name__} "
             f"with {len(places)} of them. Put what comes before the last layer into the features."

@@ -63,9 +63,7 @@ class Mixup(Algorithm):
             )
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        device = engine.params[0].device
-        alphas = torch.full((len(batches), 2), self.alpha, dtype=torch.float64, device=device)
-        shares = engine.agree(torch._sample_dirichlet(alphas))[:, 0]
+        shares = engine.agree(self.shares(len(batches), engine.params[0].device))
         return engine.gradients(
             self,
             batches,
@@ -73,6 +71,14 @@ class Mixup(Algorithm):
             objective=partial(self.mixed_loss, shares),
             additive=True,
         )
+
+    def shares(self, count: int, device: torch.device) -> Tensor:
+        """Draws from Beta(α, α), as X/(X + Y) of two from Gamma(α), by their logarithms: those of a small α
+        are often below what a number can hold. A Gamma(α) is a Gamma(α + 1) times U^(1/α).
+        """
+        alphas = torch.full((count, 2), self.alpha, dtype=torch.float64, device=device)
+        logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
+        return torch.sigmoid(logs[:, 0] - logs[:, 1])
 
     def look_mixed(self, shares: Tensor, batches: Sequence[DomainBatch]) -> list[View]:
         """One view a pair, with the targets of both."""

@@ -30,8 +30,9 @@ class MMD(Penalised):
     def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
         count = len(views)
         features = [flat(v) for v in views]
-        every = torch.cat(features)
-        every = every - every.mean(0).detach()  # so that less is lost in the difference of squares below
+        # The narrow kernels look at differences that a difference of float32 squares would lose.
+        every = torch.cat(features).double()
+        every = every - every.mean(0).detach()
         squares = every.square().sum(1)
         distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)
         kernel = torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
@@ -40,4 +41,4 @@ class MMD(Penalised):
         means = torch.stack([torch.stack([block.mean() for block in row]) for row in blocks])
         own = means.diagonal()
         apart = own[:, None] + own[None] - 2 * means  # zero on the diagonal
-        return apart.sum() / max(count * (count - 1), 1)
+        return (apart.sum() / max(count * (count - 1), 1)).to(features[0].dtype)

@@ -53,6 +53,6 @@ class SANDMask(Algorithm):
 
     def _masked(self, each: Tensor) -> Tensor:
         agreement = each.sign().mean(0).abs()
-        variance = each.var(0).clamp(min=1e-30)
+        variance = each.var(0, correction=min(1, len(each) - 1)).clamp(min=1e-30)
         mask = torch.tanh(self.k * (agreement - self.tau) / variance).clamp(min=0)
         return rescaled(each.mean(0), mask)

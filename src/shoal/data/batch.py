@@ -43,7 +43,8 @@ def _concatenate(parts: Sequence[Any]) -> Any:
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
         return type(first)({k: _concatenate([p[k] for p in parts]) for k in first})  # type: ignore[call-arg]
-    return type(first)(_concatenate(list(items)) for items in zip(*parts, strict=True))
+    joined = [_concatenate(list(items)) for items in zip(*parts, strict=True)]
+    return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
 
 
 def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
