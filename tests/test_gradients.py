@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from references import naive
 from shoal.errors import InputError
-from shoal.gradients import gip, gradient, inner_product, match
+from shoal.gradients import curvature, gip, gradient, inner_product, match, moved
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, the same derivative by another route
 DIFFERENCES = {"rtol": 1e-4, "atol": 1e-7}  # float64, a forward difference of length 1e-6
@@ -511,3 +511,112 @@ def test_without_a_model_the_second_pass_leaves_its_trace():
     model, params, losses = noisy_problem()
     match(losses, params)
     assert model.norm.num_batches_tracked == 6
+
+
+# The variance of the gradients
+
+
+@pytest.mark.parametrize("make", [mlp, convnet])
+@pytest.mark.parametrize("domains", [2, 3, 5])
+def test_the_variance_and_its_slope_are_those_of_the_double_loop(make, domains):
+    _, params, losses = problem(make, domains)
+    found = match(losses, params, measure="variance")
+    values = [loss() for loss in losses]
+    mean, value, slope = naive.variance(values, params)
+    assert_close(found.losses, torch.stack(values).detach(), rtol=0, atol=0)
+    assert_close(found.mean, mean, **EXACT)
+    torch.testing.assert_close(found.value, value, **EXACT)
+    assert_close(found.slope, slope, **EXACT)
+    assert max(t.abs().max() for t in slope) > 1e-3
+    near = match(losses, params, measure="variance", method="finite-difference", radius=1e-6)
+    assert_close(near.slope, slope, **DIFFERENCES)
+    torch.testing.assert_close(near.value, value, **EXACT)
+
+
+@METHODS
+def test_the_variance_of_identical_domains_is_zero_and_not_less(method):
+    for seed in range(5):
+        _, params, losses = problem(mlp, 1, seed=seed, dtype=torch.float32)
+        found = match(losses * 3, params, measure="variance", method=method)
+        assert 0 <= found.value < 1e-6
+        assert all(t.abs().max() < 1e-5 for t in found.slope)
+
+
+@METHODS
+def test_parts_make_up_the_whole_of_the_variance(method):
+    _, params, losses = problem(mlp, 3)
+    whole = match(losses, params, measure="variance", method=method, radius=1e-6)
+    halves = [[(0.25, loss), (0.75, loss)] for loss in losses]
+    found = match(halves, params, measure="variance", method=method, radius=1e-6)
+    torch.testing.assert_close(found.value, whole.value, **EXACT)
+    assert_close(found.slope, whole.slope, **(EXACT if method == "exact" else DIFFERENCES))
+
+
+def test_the_variance_refuses_what_it_has_no_meaning_for():
+    _, params, losses = problem(mlp, 2)
+    with pytest.raises(InputError, match="leave normalize out"):
+        match(losses, params, measure="variance", normalize=True)
+    with pytest.raises(InputError, match=r"unknown measure 'varianc'. Did you mean 'variance'"):
+        match(losses, params, measure="varianc")
+    with pytest.raises(InputError, match="at least 2"):
+        match(losses[:1], params, measure="variance")
+
+
+# Moving the parameters, and curvature
+
+
+def test_moved_parameters_are_elsewhere_and_come_back_to_the_bit():
+    _, params, losses = problem(mlp, 1, dtype=torch.float32)
+    start = [p.detach().clone() for p in params]
+    direction = gradient(losses[0](), params)
+    for by in (-0.3, torch.tensor(0.7)):
+        with moved(params, direction, by):
+            assert_close(
+                [p.detach() for p in params], [s + by * g for s, g in zip(start, direction, strict=True)]
+            )
+            assert not torch.equal(params[0], start[0])
+            params[1].data += 1  # whatever happens to them there
+        assert_close([p.detach() for p in params], start, rtol=0, atol=0)
+    assert all(p.requires_grad and p.is_leaf for p in params)
+
+
+def test_moved_parameters_come_back_when_a_loss_raises():
+    _, params, _ = problem(mlp, 1)
+    start = [p.detach().clone() for p in params]
+    with pytest.raises(RuntimeError, match="no loss"), moved(params, start, 0.1):
+        raise RuntimeError("no loss")
+    assert_close([p.detach() for p in params], start, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("domains", [1, 2, 3])
+def test_curvature_is_the_hessian_of_the_mean_times_a_vector(domains):
+    """The Hessian row by row."""
+    _, params, losses = problem(mlp, domains)
+    torch.manual_seed(1)
+    v = [torch.randn_like(p) for p in params]
+    mean = sum(loss() for loss in losses) / domains
+    first = torch.cat([g.reshape(-1) for g in torch.autograd.grad(mean, params, create_graph=True)])
+    rows = [torch.autograd.grad(g, params, retain_graph=True, allow_unused=True) for g in first]
+    hessian = torch.stack(
+        [
+            torch.cat(
+                [
+                    (torch.zeros_like(p) if h is None else h).reshape(-1)
+                    for h, p in zip(row, params, strict=True)
+                ]
+            )
+            for row in rows
+        ]
+    )
+    expected = hessian @ torch.cat([t.reshape(-1) for t in v])
+    found = curvature(losses, params, v)
+    torch.testing.assert_close(torch.cat([t.reshape(-1) for t in found]), expected, **EXACT)
+    assert expected.abs().max() > 1e-2
+    parts = [[(0.4, loss), (0.6, loss)] for loss in losses]
+    assert_close(curvature(parts, params, v), found, **EXACT)
+
+
+def test_a_linear_loss_has_no_curvature():
+    weight, unused = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    found = curvature([lambda: weight.sum(), lambda: (weight**2).sum()], [weight, unused], [weight, unused])
+    assert_close(found, [torch.ones(3), torch.zeros(2)])

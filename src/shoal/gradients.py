@@ -224,9 +224,13 @@ def _add_differences(
 
 @contextmanager
 def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
-    """In this block the parameters are θ + by · direction; afterwards they are exactly what they were."""
+    """In this block the parameters are θ + by · direction; afterwards they are exactly what they were.
+
+    A direction that is not finite, as of a gradient that overflowed in half precision, leads nowhere.
+    """
     start = [p.detach().clone() for p in params]
-    there = [s + x * by for s, x in zip(start, direction, strict=True)]
+    finite = torch.stack([x.isfinite().all() for x in direction]).all()
+    there = [torch.where(finite, s + x * by, s) for s, x in zip(start, direction, strict=True)]
     try:
         with torch.no_grad():
             torch._foreach_copy_(list(params), there)

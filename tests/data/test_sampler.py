@@ -160,6 +160,59 @@ def test_pooled_uses_each_example_once_a_pass() -> None:
     assert sampler.steps == 3
 
 
+@settings(max_examples=50, deadline=None)
+@given(samplers("balanced", sizes_up_to=12))
+def test_balanced_takes_each_domain_once_in_as_many_examples(sampler: DomainBatchSampler) -> None:
+    count, size = len(sampler.domains), sampler.domains_per_step * sampler.batch_size
+    steps = 1 + 3 * count * 12 // size
+    numbers, indices = sampler.plans(0, steps)
+    assert indices.shape == (steps, sampler.domains_per_step, sampler.batch_size)
+    assert all(d is None for step in numbers for d in step)
+    drawn = indices.ravel()
+    origin = (
+        np.searchsorted(sampler.domains.offsets, drawn, side="right") - 1
+    )  # domains lie one after another
+    whole = len(drawn) // count
+    for block in origin[: whole * count].reshape(whole, count):
+        assert sorted(block.tolist()) == list(range(count))
+    for d in range(count):  # every example once a pass over its domain
+        own, met = sampler.domains.indices_of(d).tolist(), drawn[origin == d].tolist()
+        for start in range(0, len(met), len(own)):
+            one_pass = met[start : start + len(own)]
+            assert len(set(one_pass)) == len(one_pass)
+        assert set(met) <= set(own)
+
+
+def test_balanced_shuffles_the_domains_and_each_domains_examples() -> None:
+    sampler = DomainBatchSampler(Domains.from_sizes({"a": 40, "b": 8, "c": 1, "d": 8}), 8, 4, draw="balanced")
+    drawn = sampler.plans(0, 100)[1].ravel().reshape(-1, 4)
+    starts = np.searchsorted([40, 48, 49], drawn, side="right")
+    assert len({tuple(row) for row in starts.tolist()}) == 24  # all orders of four
+    passes = drawn[starts == 1].reshape(-1, 8)  # of "b"
+    assert len({tuple(one_pass) for one_pass in passes.tolist()}) == len(passes) == 100
+    assert set(drawn[starts == 2].tolist()) == {48}  # a domain of one example gives it every time
+    assert len(drawn[starts == 0]) == len(drawn[starts == 2]) == 800
+
+
+def test_balanced_with_many_more_domains_than_a_step_has_places() -> None:
+    sampler = DomainBatchSampler(np.arange(1000) % 500, 2, 3, draw="balanced")
+    steps = [examples(sampler.plan(k)) for k in range(500)]
+    assert all(len({i % 500 for i in step}) == 6 for step in steps[:83])  # within the first 500 examples
+    assert sorted(chain(*(sampler.plan(k)[s][1].tolist() for k in range(500) for s in range(3)))) == sorted(
+        list(range(1000)) * 3
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(samplers("balanced"), st.integers(0, 10**6))
+def test_one_balanced_step_is_that_of_many(sampler: DomainBatchSampler, start: int) -> None:
+    numbers, indices = sampler.plans(start, start + 5)
+    for k in range(5):
+        plan = sampler.plan(start + k)
+        assert [d for d, _ in plan] == numbers[k]
+        assert np.array_equal(np.stack([i for _, i in plan]), indices[k])
+
+
 def test_by_size_draws_in_proportion() -> None:
     domains = Domains.from_sizes({"small": 10, "medium": 30, "large": 60})
     sampler = DomainBatchSampler(domains, 4, 5, by_size=True, seed=1)
@@ -177,7 +230,7 @@ def test_by_size_draws_in_proportion() -> None:
     assert set(Counter(batch.tolist()).values()) == {2}  # ten examples, twenty places
 
 
-@pytest.mark.parametrize("kind", ["domains", "one-domain", "pooled", "regrouped"])
+@pytest.mark.parametrize("kind", ["domains", "one-domain", "pooled", "balanced", "regrouped"])
 def test_order_depends_on_seed_and_step_only(kind: str) -> None:
     def make(seed: int) -> DomainBatchSampler:
         return DomainBatchSampler(np.arange(500) % 5, 8, 3, draw=kind, seed=seed)  # type: ignore[arg-type]
@@ -235,6 +288,7 @@ def test_default_domains_per_step() -> None:
         ({"domains_per_step": 4, "draw": "regrouped"}, "at most 3"),
         ({"draw": "poold"}, "unknown draw 'poold'. Did you mean 'pooled'"),
         ({"draw": "pooled", "by_size": True}, "by_size=True"),
+        ({"draw": "balanced", "by_size": True}, 'by_size=True with draw="balanced"'),
         ({"steps": 0}, "steps=0"),
         ({"seed": "a"}, "seed='a'"),
     ],
@@ -245,5 +299,5 @@ def test_refused_at_construction(arguments: dict, message: str) -> None:
 
 
 def test_more_batches_than_domains_where_they_need_not_be_distinct() -> None:
-    for more in ({"draw": "pooled"}, {"draw": "one-domain"}, {"by_size": True}):
+    for more in ({"draw": "pooled"}, {"draw": "one-domain"}, {"draw": "balanced"}, {"by_size": True}):
         assert len(DomainBatchSampler([0, 1, 1], 2, 7, **more).plan(3)) == 7  # type: ignore[arg-type]

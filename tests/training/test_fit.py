@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 import shoal
 from shoal.data import Domains, TensorData
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 from shoal.training.evaluate import Evaluator, Scores
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
@@ -33,6 +34,11 @@ def network(*, dropout: float = 0.0, outputs: int = 2) -> nn.Sequential:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, outputs))
+
+
+def two_parts() -> FeatureModel:
+    *features, head = network()
+    return FeatureModel(nn.Sequential(*features), head)
 
 
 def fit(
@@ -420,6 +426,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "one domain, idgm": ({"algorithm": "idgm", "train": split(0)}, "IDGM compares domains .*'d0'"),
     "one domain a step": ({"domains_per_step": 1}, "domains_per_step must be at least 2, got 1"),
     "too many domains a step": ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
+    "more batches a step than domains to keep something for": (
+        {"algorithm": "groupdro", "draw": "pooled", "domains_per_step": 4},
+        "GroupDRO keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
+    ),
+    "the same, regrouped": (
+        {"algorithm": "groupdro", "draw": "regrouped", "domains_per_step": 4},
+        "domains_per_step=4",
+    ),
+    "the same, with an adversary": (
+        {"algorithm": "dann", "model": two_parts(), "draw": "pooled", "domains_per_step": 4},
+        "DANN keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
+    ),
+    "features of a model in one part": (
+        {"algorithm": "coral"},
+        r"CORAL looks at features: give it a shoal.models.FeatureModel\(features, head\).*not a Sequential",
+    ),
     "empty domain": (
         {"train": split(0, 1) | {"none": (torch.empty(0, 2), torch.empty(0).long())}},
         "'.*none' has no",
@@ -473,6 +495,14 @@ def test_wrong_input_is_refused_before_any_step(given: dict[str, Any], message: 
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     assert not any(passes)  # no pass in training mode
     assert model.training is mode
+
+
+@pytest.mark.parametrize("name", ["groupdro", "dann", "cdann", "fishr"])
+def test_batches_that_mix_domains_go_by_their_place(name: str) -> None:
+    """As many as there are domains are none too many; others take any number."""
+    run = fit(name, two_parts(), draw="pooled", domains_per_step=3, steps=3)
+    assert differ(run.model, two_parts())
+    assert differ(fit("erm", two_parts(), domains_per_step=4, steps=3).model, two_parts())
 
 
 def test_numpy_arrays_in_float64_train_a_float32_model() -> None:

@@ -31,6 +31,7 @@ from shoal.algorithms import algorithm_class, registry
 from shoal.bench.status import RunStatus
 from shoal.cli import main
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 from shoal.training import checkpoint, journal, loop
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
@@ -162,10 +163,34 @@ def check(folder: Path, stops: Iterator[int] | list[int], act: Callable[[int], N
 BY_CRASH = pytest.mark.parametrize("act", [crash, send(signal.SIGTERM)], ids=["crash", "signal"])
 
 
+# One of each kind, for what need not be tried with all.
+KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]
+
+
 @pytest.mark.parametrize("name", registry.names())
 class TestEveryAlgorithm:
     def test_crashed(self, tmp_path: Path, name: str) -> None:
-        check(tmp_path, [2, 8], crash, algorithm=name)
+        check(tmp_path, [8], crash, algorithm=name)
+
+    def test_in_pieces(self, tmp_path: Path, name: str) -> None:
+        check(tmp_path, [6], send(signal.SIGTERM), algorithm=name, accumulate=2, warm_start=2, steps=7)
+
+
+@pytest.mark.parametrize("name", KINDS)
+class TestEveryKind:
+    def test_with_all_else(self, tmp_path: Path, name: str) -> None:
+        check(
+            tmp_path,
+            [7],
+            send(signal.SIGTERM),
+            algorithm=name,
+            train=plain(),
+            average="sma",
+            average_start=2,
+            accumulate=2,
+            schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
+            warm_start=0.2,
+        )
 
     def test_again_and_again(self, tmp_path: Path, name: str) -> None:
         whole = fit(tmp_path / "whole", name)
@@ -186,19 +211,69 @@ class TestEveryAlgorithm:
             pytest.skip("has second derivatives")
         check(tmp_path, [7], send(signal.SIGTERM), algorithm=name, precision=precision, clip=0.5)
 
-    def test_with_all_else(self, tmp_path: Path, name: str) -> None:
-        check(
-            tmp_path,
-            [7],
-            send(signal.SIGTERM),
-            algorithm=name,
-            train=plain(),
-            average="sma",
-            average_start=2,
-            accumulate=2,
-            schedule=lambda o: lr_scheduler.CosineAnnealingLR(o, 12),
-            warm_start=0.2,
-        )
+
+ADVERSARIAL = [n for n in registry.names() if algorithm_class(n).trains_adversary]
+
+
+@pytest.mark.parametrize("name", ADVERSARIAL)
+class TestHelpers:
+    """Optimizers that an algorithm has of its own."""
+
+    def test_moments_are_in_the_checkpoint(self, tmp_path: Path, name: str) -> None:
+        stopped(tmp_path, 7, send(signal.SIGTERM), algorithm=name)
+        loaded = Checkpoints(tmp_path / "checkpoints").load()
+        assert loaded is not None
+        state = loaded.state["training"]["helpers"]["adversary"]["state"]
+        own = [k for k in loaded.state["training"]["algorithm"] if k.startswith(("adversary.", "classes."))]
+        assert len(state) == len(own) > 0
+        assert {int(s["step"]) for s in state.values()} == {7}
+        assert all(s["exp_avg_sq"].any() for s in state.values())
+
+    def test_they_are_restored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        """To forget them would be seen: the weights after them differ."""
+        options: dict[str, Any] = {"algorithm": name, "select": "last", "settings": {"width": 16}}
+        whole = fit(None, **options)
+        for forgetful in (False, True):
+            there = tmp_path / str(forgetful)
+            stopped(there, 7, send(signal.SIGTERM), **options)
+            with monkeypatch.context() as patch:
+                if forgetful:
+                    patch.setattr(torch.optim.Adam, "load_state_dict", forgets(1e-3))
+                resumed = fit(there, resume=True, **options)
+            if forgetful:
+                with pytest.raises(AssertionError):
+                    assert_same(resumed, whole)
+            else:
+                assert_same(resumed, whole)
+                ours, theirs = resumed.algorithm.state_dict(), whole.algorithm.state_dict()
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+    def test_a_checkpoint_without_them_is_not_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    ) -> None:
+        stopped(tmp_path, 7, send(signal.SIGTERM), algorithm=name)
+        load = Checkpoints.load
+
+        def without(self: Checkpoints) -> Any:
+            found = load(self)
+            if found is not None:
+                del found.state["training"]["helpers"]
+            return found
+
+        monkeypatch.setattr(Checkpoints, "load", without)
+        with pytest.raises(InputError, match="does not hold the optimizer of the adversary"):
+            fit(tmp_path, name, resume=True)
+
+
+def forgets(lr: float) -> Callable[[Any, Any], None]:
+    """Loads nothing into optimizers of this rate."""
+    load = torch.optim.Adam.load_state_dict
+
+    def maybe(self: torch.optim.Adam, state: Any) -> None:
+        if self.param_groups[0]["lr"] != lr:
+            load(self, state)
+
+    return maybe
 
 
 def two_groups(params: Any) -> torch.optim.Optimizer:
@@ -607,7 +682,8 @@ def train_with_a_limit(folder: Path, said: Any) -> None:
 def large() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        return nn.Sequential(nn.Linear(4, 700), nn.BatchNorm1d(700), nn.Dropout(0.2), nn.Linear(700, 2))
+        features = nn.Sequential(nn.Linear(4, 700), nn.BatchNorm1d(700), nn.Dropout(0.2))
+        return FeatureModel(features, nn.Linear(700, 2))
 
 
 def test_a_real_limit_on_files(tmp_path: Path) -> None:

@@ -27,18 +27,34 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 import shoal
-from shoal.algorithms import registry
+from shoal.algorithms import algorithm_class, registry
+from shoal.algorithms.base import Algorithm
 from shoal.errors import InputError
+from shoal.models import FeatureModel
 from shoal.training.fit import _as_domain_data
 from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 
 S, STEPS = 3, 4
-WAYS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in registry.names()},
-    "idgm by differences": ("idgm", {"method": "finite-difference"}),
+# Settings with which a penalty counts from the first step on, and small adversaries.
+ACTIVE: dict[str, dict[str, Any]] = {
+    "cdann": {"width": 16},
+    "dann": {"width": 16},
+    "fishr": {"start": 0, "weight": 1.0},
+    "iga": {"weight": 0.1},
+    "irm": {"start": 0, "weight": 3.0},
+    "vrex": {"start": 0, "weight": 3.0},
 }
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, ACTIVE.get(name, {})) for name in registry.names()},
+    "idgm by differences": ("idgm", {"method": "finite-difference"}),
+    "mldg, exact": ("mldg", {"order": "exact"}),
+    "mixup of features": ("mixup", {"where": "features"}),
+    "dann, rough": ("dann", {"adversary_steps": 2, "gradient_penalty": 0.5, "width": 16}),
+}
+# One of each kind is tried in all variants, the others in a single one.
+KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "even": {"batch_size": 8},
     "odd": {"batch_size": 9},
@@ -48,6 +64,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pooled": {"batch_size": 9, "draw": "pooled"},
     "regrouped": {"batch_size": 8, "draw": "regrouped"},
 }
+MOST = "pieces"
+BAD_STEP = 3
+"""At which a loss is not finite, counted from 1."""
+KEEPERS = [n for n in registry.names() if algorithm_class(n).knows_domains]
+"""Which keep something for each domain, or train it."""
 
 
 def rank() -> int:
@@ -68,13 +89,14 @@ def domains(*numbers: int) -> dict[str, Any]:
     return {f"d{n}": domain(n) for n in numbers}
 
 
-def network(*between: nn.Module) -> nn.Sequential:
+def network(*between: nn.Module) -> FeatureModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(2, 8), *between, nn.Tanh(), nn.Linear(8, 2)).double()
+        features = nn.Sequential(nn.Linear(2, 8), *between, nn.Tanh())
+        return FeatureModel(features, nn.Linear(8, 2)).double()
 
 
-def fit(name: str, model: nn.Module, **options: Any) -> shoal.Fit:
+def fit(name: str | type[Algorithm], model: nn.Module, **options: Any) -> shoal.Fit:
     given = {"steps": STEPS, "batch_size": 8, "lr": 0.05, "device": "cpu", "progress": False} | options
     return shoal.fit(name, model, given.pop("train", domains(0, 1, 2)), **given)
 
@@ -116,17 +138,26 @@ class Masks(nn.Dropout):
 
 
 class Bad:
-    """Cross-entropy that is not finite in one call, in the last process only."""
+    """Cross-entropy that is not finite in one step, in the last process only."""
 
-    def __init__(self, value: float, at: set[int]) -> None:
-        self.value, self.at, self.calls = value, at, 0
+    def __init__(self, value: float, at: int) -> None:
+        self.value, self.at, self.step = value, at, 0
 
     def __call__(self, output: Tensor, y: Tensor) -> Tensor:
-        if not torch.is_grad_enabled():
-            return cross_entropy(output, y)
-        self.calls += 1
-        bad = self.calls - 1 in self.at and rank() == int(os.environ.get("WORLD_SIZE", "1")) - 1
+        last = rank() == int(os.environ.get("WORLD_SIZE", "1")) - 1
+        bad = self.step == self.at and last and torch.is_grad_enabled()
         return cross_entropy(output, y) + (self.value if bad else 0.0)
+
+
+def counting(name: str) -> type[Algorithm]:
+    """The algorithm, which tells its loss at which step it is: how often one calls the loss is its own."""
+
+    def step(self: Any, batches: Any, engine: Any) -> Any:
+        self.loss.step += 1
+        return cls.step(self, batches, engine)
+
+    cls = algorithm_class(name)
+    return type(name, (cls,), {"step": step, "__doc__": cls.__doc__})
 
 
 # The trainings, by name
@@ -136,16 +167,21 @@ def same() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Whose outcome is the same in any number of processes."""
     for way, (name, settings) in WAYS.items():
         for variant, options in VARIANTS.items():
+            if variant != MOST and way not in KINDS:
+                continue
             yield (
                 f"{way}, {variant}",
                 lambda n=name, s=settings, o=options: outcome(n, network(), settings=s, **o),
             )
     splits = {"validation": domains(3), "test": domains(4, 5)}
-    for name in registry.names():
+    for name in ("erm", "fish", "dann"):
         yield (
             f"{name}, scores",
             lambda n=name: outcome(n, network(), eval_every=1, eval_batch=7, batch_size=9, **splits),
         )
+    for name in KEEPERS:
+        for variant in ("odd", "pieces", "pooled"):
+            yield f"{name}, kept, {variant}", lambda n=name, o=VARIANTS[variant]: kept(n, **o)
     noisy = {f"n{n}": Noisy(n) for n in range(S)}
     for workers in (0, 1):
         yield (
@@ -169,7 +205,7 @@ def apart() -> Iterator[tuple[str, Callable[[], Any]]]:
                 n, network(nn.BatchNorm1d(8)), batch_size=9, average="sma", average_start=2
             ),
         )
-        for value in (math.nan, math.inf):
+        for value in (math.nan, math.inf) if name in KINDS else (math.nan,):
             yield f"{name}, {value}", lambda n=name, v=value: bad(n, v)
             yield f"{name}, {value} skipped", lambda n=name, v=value: bad(n, v, on_nan="skip")
     yield "masks", masks
@@ -177,13 +213,32 @@ def apart() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "five pieces", lambda: refused(batch_size=9, accumulate=5)
 
 
+def kept(name: str, **options: Any) -> dict[str, Any]:
+    """All that a training holds besides the history: the algorithm's own, and its optimizers'."""
+    settings = ACTIVE.get(name, {})
+    given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "settings": settings} | options
+    parts = _as_domain_data(domains(0, 1, 2), None, None)
+    training = Training(name, network(), parts, Options.checked(**given))
+    training.run()
+    optimizers = {"the user's": training.engine.optimizer, **training.engine.helpers}
+    return {
+        "weights": state(training.model),
+        "algorithm": state(training.algorithm),
+        **{n: _plain(o.state_dict()["state"]) for n, o in optimizers.items()},
+    }
+
+
+def _plain(state: dict[int, dict[str, Tensor]]) -> dict[str, Any]:
+    return {f"{n} {k}": v.double().flatten().tolist() for n, s in state.items() for k, v in s.items()}
+
+
 def bad(name: str, value: float, **options: Any) -> dict[str, Any]:
     model = network(nn.BatchNorm1d(8))
     found: dict[str, Any] = {}
     try:
-        # Call 7: for ERM, and whichever way another goes over its domains, a step in mid-training.
-        given = {"steps": 12, "loss": Bad(value, {7}), "log_every": 1}
-        found["history"] = [p.to_dict() for p in fit(name, model, **given | options).history]
+        given = {"steps": 5, "loss": Bad(value, BAD_STEP), "log_every": 1, "settings": ACTIVE.get(name, {})}
+        run = fit(counting(name), model, **given | options)
+        found |= {"history": [p.to_dict() for p in run.history], "algorithm": state(run.algorithm)}
     except Diverged as error:
         found |= {"message": str(error), "step": error.step, "what": error.quantity, "domain": error.domain}
     return found | {"weights": state(model)}

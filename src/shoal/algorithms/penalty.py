@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -43,6 +44,8 @@ class PenaltyWeight(nn.Module):
         for name, value in (("weight", weight), ("start", start), ("ramp", ramp)):
             if not value >= 0:
                 raise InputError(f"the penalty's {name} must not be negative, got {value}.")
+            if value == math.inf:
+                raise InputError(f"the penalty's {name} must be finite, got {value}.")
         self.weight = float(weight)
         self.before = min(before, self.weight)
         self.start = _steps(start, steps)

@@ -34,7 +34,7 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
     if not algorithm.capturable:
         return f"{type(algorithm).__name__} decides in Python what to do with a batch"
     dropout = draws(algorithm)
-    if algorithm.repeats_passes and dropout:
+    if dropout and (algorithm.repeats_passes or (engine.accumulate > 1 and not algorithm.additive)):
         return f"{type(algorithm).__name__} must repeat the dropout masks of {dropout[0]!r}"
     if not all(map(can_skip, (engine.optimizer, *engine.helpers.values()))):
         return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -73,8 +74,8 @@ class Engine:
             # Weights change within a step, so their half-precision copies must not outlive their use.
             self.autocast = partial(torch.autocast, self.device.type, HALF[precision], cache_enabled=False)
         self.scale = LossScale(self.device) if precision == "fp16" else None
-        # With a loss scale an infinite gradient is nothing unusual.
-        self.watched = ("losses",) if self.scale else ("losses", "norms")
+        # With a loss scale an infinite gradient is nothing unusual, and says nothing of the objective.
+        self.watched = ("losses", "objective") if self.scale else ("losses", "norms")
         self._norms: list[Tensor] = []
         self._bad_loss: Tensor | None = None
         if self.device.type == "cuda":
@@ -84,19 +85,33 @@ class Engine:
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
         self._norms, self._bad_loss = [], None
-        before = [b.clone() for b in algorithm.buffers()] if self.on_nan == "skip" else []
+        before = [t.detach().clone() for t in self._beside(algorithm)] if self.on_nan == "skip" else []
         log = dict(algorithm.step(batches, self))
         if self._norms:
             log["norms"] = torch.stack(self._norms)
+        if self.scale is not None:
+            bad = torch.zeros_like(self.stopped) if self._bad_loss is None else self._bad_loss
+            log["objective"] = torch.where(bad, math.nan, 0.0)
         if before:
             watched = [log[k] for k in self.watched if k in log]
-            bad = ~torch.stack([v.isfinite().all() for v in watched]).all()
-            copy_where(self._anywhere(bad), list(algorithm.buffers()), before)
+            bad = self._anywhere(~torch.stack([v.isfinite().all() for v in watched]).all())
+            now = self._beside(algorithm)
+            # What the optimizer of a helper has made meanwhile was zero.
+            before += [torch.zeros_like(t) for t in now[len(before) :]]
+            with torch.no_grad():
+                copy_where(bad, now, before)
         if self.processes > 1:
             floating = [b for b in algorithm.buffers() if b.is_floating_point()]
             for buffer, mean in zip(floating, self.average(floating), strict=True):
                 buffer.copy_(mean)
         return log
+
+    def _beside(self, algorithm: Algorithm) -> list[Tensor]:
+        """What a step changes besides what the optimizer trains: buffers, and all that helpers train."""
+        helpers = self.helpers.values()
+        trained = [p for h in helpers for p in _parameters(h)]
+        moments = [t for h in helpers for s in h.state.values() for t in s.values() if isinstance(t, Tensor)]
+        return [*algorithm.buffers(), *trained, *moments]
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Whether it is so in any of the processes."""

@@ -41,7 +41,7 @@ def examine(
     classes = classes or data.classes
     if y.is_floating_point() and classes is not None:
         raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
-    if not y.is_floating_point() and classes is None and output.ndim == 2:
+    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim == 2:
         classes = output.shape[1]
         if classes == 1:
             raise InputError(

@@ -346,14 +346,19 @@ class Training:
         norms = [log["norms"] for _, _, log in unread if "norms" in log]
         rows = losses.tolist()
         norm_rows = torch.cat(norms).tolist() if norms else [[] for _ in rows]
-        own = [k for k, v in unread[0][2].items() if k not in ("losses", "norms") and v.ndim == 1]
+        judged = [log["objective"] for _, _, log in unread if "objective" in log]
+        objectives = torch.cat(judged)[:, None].tolist() if judged else [[] for _ in rows]
+        known = ("losses", "norms", "objective")
+        own = [k for k, v in unread[0][2].items() if k not in known and v.ndim == 1]
         columns = {k: torch.cat([log[k] for _, _, log in unread]).tolist() for k in own}
         mores = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         steps = [first + u for first, domains, _ in unread for u in range(len(domains))]
         numbers = [d for _, domains, _ in unread for d in domains]
         mores = mores or [{} for _ in rows]
-        for step, domains, row, norm_row, more in zip(steps, numbers, rows, norm_rows, mores, strict=True):
-            watched = {"losses": row, "norms": norm_row}
+        for step, domains, row, norm_row, objective, more in zip(
+            steps, numbers, rows, norm_rows, objectives, mores, strict=True
+        ):
+            watched = {"losses": row, "norms": norm_row, "objective": objective}
             if bad := self._first_bad(domains, {k: watched[k] for k in self.engine.watched}):
                 self._not_finite(step, *bad)
             else:
@@ -371,7 +376,7 @@ class Training:
                 if not math.isfinite(value):
                     domain = domains[slot] if len(domains) == len(values) else None
                     name = None if domain is None else self.data.splits["train"].names[domain]
-                    return name, {"losses": "loss", "norms": "gradient"}[what], value
+                    return name, {"losses": "loss", "norms": "gradient"}.get(what, what), value
         return None
 
     def _not_finite(self, step: int, domain: str | None, what: str, value: float) -> None:

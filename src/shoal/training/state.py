@@ -73,6 +73,8 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
     training.engine.optimizer.load_state_dict(state["optimizer"])
     for name, helper in training.engine.helpers.items():
+        if name not in state.get("helpers", {}):
+            raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
         helper.load_state_dict(state["helpers"][name])
     if training.schedule is not None:
         training.schedule.load_state_dict(state["schedule"])
