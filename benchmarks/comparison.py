@@ -24,6 +24,10 @@ MNIST = [
     *["--eval-every", "250", "--precision", "bf16"],
 ]
 DIGITS = ["--seeds", "5", "--search", "2", "--steps", "300", "--batch", "16"]
+SPRITES = [
+    *["--data", "domains=10", "size=32", "--seeds", "3", "--search", "2", "--steps", "1000"],
+    *["--batch", "64", "--eval-every", "250", "--eval-limit", "20000"],
+]
 COMPARISONS: dict[str, list[list[str]]] = {
     "heart": [["heart", "--seeds", "5", "--search", "3", "--steps", "300", "--batch", "32"]],
     "digits": [
@@ -34,32 +38,37 @@ COMPARISONS: dict[str, list[list[str]]] = {
         ["coloured-mnist", "--leave-out=-90%", *MNIST],
         ["rotated-mnist", "--leave-out", "0°", *MNIST],
     ],
-    "cdsprites": [
-        [
-            *["cdsprites", "--data", "domains=10", "size=32", "--seeds", "3", "--search", "2"],
-            *["--steps", "1000", "--batch", "64", "--eval-every", "250", "--eval-limit", "20000"],
-        ]
-    ],
+    "cdsprites": [["cdsprites", *SPRITES]],
 }
+REGROUPED = ["--algorithms", "fish", "--draw", "regrouped"]
+"""Fish makes as many optimizer steps on the same examples, and knows nothing of domains."""
+CONTROLS = [
+    ["rotated-mnist", "--leave-out", "0°", *MNIST, *REGROUPED],
+    ["cdsprites", *SPRITES, *REGROUPED],
+]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("which", nargs="*", choices=[*COMPARISONS, []], help="(default: all)")
+    parser.add_argument("which", nargs="*", help=f"of {', '.join(COMPARISONS)}, controls (default: all)")
     parser.add_argument("--out", default="runs/comparison")
     parser.add_argument("--device")
     parser.add_argument("--at-once")
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--no-run", action="store_true")
     given = parser.parse_args()
-    more = ["--out", given.out]
+    more: list[str] = []
     for option in ("device", "at_once"):
         if value := getattr(given, option):
             more += [f"--{option.replace('_', '-')}", value]
     more += ["--plan"] * given.plan + ["--no-run"] * given.no_run
-    codes = [shoal(["compare", *c, *more]) for name in given.which or COMPARISONS for c in COMPARISONS[name]]
+    codes = []
+    for name in given.which or [*COMPARISONS, "controls"]:
+        out = f"{given.out}-controls" if name == "controls" else given.out
+        for arguments in CONTROLS if name == "controls" else COMPARISONS[name]:
+            codes.append(shoal(["compare", *arguments, *more, "--out", out]))
     return max(codes)
 
 

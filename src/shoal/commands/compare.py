@@ -71,6 +71,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
+    group.add_argument("--draw", help="how batches are drawn, for all (default: each algorithm's own way)")
     group.add_argument("--model", help="(default: the dataset's own)")
     group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
     group.add_argument(
@@ -129,6 +130,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
         optimizer_options={"lr": given.lr},
         batch_size=given.batch,
         domains_per_step=given.domains,
+        draw=given.draw,
         eval_every=given.eval_every or max(1, given.steps // 10),
         eval_limit=given.eval_limit,
         precision=given.precision,
