@@ -88,6 +88,23 @@ def test_list_names_what_there_is(what: str, capsys: Captured) -> None:
         assert entry["paper"]
 
 
+def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
+    assert main(["list", "algorithms", "--json"]) == 0
+    entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)["algorithms"]}
+    assert entries["erm"]["cost"] == 1
+    assert entries["dann"]["needs"] == ["two domains", "features", "adversary"]
+    assert "second order" in entries["idgm"]["needs"]
+    assert entries["idgm"]["cost"] > 5
+    assert entries["reweighted"]["batches"] == "balanced"
+    assert all(e["cost"] and e["memory"] for e in entries.values())
+    assert main(["list", "algorithms", "irm"]) == 0
+    alone = capsys.readouterr().out
+    assert "weight=100.0, start=0.1" in alone
+    assert "dann" not in alone
+    assert main(["list", "algorithms", "imr"]) == 2
+    assert "Did you mean 'irm'" in capsys.readouterr().err
+
+
 def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
     arguments = ["train", "fish", "--dataset", "rotated-digits", "--steps", "4", "--batch", "8"]
     arguments += ["--set", "meta_lr=5e-1", "--device", "cpu"]

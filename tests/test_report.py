@@ -67,9 +67,11 @@ def test_pictures_show_every_method_and_domain(tmp_path) -> None:  # type: ignor
 
 
 def test_linear_example_says_when_each_method_leaves() -> None:
-    """Three made-up paths: one leaves, one stays, one was never there."""
-    paths = {"ERM": [0.93, 0.57], "Fish": [0.93, 0.93], "IDGM, normalised, γ=0.1": [0.57, 0.57]}
-    left = {"ERM": 4, "Fish": None, "IDGM, normalised, γ=0.1": 2}
+    """Made-up paths: some leave, some stay, one was never there."""
+    idgm, iga = "IDGM, normalised, γ=0.1", ("IGA, λ=1", "IGA, λ=100")
+    paths = {"ERM": [0.93, 0.57], "Fish": [0.93, 0.93], idgm: [0.57, 0.57]}
+    paths |= {iga[0]: [0.93, 0.57], iga[1]: [0.93, 0.93]}
+    left = {"ERM": 4, "Fish": None, idgm: 2, iga[0]: 4, iga[1]: None}
     results = [
         {
             "row": {"label": label},
@@ -84,10 +86,11 @@ def test_linear_example_says_when_each_method_leaves() -> None:
         for label, test in paths.items()
     ]
     path, ends = linear.tables(results, early=2)
-    assert [row[4] for row in path.rows] == ["2", "the end", "never there"]
-    assert [row[-1] for row in ends.rows] == ["+0.10"] * 3
+    assert [row[4] for row in path.rows] == ["2", "the end", "never there", "2", "the end"]
+    assert [row[-1] for row in ends.rows] == ["+0.10"] * 5
     text = linear.reading(results, {"ERM": (0.93, 0.93)})
     assert "ERM leaves 93/93 after step 2, Fish after the end" in text
+    assert "so with λ=1 (after 2); with λ=100 it too stays longer (after the end)" in text
 
 
 def scores(**domains: float) -> dict[str, object]:

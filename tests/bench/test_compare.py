@@ -102,6 +102,18 @@ class TestPlan:
         assert rates["erm", 0][0] == rates["erm", 1][0] == 1e-3
         assert not set(rates["erm", 0][1:]) & set(rates["erm", 1][1:])
 
+    def test_a_way_of_drawing_makes_a_row_of_its_own(self) -> None:
+        found = plan("fish fish:regrouped", left_out="0°", seeds=1, search=2)
+        assert [(c.name, c.algorithm, c.draw) for c in found] == [
+            *[("fish", "fish", None)] * 2,
+            *[("fish:regrouped", "fish", "regrouped")] * 2,
+        ]
+        own, mixed = found[:2], found[2:]
+        assert [c.settings for c in own] == [c.settings for c in mixed]
+        assert [c.optimizer_options for c in own] == [c.optimizer_options for c in mixed]
+        assert len({c.identity for c in found}) == 4
+        assert [t["algorithm"] for t in compare.trials(found, [])] == ["fish", "fish:regrouped"]
+
     def test_a_longer_search_keeps_the_runs_of_a_shorter_one(self) -> None:
         short, long = ({c.identity for c in plan(seeds=s, search=k)} for s, k in ((2, 2), (3, 4)))
         assert short < long
@@ -509,6 +521,14 @@ class TestCommand:
         assert json.loads(Path("shoal-compare/compare-rotated-digits.json").read_text()) == result
         assert "| 1 | " in Path("shoal-compare/compare-rotated-digits.md").read_text()
 
+    def test_a_control_is_a_row(self, capsys: Captured) -> None:
+        given = ["compare", "rotated-digits", "--leave-out", "75°", "--seeds", "1", "--search", "1"]
+        given += ["--steps", "4", "--batch", "8", "--device", "cpu", "--at-once", "1", "--json"]
+        assert main([*given, "--algorithms", "fish", "fish:regrouped"]) == 0
+        rows = {r["algorithm"]: r["average"]["mean"] for r in json.loads(capsys.readouterr().out)["rows"]}
+        assert set(rows) == {"fish", "fish:regrouped"}
+        assert {r.config.draw for r in Store("shoal-compare/runs").all()} == {None, "regrouped"}
+
     def test_a_plan_is_kept(self, capsys: Captured) -> None:
         assert main([*TINY, "--plan"]) == 0
         shown = capsys.readouterr()
@@ -537,6 +557,8 @@ class TestCommand:
         ("changes", "message"),
         [
             (["--algorithms", "erm", "fsh"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
+            (["--algorithms", "fish:regruped"], "unknown draw 'regruped'. Did you mean 'regrouped'"),
+            (["--algorithms", "fsh:regrouped"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
             (["--leave-out", "75"], "domain to leave out: '75'. Did you mean '75°'"),
             (["--data", "seeed=1"], "'seeed'. Did you mean 'seed'"),
             (["--data", "test=0°"], "name them in --leave-out"),

@@ -66,7 +66,7 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
     """Algorithms that cannot do the task, and why."""
     found = {}
     for name in algorithms:
-        cls = algorithm_class(name)
+        cls = algorithm_class(parted(name)[0])
         if where.classes is None and not cls.regression:
             found[name] = "needs classes"
         elif where.domains < 2 and cls.compares_domains:
@@ -75,14 +75,20 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
 
 
 def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str, InputError]:
-    """Algorithms whose first run cannot be prepared, each with what is said of it."""
+    """Rows whose first run cannot be prepared, each with what is said of it."""
     found = {}
-    for name, config in {c.algorithm: c for c in reversed(configs)}.items():
+    for name, config in {c.name: c for c in reversed(configs)}.items():
         try:
             prepare(config, device)
         except InputError as error:
             found[name] = error
     return found
+
+
+def parted(name: str) -> tuple[str, str | None]:
+    """An algorithm and a way of drawing, from ``fish`` or ``fish:regrouped``."""
+    algorithm, _, draw = name.partition(":")
+    return algorithm, draw or None
 
 
 def plan(
@@ -94,15 +100,17 @@ def plan(
 ) -> list[RunConfig]:
     """Every run of a comparison: one for each domain left out, algorithm, seed and candidate.
 
-    All are ``base`` with other settings. Every trial draws candidates of its own, so that the spread over
-    seeds holds the luck of the search too; they come in their order.
+    An algorithm with a way of drawing, such as ``fish:regrouped``, is a row of its own. All are ``base`` with
+    other settings. Every trial draws candidates of its own, so that the spread over seeds holds the luck of
+    the search too; they come in their order.
     """
     seeds, rate = list(seeds), base.optimizer_options["lr"]
-    tried = {(a, s): candidates(a, search, rate, s) for a in algorithms for s in seeds}
+    tried = {(a, s): candidates(parted(a)[0], search, rate, s) for a in algorithms for s in seeds}
     return [
         replace(
             base,
-            algorithm=algorithm,
+            algorithm=parted(algorithm)[0],
+            draw=parted(algorithm)[1],
             label=algorithm,
             data_options={**base.data_options, **({} if name is None else {"test": name})},
             settings=candidate.settings,
@@ -154,7 +162,7 @@ def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[d
     groups: dict[tuple[str, str, int], list[RunConfig]] = {}
     for config in configs:
         name = str(config.data_options.get("test", own))
-        groups.setdefault((config.algorithm, name, config.seed), []).append(config)
+        groups.setdefault((config.name, name, config.seed), []).append(config)
     return [
         {"algorithm": algorithm, "left_out": name, "seed": seed, **_trial(tried, found)}
         for (algorithm, name, seed), tried in groups.items()

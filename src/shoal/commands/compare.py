@@ -7,11 +7,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.arguments import add_running, count, make_folder, values
 from shoal.commands.showing import draw, run_all, show
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
     from shoal.bench.compare import Layout
@@ -31,7 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("dataset", help="see `shoal list datasets`")
     parser.add_argument(
-        "--algorithms", nargs="+", default=["all"], metavar="NAME", help="which, or all (default: all)"
+        "--algorithms",
+        nargs="+",
+        default=["all"],
+        metavar="NAME",
+        help="which, or all (default: all); fish:regrouped is Fish with the domains mixed in each batch",
     )
     parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the dataset's options")
     parser.add_argument(
@@ -71,7 +75,6 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
-    group.add_argument("--draw", help="how batches are drawn, for all (default: each algorithm's own way)")
     group.add_argument("--model", help="(default: the dataset's own)")
     group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
     group.add_argument(
@@ -113,16 +116,19 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     from shoal.bench import compare
     from shoal.bench.config import RunConfig
     from shoal.data import sets
+    from shoal.data.sampler import Draw
 
     everyone = "all" in given.algorithms
-    algorithms = registry.names() if everyone else named(given.algorithms, registry)
+    chosen = [n for n in given.algorithms if n != "all"]
+    check_names("draw", [how for n in chosen if (how := compare.parted(n)[1])], get_args(Draw))
+    algorithms = list(dict.fromkeys([*(registry.names() if everyone else []), *named(chosen, registry)]))
     (dataset,) = named([given.dataset], sets.registry)
     options = values(given.data, "--data")
     where = compare.layout(dataset, options, given.leave_out)
     _check_domains(given.domains, where)
     base = RunConfig(
         dataset=dataset,
-        algorithm=algorithms[0],
+        algorithm=compare.parted(algorithms[0])[0],
         steps=given.steps,
         data_options=options,
         model=given.model,
@@ -130,7 +136,6 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
         optimizer_options={"lr": given.lr},
         batch_size=given.batch,
         domains_per_step=given.domains,
-        draw=given.draw,
         eval_every=given.eval_every or max(1, given.steps // 10),
         eval_limit=given.eval_limit,
         precision=given.precision,
@@ -143,7 +148,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     if refused and (not everyone or len(refused) == len(able)):
         raise next(iter(refused.values()))
     unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
-    if not (configs := [c for c in configs if c.algorithm not in unable]):
+    if not (configs := [c for c in configs if c.name not in unable]):
         raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
     return configs, unable
 
@@ -151,7 +156,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
 def named(given: Sequence[str], registry: Any) -> list[str]:
     """Names as the registry spells them, each once; a wrong one is refused."""
     for name in given:
-        registry.module(name)
+        registry.module(name.partition(":")[0])
     return list(dict.fromkeys(name.lower().replace("_", "-") for name in given))
 
 
@@ -185,7 +190,7 @@ def write_plan(path: Path, configs: Sequence[RunConfig], store: Store, given: An
 
     content = [{"identity": c.identity, "config": c.to_dict()} for c in configs]
     write_atomically(path, json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode())
-    algorithms = len({c.algorithm for c in configs})
+    algorithms = len({c.name for c in configs})
     domains = len({c.data_options.get("test") for c in configs})
     text = (
         f"{len(configs):,} runs: {_many(algorithms, 'algorithm')}, {_many(domains, 'domain')} left out, "
@@ -212,9 +217,9 @@ def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str
     except Exception as error:
         print(f"shoal: a run failed ({_said(error)}); going on one by one.", file=sys.stderr)
     failed = {}
-    for name in dict.fromkeys(c.algorithm for c in store.missing(configs)):
+    for name in dict.fromkeys(c.name for c in store.missing(configs)):
         try:
-            run_all([c for c in configs if c.algorithm == name], store, given)
+            run_all([c for c in configs if c.name == name], store, given)
         except InputError:
             raise
         except Exception as error:
