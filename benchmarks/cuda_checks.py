@@ -274,7 +274,7 @@ def two_processes() -> None:
         for number, (case, alone) in enumerate(zip(CASES, plain_runs(), strict=True)):
             found = [torch.load(f"{folder}/{number}-{rank}.pt", weights_only=True) for rank in (0, 1)]
             apart = float((found[0] - alone).abs().max())
-            fine = torch.equal(found[0], found[1]) and apart < 1e-5
+            fine = torch.equal(found[0], found[1]) and apart < 3e-5
             report(f"{case[0]} {case[1]}", fine, f"largest difference of a weight {apart:.1e}")
 
 
