@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights", metavar="FILE", help="start from these: safetensors, or a .pt that holds weights only"
     )
     parser.add_argument(
-        "--draw", help="domains, one-domain, pooled or regrouped (default: the algorithm's own)"
+        "--draw", help="domains, one-domain, pooled, balanced or regrouped (default: the algorithm's own)"
     )
     parser.add_argument(
         "--warm-start", metavar="W", help="ERM first: steps (500), share of the data (0.1), plateau"
