@@ -52,6 +52,8 @@ COMMANDS = {
 PLAIN: dict[str, dict[str, Any]] = {
     "fish, plain dataset": {"algorithm": "fish", "steps": 600, "select": "last", "checkpoint_every": 6},
     "erm, plain dataset, sma": {"algorithm": "erm", "steps": 700, "average": "sma", "warm_start": 50},
+    "dann, plain dataset": {"algorithm": "dann", "steps": 500, "checkpoint_every": 7, "on_nan": "skip"},
+    "fishr, plain dataset": {"algorithm": "fishr", "steps": 500, "checkpoint_every": 11},
     "idgm, plain dataset": {"algorithm": "idgm", "steps": 500, "clip": 1.0, "checkpoint_every": 9},
 }
 """Read through a random transform by a number of workers that changes with every start."""
