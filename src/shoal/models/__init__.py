@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from shoal.errors import InputError, check_names
+from shoal.models import backbones
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
 
 __all__ = ["FeatureModel", "build", "registry"]
 
-registry = Registry("model", "shoal.models", support=frozenset({"feature_model"}))
+registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model"}))
 
 
 def build(
     name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
 ) -> FeatureModel:
-    """The model called ``name`` for inputs of ``input_shape``, without the batch.
+    """The model called ``name`` for inputs of ``input_shape``, without the batch: one of ours, or of timm's.
 
     ``options`` are the model's own, such as its ``width``.
 
@@ -29,11 +32,24 @@ def build(
     """
     if classes is not None and classes < 2:
         raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
-    module = registry.module(name)
-    own = list(inspect.signature(module.build).parameters)[2:]
+    maker = _maker(name)
+    own = list(inspect.signature(maker).parameters)[2:]
     check_names(f"option of model {name!r}:", options, own)
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        model: FeatureModel = module.build(tuple(input_shape), classes, **options)
+        model: FeatureModel = maker(tuple(input_shape), classes, **options)
     return model
+
+
+def _maker(name: str) -> Callable[..., FeatureModel]:
+    """What builds the model called ``name``."""
+    ours = str(name).lower().replace("_", "-") in registry.names()
+    if not ours and backbones.known(name):
+        return partial(backbones.build, name)
+    try:
+        maker: Callable[..., FeatureModel] = registry.module(name).build
+    except InputError as error:
+        hint = "" if find_spec("timm") else " timm's models need: pip install 'shoal[timm]'."
+        raise InputError(f"{error}{hint}") from None
+    return maker

@@ -1,0 +1,129 @@
+"""Any backbone of timm as a :class:`~shoal.models.FeatureModel`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.errors import InputError
+from shoal.models.feature_model import FeatureModel, linear_head
+
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""ImageNet's, with which image datasets come normalised."""
+CLASSIFIERS = ("fc.", "classifier.", "head.")
+"""What the last layer is called in other people's files."""
+
+
+def known(name: str) -> bool:
+    """Whether timm is there and has a model of this name."""
+    try:
+        import timm
+    except ImportError:
+        return False
+    except RuntimeError as error:  # a torchvision that was made for another torch
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"{name!r} is none of Shoal's models, and timm cannot be imported: {first}"
+        ) from error
+    return bool(timm.is_model(name))
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    *,
+    pretrained: bool = False,
+    freeze_batchnorm: bool = True,
+    dropout: float = 0.0,
+) -> FeatureModel:
+    """timm's ``name`` without its classifier, and a linear head of our own.
+
+    Args:
+        pretrained: with timm's weights, which it fetches and keeps; from a file see ``--weights``.
+        freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training, as DomainBed has
+            it: small batches of one domain would spoil them. Its scale and shift are trained.
+        dropout: the share of features left out in training, before the head.
+    """
+    import timm
+
+    if len(input_shape) != 3:
+        raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
+    if not 0 <= dropout < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, got {dropout}.")
+    try:
+        body = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=input_shape[0])
+    except (OSError, RuntimeError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(
+            f"the weights of {name!r} cannot be had ({first}); give a file in --weights."
+        ) from error
+    config = timm.data.resolve_model_data_config(body)
+    features = Backbone(body, freeze_batchnorm, config["mean"], config["std"])
+    head = linear_head(_width(name, features, input_shape), classes)
+    return FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
+
+
+def _width(name: str, features: nn.Module, input_shape: tuple[int, ...]) -> int:
+    try:
+        with torch.no_grad():
+            found = features.eval()(torch.zeros(1, *input_shape))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        first = (str(error).splitlines() or [""])[0]
+        raise InputError(f"model {name!r} cannot take images {input_shape}: {first}") from error
+    features.train()
+    return int(found.flatten(1).shape[1])
+
+
+class Backbone(nn.Module):
+    """A network that wants images normalised its own way, with BatchNorm that may be frozen."""
+
+    def __init__(
+        self, body: nn.Module, frozen: bool, mean: tuple[float, ...], deviation: tuple[float, ...]
+    ) -> None:
+        super().__init__()
+        self.body = body
+        self.frozen = frozen
+        same = tuple(mean) == MEAN and tuple(deviation) == DEVIATION
+        self.normalising = not same and len(mean) == len(MEAN)
+        if self.normalising:
+            own, wanted = torch.tensor(DEVIATION), torch.tensor(deviation)
+            shift = (torch.tensor(MEAN) - torch.tensor(mean)) / wanted
+            self.register_buffer("scale", (own / wanted).view(-1, 1, 1), persistent=False)
+            self.register_buffer("shift", shift.view(-1, 1, 1), persistent=False)
+        self.train()
+
+    scale: Tensor
+    shift: Tensor
+
+    def train(self, mode: bool = True) -> Backbone:
+        super().train(mode)
+        if self.frozen:
+            for module in self.body.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.normalising and x.shape[1] == len(self.scale):
+            x = x * self.scale + self.shift
+        features: Tensor = self.body(x)
+        return features
+
+
+def fitting(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
+    """A bare backbone's weights, such as torchvision's or timm's, under the names they have in ``model``.
+
+    Its classifier is left out and the model's own head stays. ``None`` where the names do not fit.
+    """
+    if not isinstance(model, FeatureModel) or not isinstance(model.features, Backbone):
+        return None
+    own = model.state_dict()
+    found = {f"features.body.{k}": v for k, v in weights.items() if not k.startswith(CLASSIFIERS)}
+    body = {k for k in own if k.startswith("features.body.")}
+    if set(found) - body or {k for k in body - set(found) if not k.endswith("num_batches_tracked")}:
+        return None
+    return {**own, **found}
