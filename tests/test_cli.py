@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import shoal
+from shoal.bench.config import RunConfig
 from shoal.bench.experiments import cdsprites
 from shoal.bench.record import RunRecord, Store
 from shoal.cli import COMMANDS, main
@@ -103,6 +106,55 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     assert "dann" not in alone
     assert main(["list", "algorithms", "imr"]) == 2
     assert "Did you mean 'irm'" in capsys.readouterr().err
+
+
+SWEEP = ["sweep", "--datasets", "linear", "--data", "per_domain=100", "--algorithms", "erm", "--trials", "1"]
+SWEEP += ["--hparams", "1", "--steps", "2", "--eval-every", "1", "--device", "cpu", "--at-once", "1"]
+
+
+def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: Captured) -> None:
+    out = ["--out", str(tmp_path)]
+    assert main([*SWEEP, *out, "--plan"]) == 0
+    assert capsys.readouterr().out == "3 runs, of which 3 are still to do.\n"
+    assert main([*SWEEP, *out, "--no-run"]) == 0
+    assert "3 missing: erm on linear, D1 left out, trial 0, draw 0" in capsys.readouterr().out
+    assert main([*SWEEP, *out]) == 0
+    shown = capsys.readouterr()
+    assert "3 runs to do." in shown.err
+    assert "D3 left out" in shown.err
+    assert "training:" in shown.out
+    assert "oracle:" in shown.out
+    for rule in ("training", "oracle"):
+        for ending in ("md", "tex", "csv", "html"):
+            assert "D3" in (tmp_path / f"sweep-{rule}.{ending}").read_text()
+    assert main([*SWEEP, *out, "--json"]) == 0
+    again = capsys.readouterr()
+    assert not again.err
+    (result,) = json.loads(again.out)["rules"]["training"]
+    records = [json.loads(p.read_text()) for p in (tmp_path / "runs").glob("*.json")]
+    assert len(records) == 3
+    for record in records:
+        (name,) = record["config"]["protocol"]["leave_out"]
+        best = max(record["history"], key=lambda m: (m["scores"]["validation"]["mean"], -m["step"]))
+        assert result["rows"][0]["domains"][name]["values"] == [best["scores"]["test"]["average"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--datasets", "linear"], "say which: --datasets"),
+        (["--datasets", "liner", "--algorithms", "erm"], "Did you mean 'linear'"),
+        (["--datasets", "linear", "--algorithms", "emr"], "Did you mean 'erm'"),
+        (["--datasets", "linear", "--algorithms", "erm", "--rules", "orakle"], "Did you mean 'oracle'"),
+        (["--domainbed", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_sweep_says_what_is_wrong(
+    arguments: list[str], message: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert main(["sweep", *arguments, "--out", str(tmp_path / "out")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
@@ -755,3 +807,234 @@ def test_ctrl_c_ends_quietly_and_leaves_no_process(at_once: int, tmp_path: Path)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def recorded(
+    folder: Path, algorithm: str, seed: int, test: float, status: str = "finished", **more: Any
+) -> None:
+    """A record as `shoal compare` would have left it."""
+    config = RunConfig("digits", algorithm, 10, data_options={"test": "15°"}, seed=seed, **more)
+    split = {"metric": "accuracy", "average": test, "domains": {"15°": test}}
+    history = ({"step": 10, "passes": 10, "loss": 1.0, "scores": {"test": split}},)
+    Store(folder).save(RunRecord(config, status, history, 0, "last step", 2.0, {"device": "cpu"}))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "sweep"
+    for seed, test in enumerate((0.5, 0.7, 0.9)):
+        recorded(folder / "runs", "erm", seed, test)
+        recorded(folder / "runs", "fish", seed, test - 0.25, settings={"meta_lr": 0.5})
+    recorded(folder / "runs", "fish", 7, 0.99, "diverged")
+    return folder
+
+
+def test_results_are_a_table(runs: Path, capsys: Captured) -> None:
+    assert main(["results", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["dataset", "name", "left_out", "seed", "test", "test_last", "seconds"]
+    assert lines[2].split() == ["digits", "erm", "15°", "0", "0.500", "0.500", "2.0"]
+    assert lines[8].split() == ["digits", "fish", "15°", "7", "diverged", "diverged", "2.0"]
+    assert lines[10].startswith("7 runs. Scores are accuracy at the selected step")
+    assert "1 run diverged" in lines[10]
+
+
+def test_results_are_asked(runs: Path, capsys: Captured) -> None:
+    asked = ["results", str(runs), "--query", 'algorithm == "fish" and test > 0.3']
+    asked += ["--columns", "seed", "settings.meta_lr", "test", "--sort", "test", "--reverse"]
+    assert main(asked) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[2:4]] == [["2", "0.5", "0.650"], ["1", "0.5", "0.450"]]
+    assert main([*asked, "--json", "--limit", "1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rows"] == [{"seed": 2, "settings.meta_lr": 0.5, "test": 0.65}]
+    assert (shown["runs"], shown["matching"], shown["duplicates"], shown["broken"]) == (7, 2, 0, {})
+    assert main(["results", str(runs), "--query", "seed > 100"]) == 0
+    assert "0 runs" in capsys.readouterr().out
+
+
+def test_results_in_groups(runs: Path, capsys: Captured) -> None:
+    assert main(["results", str(runs), "--group", "algorithm", "--sort", "test", "--csv", "groups.csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == ["fish", "4", "4", "1", "0.450", "±", "0.200"]
+    assert lines[3].split() == ["erm", "3", "3", "0", "0.700", "±", "0.200"]
+    with open("groups.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["algorithm"], row["diverged"]) for row in rows] == [("fish", "1"), ("erm", "0")]
+    assert float(rows[0]["mean"]) == pytest.approx(0.45)
+    assert float(rows[0]["sd"]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("label", ["<script>\nA,\x1b[31m 鱼", "<script>\rA;\x1b[31m 鱼"])
+def test_results_show_fifty_rows_and_write_all(label: str, tmp_path: Path, capsys: Captured) -> None:
+    for seed in range(60):
+        recorded(tmp_path / "many", "erm", seed, 0.5, label=label)
+    assert main(["results", str(tmp_path / "many"), "--csv", "all.csv"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count(f"<script>?A{label[10]}?[31m 鱼") == 50
+    assert "\x1b" not in shown
+    assert "The first 50 of 60 runs (more with --limit 60)" in shown
+    with open("all.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["name"] for row in rows] == 60 * [label]
+    assert [int(row["seed"]) for row in rows] == list(range(60))
+    assert rows[0]["data.test"] == rows[0]["left_out"] == "15°"
+    assert main(["results", str(tmp_path / "many"), "--limit", "55"]) == 0
+    assert capsys.readouterr().out.count("<script>") == 55
+
+
+def test_results_say_what_they_leave_out(runs: Path, capsys: Captured) -> None:
+    recorded(runs / "again", "erm", 0, 0.5)
+    (runs / "0123456789abcdef.json").write_text("{")
+    assert main(["results", str(runs)]) == 0
+    shown = capsys.readouterr().out
+    assert "7 runs." in shown
+    assert "1 older record of the same runs left out." in shown
+    assert "Not shown: '0123456789abcdef.json' is not a run record (" in shown
+    assert main(["results", str(runs), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (len(content["rows"]), content["duplicates"]) == (7, 1)
+    assert list(content["broken"]) == ["0123456789abcdef.json"]
+
+
+def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captured) -> None:
+    assert main([*LINEAR, "--out", str(tmp_path / "one")]) == 0
+    assert main([*LINEAR, "--out", str(tmp_path / "more"), "--seeds", "2", "--at-once", "1"]) == 0
+    capsys.readouterr()
+    before = files_in(tmp_path)
+    assert main(["results", str(tmp_path), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [row["seed"] for row in content["rows"]] == [0, 1]
+    assert content["duplicates"] == 1
+    saved = RunRecord.from_dict(json.loads((tmp_path / "one" / "record.json").read_text()))
+    assert content["rows"][0]["test"] == saved.score("test")
+    assert content["rows"][0]["test_last"] == saved.score("test", last=True)
+    assert files_in(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no folder 'nowhere'"),
+        (["empty"], "'empty' holds no record of a run"),
+        (["broken"], "no record in 'broken' can be read: 'record.json' is not a run record"),
+        (["sweep", "--query", "sed < 3"], "Did you mean 'seed'"),
+        (["sweep", "--query", "seed <"], "cannot be read"),
+        (["sweep", "--query", ""], "cannot be read"),
+        (["sweep", "--query", "print(1)"], "neither a column nor a value"),
+        (["sweep", "--columns", "tset"], "Did you mean 'test'"),
+        (["sweep", "--sort", "tset"], "Did you mean 'test'"),
+        (["sweep", "--group", "algoritm"], "Did you mean 'algorithm'"),
+        (["sweep", "--group", "algorithm", "--sort", "lr"], "groups cannot be sorted by 'lr'"),
+        (["sweep", "--group", "algorithm", "--columns", "lr"], "cannot be had together"),
+        (["sweep", "--csv", "empty"], "--csv 'empty' cannot be written"),
+    ],
+)
+def test_wrong_questions_end_in_one_line(
+    arguments: list[str], message: str, runs: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "record.json").write_text("[]")
+    assert main(["results", *arguments]) == 2
+    assert message in one_line(capsys)
+
+
+# Pictures
+
+
+def plant_pictures(root: Path) -> Path:
+    from PIL import Image
+
+    for d, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):
+        for c, label in enumerate(("dog", "<script>é")):
+            (root / domain / label).mkdir(parents=True)
+            for i in range(5):
+                picture = Image.new("RGB", (30, 20), (60 * d, 100 * c, 40 * i))
+                picture.save(root / domain / label / f"{i}.jpg")
+    return root
+
+
+def test_pictures_are_trained_on_alike_with_any_number_of_workers(tmp_path: Path, capsys: Captured) -> None:
+    folder = plant_pictures(tmp_path / "pictures")
+    train = ["train", "erm", "--dataset", "image-folder", "--steps", "2", "--batch", "3", "--device", "cpu"]
+    weights = []
+    for workers in ("0", "1"):
+        out = tmp_path / workers
+        data = ["--data", f"folder={folder}", "size=16", "cache=false"]
+        assert main([*train, *data, "--workers", workers, "--out", str(out)]) == 0
+        assert "sketch" in capsys.readouterr().out  # the last domain is left out
+        weights.append(load_file(out / "model.safetensors"))
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_data_check_passes_sound_pictures(tmp_path: Path, capsys: Captured) -> None:
+    folder = plant_pictures(tmp_path / "pictures")
+    assert main(["data", "check", str(folder), "--workers", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "All 40 pictures can be read" in shown.out
+    assert "40 of 40 pictures decoded" in shown.err
+    assert main(["data", "check", str(folder), "--json", "--workers", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["classes"]["photo"] == {"<script>é": 5, "dog": 5}
+    assert (report["pictures"], report["wrong"], report["unreadable"]) == (40, [], {})
+
+
+def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> None:
+    folder = plant_pictures(tmp_path / "pictures")
+    (folder / "photo/dog/9.jpg").write_bytes(b"")
+    (folder / "photo/dog/8.jpg").write_bytes((folder / "sketch/dog/1.jpg").read_bytes())
+    (folder / "cartoon/dog/8.jpg").write_bytes((folder / "cartoon/<script>é/1.jpg").read_bytes())
+    (folder / "cartoon/dog/copy.jpg").write_bytes((folder / "cartoon/dog/2.jpg").read_bytes())
+    assert main(["data", "check", str(folder), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["wrong"] == [
+        "pictures that cannot be read: 1",
+        "pictures that are in several domains: 1",
+        "pictures that are in several classes: 1",
+    ]
+    assert list(report["unreadable"]) == ["photo/dog/9.jpg"]
+    found = {group["kind"]: group["files"] for group in report["duplicates"]}
+    assert found == {
+        "domains": ["photo/dog/8.jpg", "sketch/dog/1.jpg"],
+        "classes": ["cartoon/<script>é/1.jpg", "cartoon/dog/8.jpg"],
+        "copies": ["cartoon/dog/2.jpg", "cartoon/dog/copy.jpg"],
+    }
+    assert main(["data", "check", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert "same picture in several domains: 'photo/dog/8.jpg' = 'sketch/dog/1.jpg'" in shown
+    assert "cannot be read: 'photo/dog/9.jpg' (empty" in shown
+
+
+def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Captured) -> None:
+    folder = plant_pictures(tmp_path / "PACS")
+    shutil.rmtree(folder / "cartoon")
+    assert main(["data", "check", str(tmp_path), "--dataset", "pacs", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["published"]["sketch"] == 3929
+    assert report["wrong"][:3] == [
+        "domain cartoon is missing",
+        "art_painting has 10 pictures, not 2,048",
+        "photo has 10 pictures, not 1,670",
+    ]
+    assert "there are 2 classes, not 7" in report["wrong"]
+    assert "photo has 5 pictures of dog, not 189" in report["wrong"]
+    assert main(["data", "check", str(tmp_path), "--dataset", "pacs"]) == 1
+    shown = capsys.readouterr().out
+    assert "cartoon" in shown
+    assert "PACS can be got from" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no folder 'nowhere'"),
+        (["."], "there is no picture in"),
+        ([".", "--dataset", "pacs"], "PACS is not in"),
+        ([".", "--dataset", "linear"], "linear is not in folders of pictures; these are: domainnet,"),
+        ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),
+    ],
+)
+def test_data_check_says_what_cannot_be_checked(arguments: list[str], message: str, capsys: Captured) -> None:
+    assert main(["data", "check", *arguments]) == 2
+    assert message in one_line(capsys)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from xml.etree import ElementTree
 
 import numpy as np
@@ -122,3 +125,77 @@ def test_cells_cannot_move_the_cursor() -> None:
     assert not set("\x1b\u202e") & set(shown + table.markdown())
     assert "<script>" in shown
     assert len(table.markdown().splitlines()) == 6
+
+
+ODD = "a&b_c%d<script>|\"x\", 'y' $1 {z} \\ #"
+
+
+def odd_table() -> Table:
+    table = Table([ODD, "n_1\x1b[2J"])
+    table.add(ODD, "1.0 ± 0.5")
+    return table
+
+
+def test_column_names_are_cleaned_too() -> None:
+    assert odd_table().columns == [ODD, "n_1?[2J"]
+
+
+def test_csv_gives_the_cells_back() -> None:
+    table = odd_table()
+    assert list(csv.reader(io.StringIO(table.csv()))) == [table.columns, *table.rows]
+    assert table.csv().count("\n") == 2
+
+
+def test_html_gives_the_cells_back() -> None:
+    tree = ElementTree.fromstring(odd_table().html())
+    assert [cell.text for cell in tree.iter("th")] == [ODD, "n_1?[2J"]
+    assert [(cell.text, cell.get("class")) for cell in tree.iter("td")] == [
+        (ODD, None),
+        ("1.0 ± 0.5", "number"),
+    ]
+    assert "script" not in {element.tag for element in tree.iter()}
+    assert '"x"' not in odd_table().html()
+
+
+def test_markdown_has_no_markup_of_the_cells() -> None:
+    head, _, row = odd_table().markdown().splitlines()
+    for line in (head, row):
+        assert len(re.findall(r"(?<!\\)\|", line)) == 3
+        assert not re.search(r"(?<!\\)[<_*`]", line)
+    assert re.sub(r"\\(.)", r"\1", row) == f"| {ODD} | 1.0 ± 0.5 |"
+
+
+def test_latex_escapes_what_would_be_a_command() -> None:
+    lines = odd_table().latex().splitlines()
+    assert lines[0] == r"\begin{tabular}{lr}"
+    assert lines[1:4:2] == [r"\toprule", r"\midrule"]
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+    odd = (
+        r"a\&b\_c\%d\textless{}script\textgreater{}\textbar{}\char34{}x\char34{}, 'y' \$1 \{z\} "
+        r"\textbackslash{} \#"
+    )
+    assert lines[2] == odd + r" & n\_1?[2J \\"
+    assert lines[4] == odd + r" & 1.0 $\pm$ 0.5 \\"
+
+
+def test_the_papers_domainbed_table_is_complete() -> None:
+    """Seven datasets and their average by ten methods, and three datasets of random grouping."""
+    said = claims("domainbed")
+    main = [c for c in said if c["table"] == "DomainBed"]
+    assert [c["dataset"] for c in main] == [
+        *("CMNIST", "RMNIST", "VLCS", "PACS", "OfficeHome", "TerraInc", "DomainNet", "Average")
+    ]
+    methods = ["ERM", "IRM", "GroupDRO", "Mixup", "MLDG", "Coral", "MMD", "DANN", "CDANN", "Fish"]
+    assert all(list(c["values"]) == methods for c in main)
+    for claim in said:
+        assert (claim["metric"], claim["rule"]) == ("accuracy", "training")
+        average = claim["dataset"] == "Average"
+        assert all(len(v) == (1 if average else 2) and 30 < v[0] < 100 for v in claim["values"].values())
+        assert bool(claim["names"]) is not average
+    *each, average = main
+    for method in methods:  # the averages printed are those of the column, to the last digit or one beside
+        mean = sum(c["values"][method][0] for c in each) / 7
+        assert abs(mean - average["values"][method][0]) <= 0.1, method
+    others = [c for c in said if c["table"] == "random grouping"]
+    assert [c["dataset"] for c in others] == ["VLCS", "PACS", "OfficeHome"]
+    assert all(list(c["values"]) == ["Fish", "Fish, RG", "ERM"] for c in others)

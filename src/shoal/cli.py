@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.commands import compare, demo, list, reproduce, resume, show, train
+from shoal.commands import compare, data, demo, list, reproduce, results, resume, show, sweep, train
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
 
@@ -18,9 +18,12 @@ COMMANDS = {
     "demo": demo,
     "train": train,
     "compare": compare,
+    "sweep": sweep,
     "resume": resume,
     "show": show,
+    "results": results,
     "list": list,
+    "data": data,
     "reproduce": reproduce,
 }
 
@@ -34,7 +37,10 @@ class _Help(argparse.HelpFormatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; wrong input ends in one line on stderr and exit code 2, Ctrl-C in 130."""
+    """Runs a command; wrong input ends in one line on stderr and exit code 2, Ctrl-C in 130.
+
+    A command may return an exit code of its own.
+    """
     parser = argparse.ArgumentParser(
         prog="shoal",
         description="Domain generalization: train models that work in places they have never seen.",
@@ -56,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     before = _terminable()
     try:
-        given.run(given)
+        code: int | None = given.run(given)
     except InputError as error:
         return _failed(f"shoal: {error}", 2)
     except KeyboardInterrupt as stop:
@@ -70,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
-    return 0
+    return code or 0
 
 
 def _failed(message: str, code: int) -> int:

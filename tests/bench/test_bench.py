@@ -93,6 +93,7 @@ class TestConfig:
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,
+            "protocol": {"leave_out": ["a"], "trial": 0},
         }
         assert {*changes, "label"} == set(TINY.to_dict())
         different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import shoal
+from shoal.bench.run import start_from
 from shoal.errors import InputError
 from shoal.models import FeatureModel, build
 from shoal.models.backbones import DEVIATION, MEAN, Backbone, fitting
@@ -109,6 +111,18 @@ def test_takes_the_weights_of_a_bare_backbone(name: str) -> None:
     setattr(theirs, last, nn.Identity())
     x = torch.randn(2, *SMALL)
     torch.testing.assert_close(model.eval().features(x), theirs.eval()(x))
+
+
+def test_a_file_of_torchvision_is_a_start(tmp_path: Path) -> None:
+    import torchvision
+
+    theirs = torchvision.models.resnet18()
+    torch.save(theirs.state_dict(), tmp_path / "resnet18.pth")
+    model = made()
+    start_from(model, str(tmp_path / "resnet18.pth"))
+    assert torch.equal(model.features.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
+    with pytest.raises(InputError, match="do not fit the model"):
+        start_from(made("densenet121"), str(tmp_path / "resnet18.pth"))
 
 
 def test_weights_that_do_not_fit_are_not_bent() -> None:

@@ -17,6 +17,7 @@ from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
 from shoal.bench.run import prepare
 from shoal.bench.search import candidates
+from shoal.bench.selection import lower_is_better
 from shoal.data import sets
 from shoal.errors import InputError, check_names
 
@@ -123,10 +124,6 @@ def plan(
         for seed in seeds
         for candidate in tried[algorithm, seed]
     ]
-
-
-def lower_is_better(metric: str) -> bool:
-    return metric != "accuracy"
 
 
 def choose(records: Sequence[RunRecord]) -> int | None:

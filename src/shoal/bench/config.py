@@ -56,6 +56,9 @@ class RunConfig:
     """A file with the weights to start from; by default the model's own random ones."""
     holdout: float | None = None
     """This share of every training domain is held out for validation, in place of the dataset's own split."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """DomainBed's way to split: ``leave_out`` names one or two domains, ``trial`` numbers the split, ``draw``
+    the settings tried (0 where it is not there); see :mod:`shoal.bench.protocol`."""
     label: str = ""
     """How tables call this row; no part of the run's identity."""
 
@@ -67,6 +70,24 @@ class RunConfig:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
         if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
             raise InputError(f"holdout must be a share between 0 and 1, such as 0.2; got {self.holdout!r}.")
+        if self.protocol:
+            self._check_protocol()
+
+    def _check_protocol(self) -> None:
+        check_names("part of a protocol:", self.protocol, ("leave_out", "trial", "draw"))
+        names = self.protocol.get("leave_out")
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise InputError(f"leave_out must be a list of domains' names, got {names!r}.")
+        if not 1 <= len(names) <= 2 or len(set(names)) < len(names):
+            raise InputError(f"leave_out must name one domain or two different ones, got {list(names)!r}.")
+        for part in ("trial", "draw"):
+            number = self.protocol.get(part, 0 if part == "draw" else None)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise InputError(f"{part} must be a whole number of at least 0, got {number!r}.")
+        if self.holdout is not None:
+            raise InputError("holdout and a protocol both split the training domains; give one of them.")
+        if "test" in self.data_options:
+            raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
 
     @property
     def name(self) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import os
+import re
+import time
+import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.bench.config import RunConfig, check_same_run, read_config
 from shoal.errors import InputError, unknown_name
@@ -150,3 +156,203 @@ def read_record(path: Path) -> RunRecord:
         return RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error
+
+
+Row = dict[str, Any]
+"""A run as a line of a table: values by the names of columns, without those it lacks."""
+
+SHORT = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
+"""How columns call the options in a configuration: ``data.test`` and so on."""
+
+
+def row_of(record: RunRecord) -> Row:
+    """All that tables need of a record. A run that diverged has no scores, as in a comparison."""
+    config, row = record.config, Row()
+    for name, value in vars(config).items():
+        if isinstance(value, Mapping):
+            row |= {f"{SHORT.get(name, name)}.{key}": content for key, content in value.items()}
+        else:
+            row[name] = value
+    del row["label"]
+    row |= {
+        "identity": config.identity,
+        "name": config.name,
+        "lr": row.pop("optimizer.lr", None),
+        "status": record.status,
+        "rule": record.rule,
+        "seconds": record.seconds,
+        "skipped": record.skipped,
+        "device": record.environment.get("device"),
+        "error": record.error or None,
+        "left_out": _left_out(record),
+    }
+    if record.history:
+        scores = record.history[-1]["scores"]
+        if scores:
+            row["metric"] = str(scores["test" if "test" in scores else next(iter(scores))]["metric"])
+        row["step"] = record.history[record.selected]["step"]
+        if record.status == "finished":
+            row |= _scores(record.history[record.selected], "") | _scores(record.history[-1], "_last")
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def _left_out(record: RunRecord) -> str | None:
+    """The domains that were asked for, else those of the test split if they are few."""
+    config = record.config
+    asked = config.data_options.get("test", config.protocol.get("leave_out"))
+    if asked is None and record.history:
+        names = list(record.history[-1]["scores"].get("test", {}).get("domains", ()))
+        asked = names if 0 < len(names) <= 3 else None
+    if asked is None:
+        return None
+    return ", ".join(map(str, asked)) if isinstance(asked, list | tuple) else str(asked)
+
+
+def _scores(measured: Measurement, ending: str) -> Row:
+    """``test`` and ``test.DOMAIN`` for every split and domain; what is not finite is missing."""
+    row: Row = {}
+    for split, found in measured["scores"].items():
+        row[split + ending] = _finite(found["average"])
+        row |= {f"{split}{ending}.{domain}": _finite(score) for domain, score in found["domains"].items()}
+    return row
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _read_row(path: Path) -> Row:
+    content = json.loads(path.read_bytes())
+    if "options" in content["config"]:
+        raise InputError("it was made by shoal.fit, without a run configuration")
+    return row_of(RunRecord.from_dict(content))
+
+
+def _first(error: Exception) -> str:
+    """The start of what an error says."""
+    text = " ".join(str(error).split())
+    return (text if len(text) <= 100 else text[:99] + "…").rstrip(".")
+
+
+class Stamp(NamedTuple):
+    """What changes whenever a record is written anew."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+_NAMES = re.compile(r"record\.json|[0-9a-f]{16}\.json")
+
+
+def record_files(folder: Path) -> dict[str, Stamp]:
+    """The records in a folder and below, by their paths from there: those of stores and of run folders."""
+    found: dict[str, Stamp] = {}
+    seen: set[tuple[int, int]] = set()
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            at = os.stat(folder / below)
+            if (at.st_dev, at.st_ino) in seen:  # a link that leads back
+                continue
+            seen.add((at.st_dev, at.st_ino))
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if _NAMES.fullmatch(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            state = entry.stat()
+                            stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
+                            found[f"{below}{entry.name}"] = stamp
+                    elif entry.is_dir():
+                        waiting.append(f"{below}{entry.name}/")
+        except OSError:
+            if not below:
+                raise
+    return found
+
+
+class Entry(NamedTuple):
+    stamp: Stamp
+    row: Row
+
+
+INDEX = ".results-index"
+INDEX_FROM = 100
+"""Fewer records are read as fast without an index."""
+_FORMAT = [1, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord))]
+"""An index that another version of these has written is made anew."""
+
+
+class Index:
+    """The rows of all records in a folder and below, kept in one file so that each record is read once.
+
+    The records are the truth. A row counts only while its record has the size, time and inode it was made
+    from, and an index that cannot be read, or not be written, is done without. It is replaced as a whole: of
+    two processes that do so the last wins, and what its index lacks is read again.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / INDEX
+
+    def read(self) -> tuple[dict[str, Entry], dict[str, str]]:
+        """Entries by path, and the files that are no records, each with what is wrong."""
+        files, known = record_files(self.folder), self._kept()
+        entries: dict[str, Entry] = {}
+        broken: dict[str, str] = {}
+        anew = 0
+        for path in sorted(files):
+            kept = known.get(path)
+            if kept is not None and kept.stamp == files[path]:
+                entries[path] = kept
+                continue
+            try:
+                entries[path] = Entry(files[path], _read_row(self.folder / path))
+                anew += 1
+            except FileNotFoundError:
+                continue
+            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                broken[path] = f"{path!r} is not a run record ({_first(error)})."
+            except OSError as error:
+                broken[path] = f"{path!r} cannot be read: {error.strerror}."
+        if (anew or len(known) != len(entries)) and len(entries) >= INDEX_FROM:
+            self._keep(entries)
+        return entries, broken
+
+    def _kept(self) -> dict[str, Entry]:
+        try:
+            check, _, body = self.path.read_bytes().partition(b"\n")
+            if int(check, 16) != zlib.crc32(body):
+                return {}
+            content = json.loads(body)
+            if content["format"] != _FORMAT:
+                return {}
+            shapes = content["shapes"]
+            return {
+                path: Entry(Stamp(*stamp), dict(zip(shapes[shape], values, strict=True)))
+                for path, stamp, shape, values in content["records"]
+            }
+        except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError):
+            return {}
+
+    def _keep(self, entries: Mapping[str, Entry]) -> None:
+        """Columns are named once for all rows that have the same."""
+        shapes: dict[tuple[str, ...], int] = {}
+        records = [
+            (path, stamp, shapes.setdefault(tuple(row), len(shapes)), list(row.values()))
+            for path, (stamp, row) in entries.items()
+        ]
+        content = {"format": _FORMAT, "shapes": list(shapes), "records": records}
+        body = json.dumps(content, separators=(",", ":")).encode()
+        with contextlib.suppress(OSError):
+            write_atomically(self.path, b"%08x\n" % zlib.crc32(body) + body)
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Removes what writers that were killed have left behind."""
+        for path in self.folder.glob(f".{INDEX}.*"):
+            if path.stat().st_mtime < time.time() - 3600:
+                path.unlink(missing_ok=True)

@@ -16,12 +16,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.algorithms import algorithm_class, settings_of
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
+from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names
 from shoal.models import build
+from shoal.models.backbones import fitting
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
@@ -70,6 +72,8 @@ def prepare(
     where = Processes(device).device
     options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
     data = _loaded(config.dataset, options_of_data, config.holdout, where)
+    if config.protocol:  # not kept: all left-out domains and trials share the examples
+        data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
     model = build(
         config.model or data.model,
         input_shape=data.input_shape,
@@ -125,10 +129,10 @@ def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
 
 
 def start_from(model: nn.Module, path: str) -> None:
-    """Puts the weights in a file into ``model``."""
+    """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
     found = load_weights(path)
     try:
-        model.load_state_dict(found)
+        model.load_state_dict(fitting(found, model) or found)
     except RuntimeError as error:
         first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error

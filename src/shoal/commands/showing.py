@@ -50,7 +50,8 @@ class Status:
 def _which(config: RunConfig) -> str:
     """A run among others: what they mostly differ in."""
     number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-    left_out = f", {name} left out" if (name := config.data_options.get("test")) is not None else ""
+    names = config.protocol.get("leave_out") or [config.data_options.get("test")]
+    left_out = f", {' and '.join(map(str, names))} left out" if names[0] is not None else ""
     return f"{config.name}{number}{left_out}, seed {config.seed}"
 
 

@@ -36,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
-    parser.add_argument("--model", help="(default: the dataset's own)")
+    parser.add_argument("--model", help="one of Shoal's or of timm's (default: the dataset's own)")
+    parser.add_argument(
+        "--model-set", nargs="+", default=[], metavar="NAME=VALUE", help="the model's options"
+    )
     parser.add_argument(
         "--weights", metavar="FILE", help="start from these: safetensors, or a .pt that holds weights only"
     )
@@ -133,6 +136,7 @@ def configuration(given: Any) -> RunConfig:
         data_options=values(given.data, "--data"),
         settings=values(given.set, "--set"),
         model=given.model,
+        model_options=values(given.model_set, "--model-set"),
         weights=given.weights,
         optimizer=given.optimizer,
         optimizer_options={"lr": given.lr},

@@ -26,25 +26,26 @@ def find_files(
     there in each sub-folder ``inside``, under their name with any of ``endings`` after it. The folder that
     has most of them is taken, and of equals the first.
     """
-    roots = _roots(names, folder, home)
-    places = [root / sub for root in roots for sub in inside]
+    top = roots(f"the files {', '.join(names)}", folder, home)
+    places = [root / sub for root in top for sub in inside]
     found = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
     best = max(found, key=len)
     for name in names:
         if name not in best:
-            looked_in = [places[found.index(best)]] if best else roots
+            looked_in = [places[found.index(best)]] if best else top
             where = " or ".join(repr(str(place)) for place in looked_in)
             other = "".join(f" (or {ending})" for ending in endings if ending)
             raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look.")
     return [best[name] for name in names]
 
 
-def _roots(names: Sequence[str], folder: str | Path | None, home: str) -> list[Path]:
+def roots(needed: str, folder: str | Path | None, home: str) -> list[Path]:
+    """Where to look: ``folder``, or where that is ``None`` ``$SHOAL_DATA/home`` and ``$SHOAL_DATA``."""
     if folder is not None:
         return [Path(str(folder)).expanduser()]
     if root := os.environ.get(VARIABLE):
         return [Path(root, home).expanduser(), Path(root).expanduser()]
-    raise InputError(f"the files {', '.join(names)} are needed; {SAY_WHERE} they are.")
+    raise InputError(f"{needed} are needed; {SAY_WHERE} they are.")
 
 
 def _file(place: Path, name: str, endings: Sequence[str]) -> Path | None:

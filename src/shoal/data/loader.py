@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,7 +110,8 @@ class MetaBatchLoader:
     def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
         meta_batch = []
         cuda = self.device is not None and torch.device(self.device).type == "cuda"
-        for batch in self._copied_ahead(loader) if cuda else itertools.starmap(self._numbered, loader):
+        items = _plainly(loader)
+        for batch in self._copied_ahead(items) if cuda else itertools.starmap(self._numbered, items):
             meta_batch.append(batch)
             if len(meta_batch) == self.sampler.domains_per_step:
                 yield meta_batch
@@ -119,7 +120,7 @@ class MetaBatchLoader:
     def _numbered(self, domain: int | None, pair: Any) -> DomainBatch:
         return self._batch(pair, domain)
 
-    def _copied_ahead(self, loader: DataLoader[Any]) -> Iterator[DomainBatch]:
+    def _copied_ahead(self, loader: Iterable[Any]) -> Iterator[DomainBatch]:
         """Batches on the device, the next one on its way there on a stream of its own."""
         aside = torch.cuda.Stream(self.device)
         ahead: DomainBatch | None = None
@@ -183,8 +184,18 @@ class _Items(Dataset[Any]):
         seed_all(seed)
         try:
             return self.dataset[index]
+        except InputError:
+            raise
         except Exception as error:
             raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
+
+
+def _plainly(loader: Iterable[Any]) -> Iterator[Any]:
+    """What is wrong with the input, without the words that a worker process puts around it."""
+    try:
+        yield from loader
+    except InputError as error:
+        raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from None
 
 
 def _used_on(stream: torch.cuda.Stream, x: Any) -> None:

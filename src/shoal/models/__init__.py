@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from shoal.models import backbones
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
 
-__all__ = ["FeatureModel", "build", "registry"]
+__all__ = ["FeatureModel", "build", "options_of", "registry"]
 
 registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model"}))
 
@@ -33,13 +32,17 @@ def build(
     if classes is not None and classes < 2:
         raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
     maker = _maker(name)
-    own = list(inspect.signature(maker).parameters)[2:]
-    check_names(f"option of model {name!r}:", options, own)
+    check_names(f"option of model {name!r}:", options, options_of(name))
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model: FeatureModel = maker(tuple(input_shape), classes, **options)
     return model
+
+
+def options_of(name: str) -> list[str]:
+    """The options that the model called ``name`` takes."""
+    return list(inspect.signature(_maker(name)).parameters)[2:]
 
 
 def _maker(name: str) -> Callable[..., FeatureModel]:
@@ -50,6 +53,5 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
     try:
         maker: Callable[..., FeatureModel] = registry.module(name).build
     except InputError as error:
-        hint = "" if find_spec("timm") else " timm's models need: pip install 'shoal[timm]'."
-        raise InputError(f"{error}{hint}") from None
+        raise InputError(f"{error}{backbones.why_not()}") from None
     return maker

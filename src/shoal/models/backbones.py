@@ -21,14 +21,20 @@ def known(name: str) -> bool:
     """Whether timm is there and has a model of this name."""
     try:
         import timm
-    except ImportError:
+    except (ImportError, RuntimeError):
         return False
-    except RuntimeError as error:  # a torchvision that was made for another torch
-        first = (str(error).splitlines() or [""])[0]
-        raise InputError(
-            f"{name!r} is none of Shoal's models, and timm cannot be imported: {first}"
-        ) from error
     return bool(timm.is_model(name))
+
+
+def why_not() -> str:
+    """Why timm's models cannot be had, if they cannot."""
+    try:
+        import timm  # noqa: F401
+    except ImportError:
+        return " timm's models need: pip install 'shoal[timm]'."
+    except RuntimeError as error:  # a torchvision that was made for another torch
+        return f" timm's models cannot be had: {(str(error).splitlines() or [''])[0]}."
+    return ""
 
 
 def build(

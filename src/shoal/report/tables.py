@@ -1,7 +1,10 @@
-"""Tables as text for a terminal and as Markdown for a page."""
+"""Tables as text for a terminal, and as Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 
+import csv
+import html
+import io
 import math
 import statistics
 import unicodedata
@@ -16,6 +19,9 @@ class Table:
     columns: Sequence[str]
     rows: list[Sequence[str]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.columns = [_clean(str(c)) for c in self.columns]
+
     def add(self, *cells: object) -> None:
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
@@ -25,7 +31,7 @@ class Table:
         """Columns padded to their widest cell, numbers to the right."""
         grid = [list(self.columns), *map(list, self.rows)]
         widths = [max(_width(row[i]) for row in grid) for i in range(len(self.columns))]
-        right = [all(_numeric(row[i]) for row in self.rows) for i in range(len(self.columns))]
+        right = self._right()
         lines = []
         for row in grid:
             cells = zip(row, widths, right, strict=True)
@@ -34,10 +40,74 @@ class Table:
         return "\n".join(lines)
 
     def markdown(self) -> str:
+        """Entities such as ``&lt;`` stay what they are; whatever else would be markup is text."""
+
         def line(cells: Sequence[str]) -> str:
-            return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
+            return "| " + " | ".join(c.translate(IN_MARKDOWN) for c in cells) + " |"
 
         return "\n".join([line(self.columns), "|" + "---|" * len(self.columns), *map(line, self.rows)])
+
+    def latex(self) -> str:
+        """A ``tabular`` with the rules of booktabs."""
+
+        def line(cells: Sequence[str]) -> str:
+            return " & ".join(c.translate(IN_LATEX) for c in cells) + r" \\"
+
+        sides = "".join("r" if right else "l" for right in self._right())
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{sides}}}",
+                r"\toprule",
+                line(self.columns),
+                r"\midrule",
+                *map(line, self.rows),
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
+
+    def html(self) -> str:
+        """A ``table``; columns of numbers have the class ``number``."""
+        right = self._right()
+
+        def line(cells: Sequence[str], tag: str) -> str:
+            kinds = [' class="number"' if r else "" for r in right]
+            made = (f"<{tag}{k}>{html.escape(c)}</{tag}>" for c, k in zip(cells, kinds, strict=True))
+            return f"<tr>{''.join(made)}</tr>"
+
+        head, body = line(self.columns, "th"), [line(row, "td") for row in self.rows]
+        return "\n".join(["<table>", f"<thead>{head}</thead>", "<tbody>", *body, "</tbody>", "</table>"])
+
+    def csv(self) -> str:
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
+        return file.getvalue()
+
+    def _right(self) -> list[bool]:
+        """Columns of numbers."""
+        return [all(_numeric(row[i]) for row in self.rows) for i in range(len(self.columns))]
+
+
+IN_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|<>*_`]~"})
+IN_LATEX = str.maketrans(
+    {c: f"\\{c}" for c in "&%$#_{}"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\char34{}",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "–": "--",
+        "°": r"$^\circ$",
+        "≥": r"$\geq$",
+        "≤": r"$\leq$",
+        "≈": r"$\approx$",
+    }
+)
 
 
 def percent(values: Sequence[float]) -> str:

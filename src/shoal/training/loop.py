@@ -155,8 +155,9 @@ class Training:
 
     def _make_evaluator(self, numbers: int) -> Evaluator:
         options = self.options
+        plain = self.examples.evaluation() if hasattr(self.examples, "evaluation") else self.examples
         return Evaluator(
-            self.examples,
+            plain,
             {split: self.data.splits[split] for split in self.splits},
             classification=self.task.is_classification,
             loss=self.loss,

@@ -22,7 +22,7 @@ from shoal.training.engine import HALF, Precision
 
 ScheduleMaker = Callable[[Optimizer], LRScheduler]
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
-Split = Literal["train", "validation", "test"]
+Split = Literal["train", "validation", "test", "oracle"]
 
 COUNTS = (
     "steps",
@@ -76,7 +76,8 @@ class Options:
     """Steps between evaluations; by default a tenth of the training."""
     eval_limit: int | None = None
     """Evaluate on about so many examples of each split, evenly over its domains."""
-    eval_splits: Sequence[Split] = ("train", "validation", "test")
+    eval_splits: Sequence[Split] = get_args(Split)
+    """Those of them that the data have; ``"oracle"`` is held-out examples of the test domains."""
     select: Literal["best", "last"] | None = None
     """Keep the ``"best"`` weights on validation (the default where there is some) or the ``"last"``."""
     device: str | torch.device | None = None

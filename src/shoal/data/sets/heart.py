@@ -78,7 +78,10 @@ def load(*, test: str = "va", seed: int = 0, folder: str | None = None) -> Domai
         classes=2,
         input_shape=x.shape[1:],
         model="mlp",
-        notes={"test": f"{y[left_out.indices].sum()} of its {len(left_out.indices)} patients are ill"},
+        notes={
+            "test": f"{y[left_out.indices].sum()} of its {len(left_out.indices)} patients are ill",
+            "examples": f"numbers are scaled by the hospitals other than {test}",
+        },
     )
 
 

@@ -1,0 +1,161 @@
+"""`shoal sweep`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.commands.arguments import add_running, count, make_folder, values
+from shoal.commands.showing import Status, show
+from shoal.errors import InputError, check_names
+
+if TYPE_CHECKING:
+    from shoal.bench.config import RunConfig
+
+SUMMARY = "Compare algorithms on datasets by DomainBed's protocol."
+EXAMPLE = (
+    "Every domain is left out in turn; each trial splits the data anew and tries the default settings and "
+    "random draws. Example: shoal sweep --datasets rotated-mnist --algorithms erm fish --trials 3. "
+    "The same command again does what is missing, failed runs included."
+)
+TABLES = ("md", "tex", "csv", "html")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
+    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="see `shoal list datasets`")
+    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="see `shoal list algorithms`")
+    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the datasets' options")
+    parser.add_argument("--trials", type=count, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--hparams", type=count, default=20, metavar="K", help="draws, the defaults first (default: 20)"
+    )
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        default=["training", "oracle"],
+        metavar="RULE",
+        help="how settings are chosen: training, leave-one-out (many more runs), oracle "
+        "(default: training oracle)",
+    )
+    parser.add_argument("--steps", type=count, default=5001, help="(default: %(default)s)")
+    parser.add_argument("--eval-every", type=count, metavar="K", help="(default: 100, large images 300)")
+    parser.add_argument("--model", help="one of Shoal's or of timm's (default: each dataset's own)")
+    parser.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
+    parser.add_argument(
+        "--domainbed", type=Path, metavar="DIR", help="tables of DomainBed's own sweep folder"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("shoal-sweep"), metavar="DIR", help="(default: %(default)s)"
+    )
+    parser.add_argument("--plan", action="store_true", help="only say how many runs there are")
+    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    add_running(parser)
+
+
+def run(given: Any) -> None:
+    from shoal.bench import selection
+    from shoal.bench.sweep import SweepStore
+
+    check_names("rule", given.rules, selection.RULES)
+    if given.domainbed:
+        _theirs(given)
+        return
+    configs = planned(given)
+    store = SweepStore(given.out / "runs")
+    missing = len({c.identity for c in store.missing(configs)})
+    if given.plan:
+        text = f"{len(configs):,} runs, of which {missing:,} are still to do."
+        show({"runs": len(configs), "missing": missing}, text, given)
+        return
+    make_folder(given.out)
+    failed = {} if given.no_run else _swept(configs, store, missing, given)
+    found = selection.sweep(configs, store.found(configs))
+    finish(found, given, [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()])
+
+
+def planned(given: Any) -> list[RunConfig]:
+    from shoal.algorithms import registry as algorithms
+    from shoal.bench import protocol
+    from shoal.data.sets import registry as datasets
+
+    if not given.datasets or not given.algorithms:
+        raise InputError("say which: --datasets rotated-mnist --algorithms erm fish.")
+    for name in given.algorithms:
+        algorithms.module(name.partition(":")[0])
+    for name in given.datasets:
+        datasets.module(name)
+    options = values(given.data, "--data")
+    return protocol.plan(
+        dict.fromkeys(given.datasets, options),
+        given.algorithms,
+        trials=given.trials,
+        draws=given.hparams,
+        pairs="leave-one-out" in given.rules,
+        steps=given.steps,
+        eval_every=given.eval_every,
+        model=given.model,
+        precision=given.precision,
+    )
+
+
+def devices(given: Any) -> list[str]:
+    """One for each worker: all CUDA devices in turn, or the CPU as often as there are cores."""
+    import torch
+
+    from shoal.training.processes import pick_device
+
+    device = pick_device(given.device)
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return ["cpu"] * (given.at_once or cores)
+    every = [given.device] if given.device else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return [every[n % len(every)] for n in range(given.at_once or len(every))]
+
+
+def _swept(configs: list[RunConfig], store: Any, missing: int, given: Any) -> dict[str, str]:
+    from shoal.bench.sweep import sweep
+
+    status = Status(configs, missing)
+    found = sweep(configs, store, devices=devices(given), tell=status.tell, done=status.done)
+    return found.failed
+
+
+def _theirs(given: Any) -> None:
+    from shoal.bench.domainbed import read
+
+    found, troubles = read(given.domainbed)
+    make_folder(given.out)
+    finish(found, given, troubles)
+
+
+def finish(found: Any, given: Any, troubles: list[str]) -> None:
+    """Tables by every rule, shown and written down."""
+    from shoal.bench import selection
+    from shoal.files import write_atomically
+    from shoal.report import domainbed as view
+
+    shown, content = [], {}
+    for rule in given.rules:
+        results = list(selection.every_result(found, rule))
+        content[rule] = results
+        tables = [view.dataset_table(r) for r in results]
+        tables += [view.overall_table(results)] if len(results) > 1 else []
+        lines = view.words(results)
+        forms: dict[str, list[str]] = {
+            "md": [t.markdown() for t in tables],
+            "tex": [t.latex() for t in tables],
+            "csv": [t.csv() for t in tables],
+            "html": [t.html() for t in tables],
+        }
+        for ending in TABLES:
+            text = "\n\n".join([*forms[ending], *(lines if ending == "md" else [])])
+            write_atomically(given.out / f"sweep-{rule}.{ending}", f"{text}\n".encode())
+        shown.append("\n\n".join([f"{rule}:", *(t.text() for t in tables), "\n".join(lines)]))
+    write_atomically(given.out / "sweep.json", json.dumps(content).encode())
+    names = ", ".join(f"sweep-{rule}.{{{','.join(TABLES)}}}" for rule in given.rules)
+    text = "\n\n".join([*shown, *troubles[:10], f"Saved in {given.out}: {names}, sweep.json."])
+    show({"rules": content, "troubles": troubles}, text, given)

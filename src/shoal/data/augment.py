@@ -1,0 +1,91 @@
+"""DomainBed's random changes of training pictures, without torchvision.
+
+Random numbers come from torch's own generator, all at once, so that what becomes of an example is a function
+of its seed, whichever file or process it is read from.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+TRIES = 10
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+class Chances(NamedTuple):
+    """Numbers in [0, 1), and the order of the four changes of colour."""
+
+    crops: list[list[float]]
+    colours: list[float]
+    order: list[int]
+    flip: float
+    grey: float
+
+
+@dataclass(frozen=True)
+class Augment:
+    """A crop, a mirror image, other colours and now and then no colours, as in DomainBed.
+
+    The crop has between ``scale[0]`` and ``scale[1]`` of the area and sides of a ratio between ``ratio[0]``
+    and ``ratio[1]``. Brightness, contrast, saturation and hue change by up to ``jitter`` in random order.
+
+    Reference: Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021.
+    """
+
+    scale: tuple[float, float] = (0.7, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    jitter: float = 0.3
+    flip: float = 0.5
+    grey: float = 0.1
+
+    def draw(self) -> Chances:
+        """What one example will need."""
+        numbers = torch.rand(TRIES * 4 + 6).tolist()
+        crops = [numbers[4 * i : 4 * i + 4] for i in range(TRIES)]
+        *colours, flip, grey = numbers[4 * TRIES :]
+        return Chances(crops, colours, torch.randperm(4).tolist(), flip, grey)
+
+    def box(self, chances: Chances, width: int, height: int) -> Box:
+        """Where to crop; the middle if no try fits into the picture."""
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        for area, shape, across, down in chances.crops:
+            pixels = width * height * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
+            ratio = math.exp(low + shape * (high - low))
+            w, h = round(math.sqrt(pixels * ratio)), round(math.sqrt(pixels / ratio))
+            if 0 < w <= width and 0 < h <= height:
+                left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+                return left, top, left + w, top + h
+        w = min(width, round(height * self.ratio[1]))
+        h = min(height, round(width / self.ratio[0]))
+        left, top = (width - w) // 2, (height - h) // 2
+        return left, top, left + w, top + h
+
+    def recolour(self, chances: Chances, image: Image) -> Image:
+        """The cropped picture as it will be trained on."""
+        from PIL import Image, ImageEnhance
+
+        if chances.flip < self.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        enhancers = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+        for which in chances.order if self.jitter else ():
+            change = self.jitter * (2 * chances.colours[which] - 1)
+            image = enhancers[which](image).enhance(1 + change) if which < 3 else turn_hue(image, change)
+        return image.convert("L").convert("RGB") if chances.grey < self.grey else image
+
+
+def turn_hue(image: Image, turn: float) -> Image:
+    """All hues moved by a part ``turn`` of the colour circle."""
+    from PIL import Image
+
+    steps = int(255 * turn) % 256
+    hue, saturation, value = image.convert("HSV").split()
+    moved = hue.point([(i + steps) % 256 for i in range(256)])
+    return Image.merge("HSV", (moved, saturation, value)).convert("RGB")

@@ -1,0 +1,391 @@
+"""Examples that are image files, decoded when they are asked for."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import os
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.data.augment import Augment, Box
+from shoal.data.batch import DomainData
+from shoal.data.domains import Domains
+from shoal.data.splits import hold_out, leave_out
+from shoal.data.tree import FileList, Layout
+from shoal.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SIZE = 224
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
+BAD = ("stop", "skip")
+SPLITS = ("train", "validation", "test")
+TRAIN = 1  # a file's split is its place in SPLITS, from 1; 0 is none
+SMALL, KEPT = 64, 2**30  # pictures of at most 64 × 64 are kept in memory, up to 1 GiB of them
+CHUNK = 256  # files that a process looks at before it says so
+
+
+class Unreadable(Exception):
+    """A file is no picture, or only a part of one."""
+
+
+def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
+    """A picture in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
+
+    A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size at which that part still has
+    ``size`` pixels each way. Its orientation is left alone. Sixteen bits a pixel become the upper eight.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            left, top, right, bottom = crop(width, height) if crop else (0, 0, width, height)
+            wanted = math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))
+            drafted = image.draft(None, wanted)
+            shrunk = drafted[1][2] / width if drafted else 1.0
+            return _rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
+    except MemoryError:
+        raise
+    except UnidentifiedImageError as error:
+        raise Unreadable("empty, or no kind of picture that is known") from error
+    except Exception as error:  # Pillow's plugins raise whatever they like
+        raise Unreadable(f"{type(error).__name__}: {error}") from error
+
+
+def _rgb(image: Image) -> Image:
+    from PIL import Image
+
+    if image.mode.startswith("I"):  # convert would cut everything off at 255
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def resize(image: Image, size: int, box: Box) -> Image:
+    """That part of the picture at ``size`` × ``size``, whatever its shape was."""
+    from PIL import Image
+
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+class ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
+
+    Pictures are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
+    ``augment`` first, and no others; :meth:`evaluation` changes none.
+
+    A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
+    the next one that can, of the same domain, class and split, takes its place. Which one that is depends on
+    the files alone.
+
+    Small pictures (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
+    keeps all, at full size, and ``False`` none.
+    """
+
+    def __init__(
+        self,
+        files: FileList,
+        split: NDArray[np.uint8] | None = None,
+        *,
+        size: int = SIZE,
+        augment: Augment | None = None,
+        bad: str = "stop",
+        cache: bool | None = None,
+        mean: Sequence[float] = MEAN,
+        deviation: Sequence[float] = DEVIATION,
+    ) -> None:
+        need_pillow()
+        if not isinstance(size, int) or isinstance(size, bool) or size < 8:
+            raise InputError(f"size={size!r}; pictures need a whole number of at least 8 pixels.")
+        if bad not in BAD:
+            raise unknown_name("way with bad pictures: bad =", str(bad), BAD)
+        if cache not in (None, True, False):
+            raise InputError(f"cache={cache!r}; it must be true, false, or null to decide by size.")
+        self.files, self.size, self.augment, self.bad = files, size, augment, bad
+        self.split = np.zeros(len(files), np.uint8) if split is None else split
+        self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
+        self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
+        # In memory that processes share: what one found bad, no other opens or reports again.
+        self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
+        self.kept: Kept | None = None
+        if cache or self._is_small(cache):
+            self.kept = self._keep(limit=None if cache else KEPT)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        augment = self.augment if self.split[index] == TRAIN else None
+        if augment is None:
+            image, box = self._read(index)
+            picture = resize(image, self.size, box)
+        else:
+            chances = augment.draw()
+            image, box = self._read(index, partial(augment.box, chances))
+            picture = augment.recolour(chances, resize(image, self.size, box))
+        return self._numbers(picture), int(self.files.labels[index])
+
+    def evaluation(self) -> Self:
+        """The same files, none of them changed at random."""
+        same = copy.copy(self)
+        same.augment = None
+        return same
+
+    def _numbers(self, picture: Image) -> Tensor:
+        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+        return pixels.float().mul_(self.scale).add_(self.shift)
+
+    def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
+        why = "nor can any other of its class in its domain and split"
+        for i in self._in_turn(index):
+            try:
+                return self._decoded(i, crop)
+            except Unreadable as error:
+                if self.bad == "stop":
+                    why = str(error)
+                    break
+                self._report(i, str(error))
+        raise InputError(
+            f"the picture {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
+            "ones out with bad='skip'; `shoal data check` finds them all."
+        )
+
+    def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Image, Box]:
+        if self.kept is None:
+            return decode(self.files.path(index), self.size, crop)
+        image = self.kept[index]
+        return image, crop(*image.size) if crop else (0, 0, *image.size)
+
+    def _in_turn(self, index: int) -> Iterator[int]:
+        """The file, and those that may take its place: the next of its kind, then from the first."""
+        if self.bad == "stop" or not self.known_bad[index]:
+            yield index
+        if self.bad == "stop":
+            return
+        files = self.files
+        alike = (files.groups == files.groups[index]) & (files.labels == files.labels[index])
+        others = np.flatnonzero(alike & (self.split == self.split[index]))
+        at = int(np.searchsorted(others, index))
+        yield from (i for i in np.roll(others, -at)[1:].tolist() if not self.known_bad[i])
+
+    def _report(self, index: int, why: str) -> None:
+        if not self.known_bad[index]:
+            self.known_bad[index] = 1
+            warnings.warn(f"the picture {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
+
+    def _is_small(self, cache: bool | None) -> bool:
+        if cache is False or 3 * SMALL**2 * len(self) > KEPT:
+            return False
+        sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
+        return all(_longest_side(self.files.path(i)) <= SMALL for i in sample)
+
+    def _keep(self, limit: int | None) -> Kept | None:
+        kept = Kept()
+        for i in range(len(self)):
+            try:
+                kept.add(decode(self.files.path(i), 2**24)[0])
+            except Unreadable as error:
+                if self.bad == "stop":
+                    self._read(i)
+                self._report(i, str(error))
+                kept.add(None)
+            if limit is not None and kept.bytes > limit:
+                return None
+        return kept.close()
+
+
+class Kept:
+    """Decoded pictures one after the other in one array, which forked processes share."""
+
+    def __init__(self) -> None:
+        self._parts: list[NDArray[np.uint8]] = []
+        self._shapes: list[tuple[int, int]] = []
+        self.bytes = 0
+
+    def add(self, image: Image | None) -> None:
+        pixels = np.empty((0, 0, 3), np.uint8) if image is None else np.asarray(image)
+        self._parts.append(pixels.reshape(-1))
+        self._shapes.append(pixels.shape[:2])
+        self.bytes += pixels.size
+
+    def close(self) -> Self:
+        self.starts = np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
+        self.shapes = np.array(self._shapes, np.int32)
+        self.pixels = np.concatenate(self._parts)
+        self._parts, self._shapes = [], []
+        return self
+
+    def __getitem__(self, index: int) -> Image:
+        from PIL import Image
+
+        pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
+        if not len(pixels):
+            raise Unreadable("it could not be decoded")
+        return Image.fromarray(pixels.reshape(*self.shapes[index], 3))
+
+
+def _longest_side(path: str) -> float:
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            return max(image.size)
+    except Exception:
+        return 0
+
+
+def need_pillow() -> None:
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise InputError("reading pictures needs Pillow: pip install 'shoal[images]'") from error
+
+
+def load_published(
+    layout: Layout, *, test: str, folder: str | Path | None, seed: int, **how: Any
+) -> DomainData:
+    """A published dataset with one domain left out; ``how`` is as for :func:`image_data`."""
+    if test not in layout.domains:
+        raise unknown_name("test domain", test, layout.domains)
+    files = layout.read(folder)
+    return image_data(files, leave_one_out(files, test, seed), **how)
+
+
+def leave_one_out(files: FileList, test: str, seed: int) -> dict[str, Domains]:
+    """``test`` left out and a fifth of every other domain held out for validation, under the same name."""
+    if test not in files.domains:
+        raise unknown_name("test domain", test, files.domains)
+    if len(files.domains) < 2:
+        raise InputError(f"there is only one domain, {test!r}; leaving it out leaves nothing to train on.")
+    rest, left_out = leave_out(Domains.from_indices(files.indices()), test)
+    train, validation = hold_out(rest, 0.2, seed)
+    return {"train": train, "validation": validation, "test": left_out}
+
+
+def image_data(
+    files: FileList,
+    splits: Mapping[str, Domains],
+    *,
+    size: int = SIZE,
+    augment: bool = True,
+    bad: str = "stop",
+    cache: bool | None = None,
+) -> DomainData:
+    """Image files as the loop and the benchmarks take them."""
+    split = np.zeros(len(files), np.uint8)
+    for number, name in enumerate(SPLITS, TRAIN):
+        if name in splits:
+            split[splits[name].examples()] = number
+    changes = Augment() if augment else None
+    examples = ImageFiles(files, split, size=size, augment=changes, bad=bad, cache=cache)
+    return DomainData(
+        examples=examples,
+        splits=splits,
+        classes=len(files.classes),
+        input_shape=(3, size, size),
+        model="small-cnn",
+    )
+
+
+class Findings(NamedTuple):
+    """What is wrong with files: those that cannot be decoded, and groups of the same content, by index."""
+
+    unreadable: dict[int, str]
+    duplicates: list[list[int]]
+
+
+def inspect_files(files: FileList, workers: int, tell: Callable[[int], None]) -> Findings:
+    """Decodes every file in full and looks for equal ones, in ``workers`` processes (0: in this one).
+
+    ``tell`` is told how many were decoded. Files of equal size are compared by their SHA-1.
+    """
+    need_pillow()
+    chunks = [range(i, min(i + CHUNK, len(files))) for i in range(0, len(files), CHUNK)]
+    unreadable: dict[int, str] = {}
+    by_size: dict[int, list[int]] = defaultdict(list)
+    with _Pool(files, workers) as pool:
+        done = 0
+        for looked in pool.map(_look, chunks):
+            for i, size, why in looked:
+                by_size[size].append(i)
+                if why is not None:
+                    unreadable[i] = why
+            done += len(looked)
+            tell(done)
+        alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
+        by_content: dict[str, list[int]] = defaultdict(list)
+        parts = [alike[i : i + CHUNK] for i in range(0, len(alike), CHUNK)]
+        for digests in pool.map(_digests, parts):
+            for i, digest in digests:
+                by_content[digest].append(i)
+    return Findings(unreadable, sorted(sorted(g) for d, g in by_content.items() if d and len(g) > 1))
+
+
+class _Pool:
+    """Maps over chunks of files, in order, in other processes or here."""
+
+    def __init__(self, files: FileList, workers: int) -> None:
+        self.files = files
+        self.pool = (
+            ProcessPoolExecutor(workers, initializer=_remember, initargs=(files,)) if workers else None
+        )
+
+    def __enter__(self) -> Self:
+        _remember(self.files)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+    def map(self, work: Callable[[Sequence[int]], Any], chunks: Iterable[Sequence[int]]) -> Iterator[Any]:
+        return (self.pool.map if self.pool else map)(work, chunks)
+
+
+_looked_at: list[FileList] = []
+
+
+def _remember(files: FileList) -> None:
+    _looked_at[:] = [files]
+
+
+def _look(chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
+    """For each file its size in bytes, and why it cannot be decoded."""
+    return [(i, *_sized(_looked_at[0].path(i))) for i in chunk]
+
+
+def _sized(path: str) -> tuple[int, str | None]:
+    try:
+        size = os.stat(path).st_size
+        decode(path, 2**24)
+    except OSError as error:
+        return -1, str(error.strerror)
+    except Unreadable as error:
+        return size, str(error)
+    return size, None
+
+
+def _digests(chunk: Sequence[int]) -> list[tuple[int, str]]:
+    return [(i, _digest(_looked_at[0].path(i))) for i in chunk]
+
+
+def _digest(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha1").hexdigest()
+    except OSError:
+        return ""

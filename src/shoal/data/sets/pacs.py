@@ -1,0 +1,61 @@
+"""PACS: what is it, in a style never seen?"""
+
+from __future__ import annotations
+
+from shoal.data.batch import DomainData
+from shoal.data.images import SIZE, load_published
+from shoal.data.tree import Layout
+
+SUMMARY = "PACS: 9,991 pictures of 7 things as art painting, cartoon, photo and sketch. Reads its folders."
+PAPER = (
+    "Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017, https://arxiv.org/abs/1710.03077"
+)
+
+CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
+COUNTS = {
+    "art_painting": (379, 255, 285, 184, 201, 295, 449),
+    "cartoon": (389, 457, 346, 135, 324, 288, 405),
+    "photo": (189, 202, 182, 186, 199, 280, 432),
+    "sketch": (772, 740, 753, 608, 816, 80, 160),
+}
+
+LAYOUT = Layout(
+    title="PACS",
+    folders=("PACS", "kfold", "pacs_data", "PACS_dataset"),
+    domains={"art_painting": ("art",), "cartoon": (), "photo": (), "sketch": ()},
+    classes=7,
+    counts={domain: sum(counts) for domain, counts in COUNTS.items()},
+    by_class={domain: dict(zip(CLASSES, counts, strict=True)) for domain, counts in COUNTS.items()},
+    source="Li et al. 2017, 9,991 in all",
+    page="the authors' group, https://sketchx.eecs.qmul.ac.uk/downloads/",
+)
+DOMAINS = tuple(LAYOUT.domains)
+
+
+def load(
+    *,
+    test: str = "sketch",
+    folder: str | None = None,
+    seed: int = 0,
+    size: int = SIZE,
+    augment: bool = True,
+    bad: str = "stop",
+    cache: bool | None = None,
+) -> DomainData:
+    """Read PACS as its authors, DomainBed (``PACS``) and Dassl (``kfold``) lay it out.
+
+    A fifth of every training domain is held out for validation, under the same name. The default model is a
+    small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
+
+    Args:
+        test: the style left out.
+        folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
+        seed: for the choice of the validation examples.
+        size: of the pictures, in pixels each way.
+        augment: whether training pictures are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
+        cache: whether decoded pictures are kept in memory; small ones are by default.
+    """
+    return load_published(
+        LAYOUT, test=test, folder=folder, seed=seed, size=size, augment=augment, bad=bad, cache=cache
+    )

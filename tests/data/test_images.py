@@ -1,0 +1,363 @@
+"""Image files as examples: what is decoded, what is random, and what happens to broken ones."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shoal.data.augment import Augment
+from shoal.data.batch import DomainBatch
+from shoal.data.domains import Domains
+from shoal.data.images import (
+    DEVIATION,
+    MEAN,
+    TRAIN,
+    ImageFiles,
+    decode,
+    image_data,
+    inspect_files,
+    leave_one_out,
+    resize,
+)
+from shoal.data.loader import MetaBatchLoader
+from shoal.data.sampler import DomainBatchSampler
+from shoal.data.tree import FileList, read_tree
+from shoal.errors import InputError
+
+RED = (200, 40, 10)
+
+
+def noise(width: int, height: int, seed: int = 0) -> Image.Image:
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def plant(root: Path, domains: int = 3, classes: int = 2, each: int = 6, side: int = 80) -> Path:
+    """Different pictures in root/domain/class."""
+    for d in range(domains):
+        for c in range(classes):
+            folder = root / f"place {d}" / f"kind {c}"
+            folder.mkdir(parents=True)
+            for i in range(each):
+                noise(side, side - 10, seed=100 * d + 10 * c + i).save(folder / f"{i}.jpg", quality=95)
+    return root
+
+
+def only(path: Path, **options: Any) -> ImageFiles:
+    return ImageFiles(FileList.of(path.parent, [(path.name, "here", "thing")]), **options)
+
+
+def pixels(examples: ImageFiles, index: int = 0) -> torch.Tensor:
+    """An example as numbers 0..255 again."""
+    return (examples[index][0] - examples.shift) / examples.scale
+
+
+# Decoding
+
+
+@pytest.mark.parametrize(
+    "mode", ["P", "L", "RGBA", "LA", "1", "RGB", "CMYK jpeg", "L jpeg", "RGB webp", "RGB bmp"]
+)
+def test_every_kind_of_picture_becomes_rgb(mode: str, tmp_path: Path) -> None:
+    mode, _, kind = mode.partition(" ")
+    grey = mode in ("L", "LA", "1")
+    picture = Image.new("RGB", (40, 30), (255, 255, 255) if grey else RED).convert(mode)
+    picture.save(tmp_path / f"a.{kind or 'png'}")
+    found = pixels(only(tmp_path / f"a.{kind or 'png'}", size=16))
+    assert found.shape == (3, 16, 16)
+    wanted = torch.tensor([255.0] * 3 if grey else RED)
+    assert (found - wanted[:, None, None]).abs().max() < 12  # palettes and JPEGs are only near it
+
+
+def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path) -> None:
+    grey = np.full((20, 20), 40_000, np.uint16)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    assert torch.allclose(pixels(only(tmp_path / "a.png", size=8)), torch.tensor(40_000.0 // 256), atol=1e-3)
+
+
+def test_pictures_are_normalised_as_asked(tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30), RED).save(tmp_path / "a.png")
+    x, y = only(tmp_path / "a.png")[0]
+    assert (x.shape, x.dtype, y) == ((3, 224, 224), torch.float32, 0)
+    for c in range(3):
+        assert x[c].mean().item() == pytest.approx((RED[c] / 255 - MEAN[c]) / DEVIATION[c], abs=1e-5)
+    x, _ = only(tmp_path / "a.png", mean=(0, 0, 0), deviation=(1, 1, 1))[0]
+    assert x[0].mean().item() == pytest.approx(RED[0] / 255, abs=1e-5)
+
+
+def test_pictures_are_squashed_with_antialiasing_and_exif_is_left_alone(tmp_path: Path) -> None:
+    picture = noise(300, 100)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    picture.save(tmp_path / "a.png", exif=exif)
+    wanted = np.asarray(picture.resize((32, 32), Image.Resampling.BILINEAR), np.float32)
+    assert np.allclose(pixels(only(tmp_path / "a.png", size=32)).permute(1, 2, 0), wanted, atol=1e-3)
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> None:
+    noise(1600, 1200).save(tmp_path / "a.jpg", quality=90)
+    image, box = decode(str(tmp_path / "a.jpg"), 224)
+    assert image.size == (400, 300)
+    full = Image.open(tmp_path / "a.jpg").convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
+    gap = np.abs(np.asarray(resize(image, 224, box), np.float32) - np.asarray(full, np.float32))
+    assert gap.mean() < 1
+    assert gap.max() < 8
+    part, box = decode(str(tmp_path / "a.jpg"), 224, lambda width, height: (400, 300, 800, 600))
+    assert part.size == (1600, 1200)  # half of it would have too few pixels in that part
+    assert box == (400, 300, 800, 600)
+    part, box = decode(str(tmp_path / "a.jpg"), 100, lambda width, height: (400, 300, 800, 600))
+    assert part.size == (800, 600)
+    assert box == (200, 150, 400, 300)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 4}, "size=4"),
+        ({"size": 32.5}, "size=32.5"),
+        ({"bad": "skp"}, "bad = 'skp'.*'skip'"),
+        ({"cache": "yes"}, "cache='yes'"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        only(tmp_path / "a.png", **options)
+
+
+def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(InputError, match=r"needs Pillow: pip install 'shoal\[images\]'"):
+        only(tmp_path / "a.png")
+
+
+# Random changes
+
+
+def test_only_training_pictures_are_changed_and_none_for_evaluation(tmp_path: Path) -> None:
+    files = read_tree(plant(tmp_path))
+    data = image_data(files, leave_one_out(files, "place 1", 0), size=32)
+    still = image_data(files, data.splits, size=32, augment=False).examples
+    assert data.splits["test"].names == ("place 1",)
+    for name, domains in data.splits.items():
+        for i in domains.examples().tolist():
+            same = torch.equal(data.examples[i][0], still[i][0])
+            assert same == (name != "train"), (name, i)
+            assert torch.equal(data.examples.evaluation()[i][0], still[i][0])  # type: ignore[attr-defined]
+
+
+def drawn(examples: ImageFiles, domains: Domains, workers: int, start: int = 0) -> list[list[DomainBatch]]:
+    sampler = DomainBatchSampler(domains, 4, 2, seed=3, steps=6)
+    return list(MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=4))
+
+
+def test_changes_depend_on_seed_step_and_place_only(tmp_path: Path) -> None:
+    files = read_tree(plant(tmp_path))
+    data = image_data(files, leave_one_out(files, "place 2", 0), size=32)
+    train = data.splits["train"]
+    examples: Any = data.examples
+    torch.manual_seed(1)
+    first = drawn(examples, train, 0)
+    torch.manual_seed(2)
+    for other in (drawn(examples, train, 1), drawn(examples, train, 2)):
+        for a, b in zip(first, other, strict=True):
+            assert all(torch.equal(p.x, q.x) and torch.equal(p.y, q.y) for p, q in zip(a, b, strict=True))
+    assert torch.equal(drawn(examples, train, 0, start=3)[0][1].x, first[3][1].x)
+    assert not torch.equal(first[0][0].x, first[2][0].x)
+
+
+def test_crops_have_the_area_and_shape_asked_for() -> None:
+    torch.manual_seed(0)
+    augment = Augment()
+    shares = []
+    for _ in range(300):
+        left, top, right, bottom = augment.box(augment.draw(), 400, 300)
+        assert 0 <= left < right <= 400
+        assert 0 <= top < bottom <= 300
+        shares.append((right - left) * (bottom - top) / 120_000)
+    assert min(shares) > 0.69
+    assert max(shares) > 0.95
+    assert 0.75 < np.mean(shares) < 0.9
+
+
+def test_a_crop_of_a_stripe_is_its_middle() -> None:
+    augment = Augment()
+    assert augment.box(augment.draw(), 1000, 30) == (480, 0, 520, 30)
+    assert augment.box(augment.draw(), 30, 1000) == (0, 480, 30, 520)
+
+
+def test_each_change_happens_as_often_as_it_should() -> None:
+    torch.manual_seed(0)
+    augment = Augment()
+    chances = [augment.draw() for _ in range(1000)]
+    assert 430 < sum(c.flip < augment.flip for c in chances) < 570
+    assert 65 < sum(c.grey < augment.grey for c in chances) < 140
+    assert len({tuple(c.order) for c in chances}) == 24
+    one = chances[0]._replace(flip=0.9, grey=0.9)
+    picture = noise(20, 20)
+    still = Augment(jitter=0).recolour(one, picture)
+    assert np.array_equal(still, picture)
+    assert not np.array_equal(augment.recolour(one, picture), picture)
+    mirrored = Augment(jitter=0).recolour(one._replace(flip=0.1), picture)
+    assert np.array_equal(mirrored, np.asarray(picture)[:, ::-1])
+    grey = np.asarray(Augment(jitter=0).recolour(one._replace(grey=0.05), picture))
+    assert np.array_equal(grey[..., 0], grey[..., 2])
+
+
+def test_colours_change_as_torchvision_changes_them() -> None:
+    """Brightness by a factor; hue by a part of the circle, here a third: red becomes green."""
+    one = Augment().draw()._replace(flip=0.9, grey=0.9, order=[0, 1, 2, 3], colours=[1.0, 0.5, 0.5, 0.5])
+    bright = np.asarray(Augment().recolour(one, Image.new("RGB", (4, 4), (100, 50, 10))))
+    assert np.abs(bright.astype(int) - (130, 65, 13)).max() <= 2
+    green = Augment(jitter=1 / 3).recolour(
+        one._replace(colours=[0.5, 0.5, 0.5, 1.0]), Image.new("RGB", (4, 4), (200, 0, 0))
+    )
+    assert np.abs(np.asarray(green).astype(int) - (0, 200, 0)).max() <= 3
+
+
+# Broken files
+
+
+def broken(folder: Path) -> dict[str, Path]:
+    """One file of every kind of damage, with names of ordinary pictures."""
+    noise(80, 70).save(folder / "b-cut.jpg", quality=95)
+    content = (folder / "b-cut.jpg").read_bytes()
+    (folder / "b-cut.jpg").write_bytes(content[: len(content) // 2])
+    (folder / "b-empty.jpg").write_bytes(b"")
+    (folder / "b-text.jpg").write_text("this is not a picture\n")
+    noise(80, 70).save(folder / "b-cut.png")
+    (folder / "b-cut.png").write_bytes((folder / "b-cut.png").read_bytes()[:300])
+    return {p.name: p for p in folder.glob("b-*")}
+
+
+@pytest.mark.parametrize("name", ["b-cut.jpg", "b-empty.jpg", "b-text.jpg", "b-cut.png"])
+def test_a_broken_file_stops_with_its_path(name: str, tmp_path: Path) -> None:
+    paths = broken(tmp_path)
+    with pytest.raises(InputError, match=rf"{name}' cannot be read \(.*skip"):
+        only(paths[name])[0]
+    with pytest.raises(InputError, match=rf"{name}' cannot be read"):
+        only(paths[name], cache=True)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_stops_with_its_path(tmp_path: Path) -> None:
+    noise(20, 20).save(tmp_path / "a.png")
+    (tmp_path / "a.png").chmod(0)
+    with pytest.raises(InputError, match=r"a.png' cannot be read \(PermissionError"):
+        only(tmp_path / "a.png")[0]
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_a_skipped_file_gives_way_to_the_next_of_its_kind(cache: bool, tmp_path: Path) -> None:
+    broken(plant(tmp_path) / "place 0" / "kind 1")
+    files = read_tree(tmp_path)
+    names = [files.name(i) for i in range(len(files))]
+    start = names.index("place 0/kind 1/b-cut.jpg")
+    split = np.ones(len(files), np.uint8)
+    split[names.index("place 0/kind 1/0.jpg")] = 2  # not of the same split, so it must not step in
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        examples = ImageFiles(files, split, size=16, bad="skip", cache=cache)
+        for i in range(start, start + 4):
+            x, y = examples[i]
+            assert y == 1
+            assert torch.equal(x, examples[names.index("place 0/kind 1/1.jpg")][0])
+    assert len(told) == 4  # each file once, though several passed it
+    assert {n for n in names if "b-" in n} == {n for n in names if any(n in str(w.message) for w in told)}
+
+
+def test_skipping_is_the_same_in_any_number_of_workers_and_in_any_order(tmp_path: Path) -> None:
+    """A file known to be bad and one still unknown must lead to the same random numbers."""
+    for d in range(3):
+        broken(plant(tmp_path / str(d), 1) / "place 0" / "kind 0")
+    files = FileList.of(
+        tmp_path,
+        [(str(p.relative_to(tmp_path)), p.parts[-4], p.parts[-2]) for p in sorted(tmp_path.rglob("*.jpg"))],
+    )
+    domains = Domains.from_indices(files.indices())
+    split = np.full(len(files), TRAIN, np.uint8)
+    seen = []
+    for workers in (0, 1, 2):
+        examples = ImageFiles(files, split, size=16, augment=Augment(), bad="skip")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seen.append(drawn(examples, domains, workers))
+            again = drawn(examples, domains, 0)
+        assert torch.equal(again[0][0].x, seen[-1][0][0].x)
+    for other in seen[1:]:
+        for a, b in zip(seen[0], other, strict=True):
+            assert all(torch.equal(p.x, q.x) for p, q in zip(a, b, strict=True))
+
+
+def test_a_kind_of_which_nothing_can_be_read_stops(tmp_path: Path) -> None:
+    paths = broken(tmp_path)
+    files = FileList.of(tmp_path, [(name, "here", "thing") for name in sorted(paths)])
+    examples = ImageFiles(files, bad="skip")
+    for _ in range(2):  # the second time all are known
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(InputError, match=r"b-cut.jpg.*nor can any other"):
+                examples[0]
+
+
+# In memory
+
+
+def test_small_pictures_are_kept_and_large_ones_are_not(tmp_path: Path) -> None:
+    small = read_tree(plant(tmp_path / "small", side=40))
+    large = read_tree(plant(tmp_path / "large", side=80))
+    kept, read = ImageFiles(small, size=24), ImageFiles(small, size=24, cache=False)
+    assert kept.kept is not None
+    assert read.kept is None
+    assert ImageFiles(large, size=24).kept is None
+    for i in range(len(small)):
+        assert torch.equal(kept[i][0], read[i][0])
+    again = pickle.loads(pickle.dumps(kept))
+    for path in (tmp_path / "small").rglob("*.jpg"):
+        path.unlink()
+    assert torch.equal(again[5][0], kept[5][0])
+
+
+def test_what_does_not_fit_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = read_tree(plant(tmp_path, side=40))
+    one = 3 * 40 * 30
+    monkeypatch.setattr("shoal.data.images.KEPT", 3 * 64 * 64 * len(files))
+    assert ImageFiles(files, size=16).kept is not None
+    monkeypatch.setattr("shoal.data.images.KEPT", 3 * 64 * 64 * len(files) - 1)
+    assert ImageFiles(files, size=16).kept is None
+    assert ImageFiles(files, size=16, cache=True).kept is not None
+    kept = ImageFiles(files, size=16, cache=True)._keep(limit=5 * one)
+    assert kept is None
+
+
+# The scan
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_inspection_finds_broken_and_equal_files(workers: int, tmp_path: Path) -> None:
+    plant(tmp_path)
+    broken(tmp_path / "place 1" / "kind 0")
+    twin = tmp_path / "place 2" / "kind 0" / "twin.jpg"
+    twin.write_bytes((tmp_path / "place 0" / "kind 0" / "3.jpg").read_bytes())
+    files = read_tree(tmp_path)
+    told: list[int] = []
+    found = inspect_files(files, workers, told.append)
+    assert told[-1] == len(files) == 41
+    assert sorted(files.name(i).rsplit("/", 1)[1] for i in found.unreadable) == [
+        "b-cut.jpg",
+        "b-cut.png",
+        "b-empty.jpg",
+        "b-text.jpg",
+    ]
+    assert [[files.name(i) for i in g] for g in found.duplicates] == [
+        ["place 0/kind 0/3.jpg", "place 2/kind 0/twin.jpg"]
+    ]

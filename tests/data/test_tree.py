@@ -1,0 +1,306 @@
+"""Which image files there are: folders, published layouts and lists."""
+
+from __future__ import annotations
+
+import tracemalloc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from shoal.data.sets import load, registry
+from shoal.data.tree import FileList, Layout, read_tree
+from shoal.errors import InputError
+
+LAYOUTS = {n: m.LAYOUT for n in registry.names() if hasattr(m := registry.module(n), "LAYOUT")}
+
+
+def put(root: Path, *names: str) -> Path:
+    """Small pictures at these paths."""
+    for n, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (12, 10), (n * 7 % 256, 90, 30)).save(root / name, format="PNG")
+    return root
+
+
+def names(files: FileList) -> list[str]:
+    return [files.name(i) for i in range(len(files))]
+
+
+# Folders
+
+
+def test_a_tree_is_read_in_order(tmp_path: Path) -> None:
+    put(tmp_path, "b/dog/2.PNG", "b/dog/1.JPeG", "b/cat/x.webp", "a/cat/é.bmp", "a/dog/<script>.jpg")
+    put(tmp_path, "a/dog/.hidden.png", "a/.trash/dog/1.png", ".git/dog/1.png")
+    (tmp_path / "a/dog/.DS_Store").touch()
+    (tmp_path / "a/dog/Thumbs.db").touch()
+    (tmp_path / "a/readme.txt").touch()
+    (tmp_path / "b/dog/link.png").symlink_to(tmp_path / "a/cat/é.bmp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        files = read_tree(tmp_path)
+    assert names(files) == [
+        "a/cat/é.bmp",
+        "a/dog/<script>.jpg",
+        "b/cat/x.webp",
+        "b/dog/1.JPeG",
+        "b/dog/2.PNG",
+        "b/dog/link.png",
+    ]
+    assert (files.domains, files.classes) == (("a", "b"), ("cat", "dog"))
+    assert files.labels.tolist() == [0, 1, 0, 1, 1, 1]
+    assert files.groups.tolist() == [0, 0, 1, 1, 1, 1]
+    assert Path(files.path(0)).is_file()
+    assert files.counts().tolist() == [[1, 1], [1, 3]]
+
+
+def test_what_is_no_picture_is_told_once_and_classes_that_lack_too(tmp_path: Path) -> None:
+    put(tmp_path, "a/cat/1.png", "a/dog/1.png", "b/cat/1.png", "c/cat/1.png", "c/emu/1.png")
+    for name in ("b/cat/notes.txt", "b/cat/movie.mp4", "a/dog/list.csv"):
+        (tmp_path / name).touch()
+    (tmp_path / "a/dog/gone.png").symlink_to(tmp_path / "nowhere.png")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        files = read_tree(tmp_path)
+    texts = [str(w.message) for w in told]
+    assert len(texts) == 2
+    assert "and 3 more left out" in texts[0]
+    assert "'emu' in 'a', 'dog' in 'b', 'emu' in 'b' and 1 more" in texts[1]
+    assert files.missing() == [("a", "emu"), ("b", "dog"), ("b", "emu"), ("c", "dog")]
+    assert len(files) == 5
+
+
+def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
+    put(tmp_path, *(f"a/{c}/1.png" for c in (10, 9, 2)))
+    assert read_tree(tmp_path).classes == ("2", "9", "10")
+
+
+def test_wrong_trees_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"nowhere' cannot be read: No such file"):
+        read_tree(tmp_path / "nowhere")
+    with pytest.raises(InputError, match=r"there is no picture in.*folder/domain/class/picture"):
+        read_tree(tmp_path)
+    put(tmp_path, "dog/1.png", "cat/1.png")  # no domains
+    with pytest.raises(InputError, match=r"no picture in the class folders of '.*cat'; the layout is"):
+        read_tree(tmp_path)
+
+
+def test_names_that_are_no_text_can_be_read(tmp_path: Path) -> None:
+    put(tmp_path, "a/cat/1.png")
+    odd = bytes(tmp_path) + b"/a/cat/\xff.png"
+    try:
+        with open(odd, "wb") as file:
+            file.write((tmp_path / "a/cat/1.png").read_bytes())
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    files = read_tree(tmp_path)
+    assert Path(files.path(1)).is_file()
+
+
+def many(count: int) -> Iterator[tuple[str, str, str]]:
+    for i in range(count):
+        domain, label = f"domain{6 * i // count}", f"some_class_{i // 300 % 345}"
+        yield f"{domain}/{label}/{domain}_{label}_{i:06}.jpg", domain, label
+
+
+def test_six_hundred_thousand_paths_are_cheap() -> None:
+    files = FileList.of("/data/domain_net", many(600_000))
+    arrays = (files.letters, files.offsets, files.labels, files.groups)
+    letters = len(files.letters) / len(files)
+    assert 40 < letters < 60
+    assert sum(a.nbytes for a in arrays) / len(files) < letters + 17 < 100
+    assert files.path(599_999).endswith("domain5/some_class_274/domain5_some_class_274_599999.jpg")
+    tracemalloc.start()  # nothing else is held, nor much on the way
+    few = FileList.of("/data/domain_net", many(20_000))
+    held, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held / len(few) < 100
+    assert peak / len(few) < 300
+
+
+# Published datasets
+
+
+def test_published_counts_add_up() -> None:
+    totals = {name: sum(layout.counts.values()) for name, layout in LAYOUTS.items()}
+    assert totals == {
+        "vlcs": 10_729,
+        "pacs": 9_991,
+        "office-home": 15_588,
+        "terra-incognita": 24_330,
+        "domainnet": 586_575,
+    }
+    for layout in LAYOUTS.values():
+        for who in (layout.counts, *layout.other_counts.values()):
+            assert set(who) == set(layout.domains)
+        for domain, classes in layout.by_class.items():
+            assert len(classes) == layout.classes
+            assert sum(classes.values()) == layout.counts[domain]
+    (said,) = LAYOUTS["domainnet"].other_counts.values()
+    assert sum(said.values()) == 596_010
+
+
+def planted(root: Path, layout: Layout, folders: dict[str, str] | None = None, each: int = 5) -> Path:
+    """A few pictures in each domain; ``folders`` are the domains' folders, by default named as they are."""
+    for folder in (folders or {name: name for name in layout.domains}).values():
+        put(root, *(f"{folder}/{label}/{i}.jpg" for label in ("one", "two") for i in range(each)))
+    return root
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_published_set_is_found_in_its_folder_above_it_and_by_default(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout: Layout = LAYOUTS[name]
+    own = planted(tmp_path / layout.folders[0].upper(), layout)
+    put(tmp_path, "other/dog/1.png")
+    for folder in (own, tmp_path):
+        files = layout.read(folder)
+        assert files.domains == tuple(layout.domains)
+        assert files.root == str(own)
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    for left_out in layout.domains:
+        data = load(name, test=left_out, size=16)
+        assert data.splits["test"].names == (left_out,)
+        assert set(data.splits["train"].names) == set(layout.domains) - {left_out}
+        assert data.splits["validation"].names == data.splits["train"].names
+        assert data.splits["validation"].sizes.tolist() == [2] * (len(layout.domains) - 1)
+        assert data.classes == 2
+    with pytest.raises(InputError, match="unknown test domain 'nowhere'"):
+        load(name, test="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "folders"),
+    [
+        ("vlcs", {"Caltech101": "CALTECH", "LabelMe": "LABELME", "SUN09": "SUN", "VOC2007": "PASCAL"}),
+        ("vlcs", {"Caltech101": "C/full", "LabelMe": "L/full", "SUN09": "S/full", "VOC2007": "V/full"}),
+        ("pacs", {d: f"kfold/{d}" for d in ("art_painting", "cartoon", "photo", "sketch")}),
+        ("office-home", {"art": "Art", "clipart": "Clipart", "product": "Product", "real": "Real World"}),
+        ("office-home", {"art": "art", "clipart": "CLIPART", "product": "product", "real": "RealWorld"}),
+        ("terra-incognita", {f"L{n}": f"location_{n}" for n in (100, 38, 43, 46)}),
+        ("terra-incognita", {"L100": "L100", "L38": "l38", "L43": "43", "L46": "Location 46"}),
+    ],
+)  # fmt: skip
+def test_mirrors_name_folders_otherwise(name: str, folders: dict[str, str], tmp_path: Path) -> None:
+    layout: Layout = LAYOUTS[name]
+    files = layout.read(planted(tmp_path / layout.folders[0], layout, folders))
+    assert files.domains == tuple(layout.domains)
+    for i in range(len(files)):
+        assert folders[files.domains[files.groups[i]]].removeprefix("kfold/") in files.name(i)
+    assert files.counts().tolist() == [[5, 5]] * len(layout.domains)
+
+
+def test_the_parts_of_a_mirror_of_vlcs_are_joined_and_its_whole_is_not_added(tmp_path: Path) -> None:
+    for part, count in (("train", 4), ("crossval", 2), ("test", 3), ("full", 6)):
+        folders = {d: f"{d}/{part}" for d in ("CALTECH", "LABELME", "SUN", "PASCAL")}
+        planted(tmp_path, LAYOUTS["vlcs"], folders, each=count)
+    assert LAYOUTS["vlcs"].read(tmp_path).counts().tolist() == [[9, 9]] * 4
+
+
+def test_what_lacks_of_a_published_set_is_named_and_where_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOAL_DATA", raising=False)
+    with pytest.raises(InputError, match=r"the pictures of PACS are needed; .*SHOAL_DATA"):
+        load("pacs")
+    with pytest.raises(InputError, match=r"PACS is not in .*art_painting, cartoon.*sketchx"):
+        load("pacs", folder=str(tmp_path))
+    put(tmp_path, "PACS/photo/dog/1.png", "PACS/sketch/dog/1.png")
+    with pytest.raises(InputError, match=r"PACS' has no folder for art_painting, cartoon; .*sketchx"):
+        load("pacs", folder=str(tmp_path))
+
+
+def test_image_folder_leaves_out_what_it_is_told(tmp_path: Path) -> None:
+    planted(tmp_path, LAYOUTS["pacs"])
+    assert load("image-folder", folder=str(tmp_path), size=16).splits["test"].names == ("sketch",)
+    assert load("image-folder", folder=str(tmp_path), size=16, test="photo").splits["test"].names == (
+        "photo",
+    )
+    with pytest.raises(InputError, match=r"unknown test domain 'phot'.*'photo'"):
+        load("image-folder", folder=str(tmp_path), test="phot")
+    with pytest.raises(InputError, match=r"--data folder=DIR"):
+        load("image-folder")
+    put(tmp_path / "one", "photo/dog/1.png", "photo/dog/2.png")
+    with pytest.raises(InputError, match="only one domain, 'photo'"):
+        load("image-folder", folder=str(tmp_path / "one"))
+
+
+# Lists
+
+
+def listed(folder: Path, text: str, name: str = "list.csv") -> str:
+    put(folder, *(f"pictures/{i}.png" for i in range(12)))
+    (folder / name).write_text(text, encoding="utf-8-sig")
+    return str(folder / name)
+
+
+def table(rows: list[str], head: str = "path,label,domain") -> str:
+    return "\n".join([head, *rows]) + "\n"
+
+
+def test_a_list_without_splits_leaves_a_domain_out(tmp_path: Path) -> None:
+    rows = [f"pictures/{i}.png,{i % 2 * 10 + 2},{'ab'[i // 6]}" for i in range(12)]
+    data = load("manifest", file=listed(tmp_path, table(rows)), size=16)
+    assert data.splits["test"].names == ("b",)
+    assert data.splits["train"].names == data.splits["validation"].names == ("a",)
+    assert data.classes == 2
+    assert [data.examples[i][1] for i in range(4)] == [0, 1, 0, 1]  # 2 before 12
+    assert load("manifest", file=str(tmp_path / "list.csv"), test="a", size=16).splits["test"].names == ("a",)
+
+
+def test_a_list_with_splits_is_taken_at_its_word(tmp_path: Path) -> None:
+    split = ["train", "Train", "val", "test", "validation", "train"] * 2
+    rows = [f"pictures/{i}.png,{split[i]},{'ab'[i // 6]},{'xy'[i % 2]}" for i in range(12)]
+    file = listed(tmp_path, table(rows, "path,split,domain,label"))
+    data = load("manifest", file=file, size=16)
+    got = {name: domains.indices.tolist() for name, domains in data.splits.items()}
+    assert got == {"train": [0, 1, 5, 6, 7, 11], "validation": [2, 4, 8, 10], "test": [3, 9]}
+    assert data.splits["train"].names == ("a", "b")
+    with pytest.raises(InputError, match=r"column 'split'.*leave test out"):
+        load("manifest", file=file, test="a")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            table(["a.png,x,y"], "path,labels,domain"),
+            r"no column 'label'. Rename 'labels'\? Its columns: 'path'",
+        ),
+        (table(["a.png"], "path"), "no column 'label'"),
+        ("", "no column 'path'.*none"),
+        (table([]), "lists no pictures"),
+        (table(["a.png,x,"]), "row 2: domain is empty"),
+        (table(["a.png,x,y", "b.png"]), "row 3: label is empty"),
+        (table(["a.png,x,y", ",x,y"]), "row 3: path is empty"),
+        (table(["a.png,x,y", "a.png,z,y"]), "row 3: 'a.png' has label 'z', and in a row before it 'x'"),
+        (table(["a.png,x,y,trian"], "path,label,domain,split"), "row 2: split is 'trian'; it must be train"),
+        (table(["a.png,x,y,test"], "path,label,domain,split"), "no row of split train"),
+    ],
+)
+def test_wrong_lists_are_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        load("manifest", file=listed(tmp_path, text))
+
+
+def test_a_list_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="--data file=FILE"):
+        load("manifest")
+    with pytest.raises(InputError, match=r"nowhere.csv' cannot be read"):
+        load("manifest", file=str(tmp_path / "nowhere.csv"))
+    (tmp_path / "latin.csv").write_bytes("path,label,domain\né.png,x,y\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"latin.csv' cannot be read"):
+        load("manifest", file=str(tmp_path / "latin.csv"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"list.parquet' is Parquet, which needs pyarrow"):
+        load("manifest", file=str(tmp_path / "list.parquet"))
+
+
+def test_a_picture_listed_twice_is_told(tmp_path: Path) -> None:
+    rows = [f"pictures/{i % 11}.png,x,{'ab'[i // 6]}" for i in range(12)]
+    with pytest.warns(UserWarning, match="lists 1 pictures twice"):
+        load("manifest", file=listed(tmp_path, table(rows)), size=16)
