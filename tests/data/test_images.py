@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from shoal.bench.protocol import resplit
 from shoal.data.augment import Augment
 from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
@@ -30,6 +31,7 @@ from shoal.data.images import (
 )
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
+from shoal.data.sets import load
 from shoal.data.tree import FileList, read_tree
 from shoal.errors import InputError
 
@@ -153,6 +155,17 @@ def test_only_training_pictures_are_changed_and_none_for_evaluation(tmp_path: Pa
             same = torch.equal(data.examples[i][0], still[i][0])
             assert same == (name != "train"), (name, i)
             assert torch.equal(data.examples.evaluation()[i][0], still[i][0])  # type: ignore[attr-defined]
+
+
+def test_split_anew_the_new_training_pictures_are_changed(tmp_path: Path) -> None:
+    data = load("image-folder", folder=str(plant(tmp_path)), size=32)
+    anew = resplit(data, [data.splits["train"].names[0]], 0)
+    examples: Any = anew.examples
+    for split, domains in anew.splits.items():
+        for index in domains.examples()[:4].tolist():
+            torch.manual_seed(1)
+            changed = not torch.equal(examples[index][0], examples.evaluation()[index][0])
+            assert changed is (split == "train")
 
 
 def drawn(examples: ImageFiles, domains: Domains, workers: int, start: int = 0) -> list[list[DomainBatch]]:

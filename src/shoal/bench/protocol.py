@@ -86,7 +86,7 @@ def resplit(data: DomainData, names: Sequence[str], trial: int) -> DomainData:
         "oracle": _part(left_out, out, inside=False),
     }
     notes = {name: note for name, note in data.notes.items() if name not in data.splits}
-    return replace(data, splits=splits, notes=notes)
+    return data.split_as(splits, notes)
 
 
 def all_domains(data: DomainData) -> Domains:

@@ -52,9 +52,7 @@ def validated(data: DomainData, share: float) -> DomainData:
     train, validation = hold_out(data.splits["train"], share, seed=0)
     splits = {"train": train, "validation": validation}
     notes = {split: note for split, note in data.notes.items() if split != "validation"}
-    return replace(
-        data, splits=splits | {k: v for k, v in data.splits.items() if k not in splits}, notes=notes
-    )
+    return data.split_as(splits | {k: v for k, v in data.splits.items() if k not in splits}, notes)
 
 
 def prepare(

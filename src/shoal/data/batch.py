@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -133,3 +133,9 @@ class DomainData:
     @property
     def task(self) -> Task:
         return Task(domains=len(self.splits["train"]), classes=self.classes)
+
+    def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
+        """The same examples in other splits; examples that treat training ones apart are told."""
+        examples: Any = self.examples
+        told = examples.marked(splits) if hasattr(examples, "marked") else examples
+        return replace(self, examples=told, splits=splits, notes=notes)

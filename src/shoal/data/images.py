@@ -139,6 +139,14 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             picture = augment.recolour(chances, resize(image, self.size, box))
         return self._numbers(picture), int(self.files.labels[index])
 
+    def marked(self, splits: Mapping[str, Domains]) -> Self:
+        """The same files in other splits: those of ``"train"`` are augmented."""
+        same = copy.copy(self)
+        same.split = np.zeros(len(self), np.uint8)
+        for number, (name, domains) in enumerate(splits.items(), TRAIN + 1):
+            same.split[domains.examples()] = TRAIN if name == "train" else number
+        return same
+
     def evaluation(self) -> Self:
         """The same files, none of them changed at random."""
         same = copy.copy(self)
