@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_running, count, make_folder, values
+from shoal.commands.arguments import add_device, count, make_folder, values
 from shoal.commands.showing import Status, show
 from shoal.errors import InputError, check_names
 
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--plan", action="store_true", help="only say how many runs there are")
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
-    add_running(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
+    )
 
 
 def run(given: Any) -> None:
