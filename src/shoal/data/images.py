@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -264,13 +263,36 @@ def need_pillow() -> None:
 
 
 def load_published(
-    layout: Layout, *, test: str, folder: str | Path | None, seed: int, **how: Any
+    layout: Layout,
+    *,
+    test: str,
+    folder: str | None = None,
+    seed: int = 0,
+    size: int = SIZE,
+    augment: bool = True,
+    bad: str = "stop",
+    cache: bool | None = None,
 ) -> DomainData:
-    """A published dataset with one domain left out; ``how`` is as for :func:`image_data`."""
+    """A published dataset with one domain left out.
+
+    A fifth of every training domain is held out for validation, under the same name. The default model is a
+    small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
+
+    Args:
+        layout: how it lies on disk.
+        test: the domain left out.
+        folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
+        seed: for the choice of the validation examples.
+        size: of the pictures, in pixels each way.
+        augment: whether training pictures are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
+        cache: whether decoded pictures are kept in memory; small ones are by default.
+    """
     if test not in layout.domains:
         raise unknown_name("test domain", test, layout.domains)
     files = layout.read(folder)
-    return image_data(files, leave_one_out(files, test, seed), **how)
+    splits = leave_one_out(files, test, seed)
+    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
 def leave_one_out(files: FileList, test: str, seed: int) -> dict[str, Domains]:

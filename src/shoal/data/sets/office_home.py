@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.data.batch import DomainData
-from shoal.data.images import SIZE, load_published
+from functools import partial
+
+from shoal.data.images import load_published
 from shoal.data.tree import Layout
 
 SUMMARY = (
@@ -31,31 +32,5 @@ LAYOUT = Layout(
 )
 DOMAINS = tuple(LAYOUT.domains)
 
-
-def load(
-    *,
-    test: str = "real",
-    folder: str | None = None,
-    seed: int = 0,
-    size: int = SIZE,
-    augment: bool = True,
-    bad: str = "stop",
-    cache: bool | None = None,
-) -> DomainData:
-    """Read Office-Home; the folder of the real-world pictures may be called ``Real World`` or ``Real``.
-
-    A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
-
-    Args:
-        test: the kind of picture left out.
-        folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
-        seed: for the choice of the validation examples.
-        size: of the pictures, in pixels each way.
-        augment: whether training pictures are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; small ones are by default.
-    """
-    return load_published(
-        LAYOUT, test=test, folder=folder, seed=seed, size=size, augment=augment, bad=bad, cache=cache
-    )
+# Read Office-Home; the folder of the real-world pictures may be called ``Real World`` or ``Real``.
+load = partial(load_published, LAYOUT, test="real")
