@@ -1,31 +1,66 @@
-"""Images a second on one core, beside a plain Pillow pipeline as torchvision's ImageFolder has it.
+"""Images a second and a core beside torchvision's ImageFolder and a DataLoader, and what many paths cost.
 
-Run: python benchmarks/images.py [--seconds S]. Exits with 1 if large pictures are not read 1.5 times as fast,
-or small ones are read slower than 0.9 times. Pixels are compared at 224 × 224 in 0..255.
+Run: python benchmarks/images.py [--seconds S] [--rounds N]. Both read the same JPEGs in batches of 32, with
+DomainBed's transforms, in turn. Exits with 1 if small pictures are read slower, or large ones not 1.5 times
+as fast. Pixels are compared at 224 × 224 in 0..255, in training by torchvision's functions with our random
+numbers.
+
+Run: python benchmarks/images.py --paths 600000. Makes a tree of so many files as DomainNet has, reads it, and
+measures memory while two worker processes load batches of it. Exits with 1 if ours grows.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
+import platform
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import PIL
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler
 
 from shoal.data.augment import Augment
-from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles
+from shoal.data.domains import Domains
+from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles, image_data, leave_one_out
+from shoal.data.loader import MetaBatchLoader
+from shoal.data.sampler import DomainBatchSampler
 from shoal.data.tree import read_tree
 
-SIZES = {"227 × 227": (227, 227, 40), "1600 × 1200": (1600, 1200, 8)}
-SIZE = 224
-ROUNDS = 5
-LEAST = {"227 × 227": 0.9, "1600 × 1200": 1.5}
+SIZES = {"227 × 227": (227, 227, 64), "1600 × 1200": (1600, 1200, 16)}
+LEAST = {"227 × 227": 1.0, "1600 × 1200": 1.5}
+SIZE, BATCH = 224, 32
+WORKERS = (0, 2)
+
+
+def torchvision() -> Any:
+    """torchvision; its build for CUDA lacks two operators beside a torch for the CPU, which nothing here calls."""
+    try:
+        import torchvision
+    except RuntimeError:
+        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        import torchvision
+
+        torchvision.kept = library  # type: ignore[attr-defined]
+    import torchvision.datasets
+    import torchvision.transforms.functional
+
+    return torchvision
 
 
 def photograph(rng: np.random.Generator, width: int, height: int) -> Image.Image:
@@ -44,81 +79,93 @@ def photograph(rng: np.random.Generator, width: int, height: int) -> Image.Image
     return Image.fromarray((total + 128).clip(0, 255).astype(np.uint8))
 
 
-class Plain:
-    """Open, convert, change at full size, resize: what torchvision does, with its own code if it is there."""
-
-    def __init__(self, paths: list[str], train: bool) -> None:
-        self.paths, self.train = paths, train
-        self.mean = torch.tensor(MEAN)[:, None, None]
-        self.deviation = torch.tensor(DEVIATION)[:, None, None]
-        self.transform = torchvision_transform(train)
-
-    def picture(self, index: int) -> Image.Image:
-        with open(self.paths[index], "rb") as file:
-            image = Image.open(file).convert("RGB")
-        if not self.train:
-            return image.resize((SIZE, SIZE), Image.Resampling.BILINEAR)
-        augment = Augment()
-        chances = augment.draw()
-        box = tuple(map(int, augment.box(chances, *image.size)))
-        cropped = image.crop(box).resize((SIZE, SIZE), Image.Resampling.BILINEAR)  # type: ignore[arg-type]
-        return augment.recolour(chances, cropped)
-
-    def __call__(self, index: int) -> Tensor:
-        if self.transform is not None:
-            with open(self.paths[index], "rb") as file:
-                return self.transform(Image.open(file).convert("RGB"))
-        pixels = torch.from_numpy(np.array(self.picture(index))).permute(2, 0, 1).contiguous()
-        return pixels.float().div(255).sub(self.mean).div(self.deviation)
+# Speed
 
 
-def torchvision_transform(train: bool) -> Callable[[Image.Image], Tensor] | None:
-    try:
-        from torchvision import transforms as T
-    except Exception:
-        return None
+def plain_folder(root: str | Path, train: bool, size: int = SIZE) -> Dataset[Any]:
+    """What people write."""
+    T = torchvision().transforms
     end = [T.ToTensor(), T.Normalize(MEAN, DEVIATION)]
-    if not train:
-        return T.Compose([T.Resize((SIZE, SIZE)), *end])
-    changes = [T.RandomResizedCrop(SIZE, scale=(0.7, 1.0)), T.RandomHorizontalFlip()]
-    return T.Compose([*changes, T.ColorJitter(0.3, 0.3, 0.3, 0.3), T.RandomGrayscale(), *end])
+    change = [T.Resize((size, size))]
+    if train:
+        change = [T.RandomResizedCrop(size, scale=(0.7, 1.0)), T.RandomHorizontalFlip()]
+        change += [T.ColorJitter(0.3, 0.3, 0.3, 0.3), T.RandomGrayscale()]
+    folder: Dataset[Any] = torchvision().datasets.ImageFolder(str(root), T.Compose([*change, *end]))
+    return folder
 
 
-def rate(read: Callable[[int], object], count: int, seconds: float) -> float:
+def plain_batches(folder: Any, workers: int) -> Iterator[Tensor]:
+    sampler = RandomSampler(folder, replacement=True, num_samples=10**7)
+    for x, _ in DataLoader(folder, BATCH, sampler=sampler, num_workers=workers):
+        yield x
+
+
+def our_batches(examples: Any, domains: Domains, workers: int) -> Iterator[Tensor]:
+    sampler = DomainBatchSampler(domains, BATCH, 1, steps=10**6)
+    for ((x, _, _),) in MetaBatchLoader(examples, sampler, workers=workers, stop=10**6):
+        yield x
+
+
+def rate(batches: Iterable[Tensor], seconds: float) -> float:
+    """Images a second, once the first batches are there."""
+    each = iter(batches)
+    for _ in range(3):
+        next(each)
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        torch.manual_seed(done)
-        read(done % count)
-        done += 1
+        done += len(next(each))
     return done / (time.perf_counter() - began)
 
 
-def rates(ours: ImageFiles, plain: Plain, seconds: float) -> tuple[float, float]:
-    """The best of several rounds in turn: another process can only slow one down."""
-    both = [(rate(lambda i: ours[i], len(ours), seconds), rate(plain, len(ours), seconds))
-            for _ in range(ROUNDS)]  # fmt: skip
-    return max(a for a, _ in both), max(b for _, b in both)
+def rates(
+    ours: Callable[[], Iterator[Tensor]], plain: Callable[[], Iterator[Tensor]], seconds: float, rounds: int
+) -> list[tuple[float, float]]:
+    """In turn, now one and now the other first."""
+    found = []
+    for n in range(rounds):
+        pair = {who: rate(make(), seconds) for who, make in ((ours, ours), (plain, plain))[:: 1 - n % 2 * 2]}
+        found.append((pair[ours], pair[plain]))
+    return found
 
 
-def difference(ours: ImageFiles, plain: Plain) -> tuple[float, float]:
-    """The mean and the largest difference of pixels under the same random numbers."""
+def same_by_torchvision(path: str, augment: Augment | None) -> Image.Image:
+    """The picture as torchvision's functions make it, with our random numbers."""
+    F = torchvision().transforms.functional
+    image = Image.open(path).convert("RGB")
+    if augment is None:
+        return F.resize(image, [SIZE, SIZE])
+    chances = augment.draw()
+    left, top, right, bottom = map(int, augment.box(chances, *image.size))
+    image = F.resized_crop(image, top, left, bottom - top, right - left, [SIZE, SIZE])
+    image = F.hflip(image) if chances.flip < augment.flip else image
+    adjust = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)
+    for which in chances.order:
+        change = augment.jitter * (2 * chances.colours[which] - 1)
+        image = adjust[which](image, change if which == 3 else 1 + change)
+    return F.rgb_to_grayscale(image, 3) if chances.grey < augment.grey else image
+
+
+def difference(ours: ImageFiles) -> tuple[float, float]:
+    """The mean and the largest difference of pixels."""
     gaps = []
     for i in range(len(ours)):
-        torch.manual_seed(i)
+        torch.default_generator.manual_seed(i)
         a = (ours[i][0] - ours.shift) / ours.scale
-        torch.manual_seed(i)
-        b = torch.from_numpy(np.array(plain.picture(i))).permute(2, 0, 1).float()
-        gaps.append((a - b).abs())
+        torch.default_generator.manual_seed(i)
+        b = np.array(same_by_torchvision(ours.files.path(i), ours.augment))
+        gaps.append((a - torch.from_numpy(b).permute(2, 0, 1).float()).abs())
     stacked = torch.stack(gaps)
     return float(stacked.mean()), float(stacked.max())
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each of five rounds")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+def speed(seconds: float, rounds: int) -> bool:
     rng, failed = np.random.default_rng(0), False
+    print(
+        "pictures     for         workers   images a second and core    ratio: median  (range)      pixels differ"
+    )
+    print(
+        "                                  ours       torchvision                                  mean   most"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for name, (width, height, count) in SIZES.items():
             place = Path(folder, name.replace(" ", ""), "photo", "thing")
@@ -126,19 +173,138 @@ def main() -> int:
             for i in range(count):
                 photograph(rng, width, height).save(place / f"{i:03}.jpg", quality=90)
             files = read_tree(place.parent.parent)
+            domains = Domains.from_indices(files.indices())
             for what, augment in (("evaluation", None), ("training", Augment())):
                 split = np.full(len(files), TRAIN, np.uint8)
                 ours = ImageFiles(files, split, size=SIZE, augment=augment, cache=False)
-                plain = Plain([files.path(i) for i in range(len(files))], augment is not None)
-                beside = "torchvision" if plain.transform else "plain Pillow"
-                fast, slow = rates(ours, plain, args.seconds)
-                mean, most = difference(ours, plain)
-                failed |= fast / slow < LEAST[name]
-                print(
-                    f"{name} {what}: {fast:.0f} a second, {beside} {slow:.0f}, ratio {fast / slow:.2f}; "
-                    f"pixels differ by {mean:.2f} on average and {most:.0f} at most"
-                )
-    return int(failed)
+                plain = plain_folder(place.parent, augment is not None)
+                mean, most = difference(ours)
+                for workers in WORKERS:
+                    both = rates(
+                        lambda w=workers, o=ours, d=domains: our_batches(o, d, w),
+                        lambda w=workers, p=plain: plain_batches(p, w),
+                        seconds,
+                        rounds,
+                    )
+                    ratios = sorted(a / b for a, b in both)
+                    middle, cores = statistics.median(ratios), max(1, workers)
+                    fast, slow = (statistics.median(r) / cores for r in zip(*both, strict=True))
+                    failed |= middle < LEAST[name]
+                    print(
+                        f"{name:<12} {what:<11} {workers:>7} {fast:>8.0f} {slow:>16.0f} {middle:>19.2f}  "
+                        f"({ratios[0]:.2f} to {ratios[-1]:.2f}) {mean:>10.2f} {most:>6.0f}",
+                        flush=True,
+                    )
+    return failed
+
+
+# Memory
+
+
+def plant(root: Path, paths: int) -> None:
+    """Files as DomainNet has them: hard links to a few small pictures."""
+    names = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+    each = -(-paths // (len(names) * 345))
+    made = 0
+    for domain in names:
+        for label in range(345):
+            folder = root / "tree" / domain / f"class_of_things_{label:03}"
+            folder.mkdir(parents=True)
+            for i in range(min(each, paths - made)):
+                source = root / f"source{made // 50_000}.jpg"  # a file takes 65,000 links on ext4
+                if made % 50_000 == 0:
+                    photograph(np.random.default_rng(made), 72, 72).save(source, quality=90)
+                os.link(source, folder / f"{domain}_{label:03}_{i:06}.jpg")
+                made += 1
+
+
+def megabytes(processes: Iterable[int]) -> tuple[float, float]:
+    """Memory of processes: what they have together, and what is some worker's alone and was written to."""
+    total, own = 0, 0
+    for n, process in enumerate(processes):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
+        kilobytes = {line.split()[0]: int(line.split()[1]) for line in lines}
+        total += kilobytes["Pss:"]
+        own += kilobytes["Private_Dirty:"] if n else 0
+    return total / 1024, own / 1024
+
+
+def own_memory() -> float:
+    return megabytes([os.getpid()])[0]
+
+
+def many(who: str, root: str, batches: int) -> None:
+    """In a process of its own: reads the tree, then loads batches in two workers and looks at memory."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    torchvision()
+    torch.rand(8, 3, 32, 32).mean()
+    before, began = own_memory(), time.perf_counter()
+    if who == "ours":
+        files = read_tree(root)
+        read = time.perf_counter() - began
+        arrays = (files.letters, files.offsets, files.labels, files.groups)
+        held = own_memory() - before
+        data = image_data(files, leave_one_out(files, "sketch", 0), size=32, bad="skip")
+        print(
+            f"ours: {len(files):,} paths, tree {read:.1f} s, splits and data "
+            f"{time.perf_counter() - began - read:.1f} s; the list {sum(a.nbytes for a in arrays) / 2**20:.0f} "
+            f"MB in arrays, {held:.0f} MB more in the process"
+        )
+        loaded = our_batches(data.examples, data.splits["train"], 2)
+    else:
+        folders = [plain_folder(p, True, 32) for p in sorted(Path(root).iterdir())]
+        read, held = time.perf_counter() - began, own_memory() - before
+        plain: ConcatDataset[Any] = ConcatDataset(folders)
+        print(f"torchvision: {len(plain):,} paths, tree {read:.1f} s; {held:.0f} MB more in the process")
+        loaded = plain_batches(plain, 2)
+    first = None
+    for n, _ in enumerate(loaded):
+        if n in (50, batches // 4, batches // 2, batches):
+            total, own = megabytes(
+                [os.getpid(), *(p.pid for p in multiprocessing.active_children() if p.pid)]
+            )
+            first = first or (total, own)
+            print(
+                f"  after {n:>6,} batches of {BATCH}: {total:>6.0f} MB in all ({total - first[0]:+.0f}), "
+                f"{own:>5.0f} MB written by workers ({own - first[1]:+.0f})",
+                flush=True,
+            )
+        if n == batches:
+            break
+    if who == "ours" and first and total - first[0] > 0.1 * held:
+        sys.exit(1)
+
+
+def memory(paths: int, batches: int) -> bool:
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        plant(Path(folder), paths)
+        print(f"{paths:,} files made in {time.perf_counter() - began:.0f} s", flush=True)
+        for who in ("ours", "torchvision"):
+            process = multiprocessing.get_context("spawn").Process(
+                target=many, args=(who, f"{folder}/tree", batches)
+            )
+            process.start()
+            process.join()
+            failed |= process.exitcode != 0
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default: %(default)s)")
+    parser.add_argument("--paths", type=int, help="look at memory instead, with so many files")
+    parser.add_argument("--batches", type=int, default=4000, help="with --paths (default: %(default)s)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, torchvision "
+        f"{torchvision().__version__}, Pillow {PIL.__version__}, numpy {np.__version__}"
+    )
+    return int(memory(args.paths, args.batches) if args.paths else speed(args.seconds, args.rounds))
 
 
 if __name__ == "__main__":

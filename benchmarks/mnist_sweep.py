@@ -1,10 +1,10 @@
-"""DomainBed's protocol on the real MNIST: the ten methods of the paper's table and IDGM, every domain left out.
+"""DomainBed's protocol on the real MNIST: the ten methods of the paper's table, and IDGM.
 
     python benchmarks/mnist_sweep.py --plan        # the list of runs, and nothing is run
     python benchmarks/mnist_sweep.py               # runs what is missing, and shows the tables
     python benchmarks/mnist_sweep.py --no-run      # tables from the runs that are there
 
-Cut to what half an hour on one GPU allows: the default settings instead of 20 draws, and fewer steps than 5,001.
+Cut to what half an hour on one GPU allows: default settings instead of 20 draws, fewer steps than 5,001.
 MNIST's files are read from SHOAL_DATA.
 """
 
@@ -33,14 +33,14 @@ def main() -> int:
     if given.plan:
         plan()
         return 0
-    code = 0
     for dataset, steps in STEPS.items():
         arguments = ["--datasets", dataset, "--algorithms", *ALGORITHMS, "--steps", str(steps)]
         arguments += ["--trials", str(TRIALS), "--hparams", str(DRAWS), "--eval-every", str(EVAL_EVERY)]
         arguments += ["--precision", PRECISION, "--out", f"{given.out}/{dataset}"]
         arguments += ["--no-run"] if given.no_run else ["--at-once", given.at_once]
-        code = max(code, shoal(["sweep", *arguments]))
-    return code
+        if code := shoal(["sweep", *arguments]):
+            return code
+    return 0
 
 
 def plan() -> None:
@@ -54,7 +54,9 @@ def plan() -> None:
             eval_every=EVAL_EVERY,
             precision=PRECISION,
         )
-        print(f"{len(configs)} runs of {steps} steps on {dataset}, {PRECISION}, looked at every {EVAL_EVERY}:")
+        print(
+            f"{len(configs)} runs of {steps} steps on {dataset}, {PRECISION}, every {EVAL_EVERY} looked at:"
+        )
         for c in configs:
             out, trial = ", ".join(c.protocol["leave_out"]), c.protocol["trial"]
             rate, size = c.optimizer_options["lr"], c.batch_size

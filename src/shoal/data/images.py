@@ -71,7 +71,10 @@ def _rgb(image: Image) -> Image:
 
     if image.mode.startswith("I"):  # convert would cut everything off at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    return image.convert("RGB")
+    if image.mode != "RGB":
+        return image.convert("RGB")
+    image.load()
+    return image
 
 
 def resize(image: Image, size: int, box: Box) -> Image:
