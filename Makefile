@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	# A reference for tests, without what it depends on: nothing of that is called.
+	$(BIN)/pip install --quiet -c constraints.txt --no-deps wilds
 	touch $@
 
 demo: $(VENV)/.installed

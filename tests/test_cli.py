@@ -25,6 +25,7 @@ import shoal
 from shoal.bench.config import RunConfig
 from shoal.bench.experiments import cdsprites
 from shoal.bench.record import RunRecord, Store
+from shoal.bench.run import _loaded
 from shoal.cli import COMMANDS, main
 from shoal.training.folder import RunFolder
 from shoal.training.loop import Training
@@ -968,6 +969,81 @@ def test_pictures_are_trained_on_alike_with_any_number_of_workers(tmp_path: Path
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def plant_hospitals(root: Path, age: int = 63) -> Path:
+    folder = root / "heart_disease"
+    folder.mkdir(parents=True)
+    for name in ("cleveland", "hungarian", "switzerland", "va"):
+        rows = [f"{age},{i % 2},1,145,233,1,2,{150 + i},0,2.3,3,0,6,{i % 3}" for i in range(12)]
+        (folder / f"processed.{name}.data").write_text("\n".join(rows))
+    return root
+
+
+class TestDataDir:
+    """Where datasets are: stronger than the environment, and no part of what a run is."""
+
+    @staticmethod
+    def typed(*arguments: str) -> int:
+        """As in a process of its own, which has loaded nothing yet."""
+        _loaded.cache_clear()
+        return main(arguments)
+
+    HEART = ("train", "erm", "--dataset", "heart", "--steps", "4", "--batch", "4", "--device", "cpu")
+
+    def test_it_is_stronger_than_the_environment_and_ends_with_the_command(
+        self, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data, other = plant_hospitals(tmp_path / "data"), plant_hospitals(tmp_path / "other", age=99)
+        (other / "heart_disease/processed.va.data").write_text("spoilt")
+        for before in (str(other), None):
+            if before is None:
+                monkeypatch.delenv("SHOAL_DATA", raising=False)
+            else:
+                monkeypatch.setenv("SHOAL_DATA", before)
+            assert self.typed(*self.HEART, "--data-dir", str(data), "--out", f"from-{before is None}") == 0
+            assert os.environ.get("SHOAL_DATA") == before
+            capsys.readouterr()
+            assert self.typed(*self.HEART) == 2
+            said = "va.data', line 1" if before else "`shoal data get heart` fetches them"
+            assert said in one_line(capsys)
+        own = ["--data", f"folder={other / 'heart_disease'}"]
+        assert self.typed(*self.HEART, "--data-dir", str(data), *own) == 2
+        assert "va.data', line 1" in one_line(capsys)
+        assert self.typed(*self.HEART, "--data-dir", "nowhere") == 2
+        assert "--data-dir: there is no folder 'nowhere'" in one_line(capsys)
+
+    def test_the_same_run_wherever_its_files_are(
+        self, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "nowhere"))
+        data = plant_hospitals(tmp_path / "data")
+        with stopping(2):
+            assert self.typed(*self.HEART, "--eval-every", "2", "--out", "run", "--data-dir", "data") == 130
+        moved = data.rename(tmp_path / "moved")
+        capsys.readouterr()
+        assert self.typed("resume", "run") == 2
+        assert "there is no file 'processed.cleveland.data'" in one_line(capsys)
+        assert self.typed("resume", "run", "--data-dir", str(moved)) == 0
+        assert "data_dir" not in Path("run/config.yaml").read_text()
+        record = RunRecord.from_dict(json.loads(Path("run/record.json").read_text()))
+        assert record.config.data_options == {}
+        capsys.readouterr()
+        assert self.typed(*self.HEART, "--eval-every", "2", "--out", "run", "--data-dir", str(moved)) == 0
+
+    def test_worker_processes_look_there_too(
+        self, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SHOAL_DATA", raising=False)
+        data = plant_hospitals(tmp_path / "data")
+        several = ["--seeds", "2", "--at-once", "2", "--data-dir", str(data)]
+        assert self.typed(*self.HEART, *several) == 0
+        assert "over 2 seeds" in capsys.readouterr().out
+        few = ["--algorithms", "erm", "--leave-out", "va", "--seeds", "1", "--search", "1", "--steps", "2"]
+        compare = ["compare", "heart", *few, "--at-once", "1", "--device", "cpu"]
+        assert self.typed(*compare, "--data-dir", str(data)) == 0
+        assert self.typed(*compare) == 2
+        assert "`shoal data get heart` fetches them" in capsys.readouterr().err
+
+
 def test_data_check_passes_sound_pictures(tmp_path: Path, capsys: Captured) -> None:
     folder = plant_pictures(tmp_path / "pictures")
     assert main(["data", "check", str(folder), "--workers", "1"]) == 0
@@ -1022,7 +1098,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
     assert main(["data", "check", str(tmp_path), "--dataset", "pacs"]) == 1
     shown = capsys.readouterr().out
     assert "cartoon" in shown
-    assert "PACS can be got from" in shown
+    assert "PACS can be got with `shoal data get pacs`, or by hand from the authors' group" in shown
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.commands import compare, data, demo, list, reproduce, results, resume, show, sweep, train
+from shoal.commands import compare, data, demo, evaluate, list, reproduce, results, resume, show, sweep, train
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "sweep": sweep,
     "resume": resume,
     "show": show,
+    "evaluate": evaluate,
     "results": results,
     "list": list,
     "data": data,

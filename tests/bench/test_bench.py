@@ -18,6 +18,7 @@ from shoal.bench.experiments import cdsprites, linear
 from shoal.bench.pool import run_all
 from shoal.bench.record import RunFolders, RunRecord, Store
 from shoal.bench.run import run
+from shoal.cli import main
 from shoal.errors import InputError
 from shoal.files import write_atomically
 
@@ -94,6 +95,8 @@ class TestConfig:
             "weights": "start.safetensors",
             "holdout": 0.2,
             "protocol": {"leave_out": ["a"], "trial": 0},
+            "metric": "macro F1",
+            "eval_splits": ["test"],
         }
         assert {*changes, "label"} == set(TINY.to_dict())
         different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}
@@ -135,6 +138,10 @@ class TestConfig:
         [
             ({"optimizer": "adm"}, "Did you mean 'adam'"),
             ({"schedule": "cosin"}, "Did you mean 'cosine'"),
+            ({"schedule": "step"}, "step:FACTOR:EVERY"),
+            ({"schedule": "step:2:5"}, "step:FACTOR:EVERY"),
+            ({"schedule": "step:0.5:0"}, "step:FACTOR:EVERY"),
+            ({"schedule": "step:0.5:3:1"}, "step:FACTOR:EVERY"),
             ({"seed": -1}, "got -1"),
             ({"seed": 0.5}, "got 0.5"),
         ],
@@ -155,6 +162,42 @@ class TestRecord:
         assert np.isnan(record(history=(), selected=-1, status="diverged").score("test"))
         with pytest.raises(InputError, match=r"split 'tst'\. Did you mean 'test'"):
             record().score("tst")
+
+
+class TestNothingLeft:
+    """What a run leaves behind that could not begin."""
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            ["--dataset", "image-folder", "--data", "folder=nowhere"],
+            ["--dataset", "linear", "--data", "tset=3"],
+            ["--dataset", "linear", "--model", "lineer"],
+            ["--dataset", "linear", "--model-set", "width=x"],
+        ],
+    )
+    def test_nothing_is_left(
+        self, wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.delenv("SHOAL_DATA", raising=False)
+        for more in ([], ["--out", str(tmp_path / "runs" / "mine")]):
+            assert main(["train", "erm", *wrong, "--steps", "2", "--device", "cpu", *more]) == 2
+            assert list((tmp_path / "runs").glob("*")) == []
+        assert len(capsys.readouterr().err.strip().splitlines()) <= 4
+
+    def test_what_was_there_stays(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(InputError, match="option of dataset"):
+            run(replace(TINY, data_options={"tset": 3}), "cpu", folder=tmp_path)
+        assert (tmp_path / "notes.txt").read_text() == "mine"
+
+    def test_a_run_that_began_stays(self, tmp_path: Path) -> None:
+        """Also where it cannot go on."""
+        run(TINY, "cpu", folder=tmp_path)
+        with pytest.raises(InputError, match="another run"):
+            run(replace(TINY, data_options={"tset": 3}), "cpu", folder=tmp_path)
+        assert (tmp_path / "record.json").exists()
 
 
 class TestStore:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from shoal.algorithms import algorithm_class
 from shoal.bench import compare, pool
@@ -155,6 +157,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     return make
 
 
+def planted(root: Path) -> list[str]:
+    """Small pictures in three domains and two classes, and a table's rows of them."""
+    rows = []
+    for n, (domain, label, i) in enumerate(itertools.product("abc", ("cat", "dog"), range(5))):
+        path = root / domain / label / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (40 * (label == "dog"), n, 90)).save(path)
+        rows.append(f"{path},{label},{domain}")
+    return rows
+
+
 class TestLayout:
     def test_own_validation_is_used_where_it_is_like_the_training_domains(self, made: Any) -> None:
         assert compare.layout(made(True, {}), {}).holdout is None
@@ -180,6 +193,29 @@ class TestLayout:
         digits = compare.layout("rotated-digits", {})
         assert digits == compare.Layout(("0°", "15°", "30°", "45°", "60°", "75°"), None, 5, 10)
         assert compare.layout("linear", {}) == compare.Layout((None,), 0.2, 2, 2)
+
+    def test_the_users_own_pictures(self, tmp_path: Path) -> None:
+        rows = planted(tmp_path / "pictures")
+        folder = {"folder": str(tmp_path / "pictures"), "size": 16}
+        assert compare.layout("image-folder", folder) == compare.Layout(("a", "b", "c"), None, 2, 2)
+        assert compare.layout("image-folder", folder, ["c", "a"]).left_out == ("c", "a")
+        with pytest.raises(InputError, match=r"domain to leave out: 'd'.*Known: a, b, c"):
+            compare.layout("image-folder", folder, ["d"])
+        with pytest.raises(InputError, match="name them in --leave-out"):
+            compare.layout("image-folder", {**folder, "test": "a"})
+        with pytest.raises(InputError, match=r"option of dataset 'image-folder': 'sice'"):
+            compare.layout("image-folder", {**folder, "sice": 3})
+        with pytest.raises(InputError, match=r"--data folder=DIR"):
+            compare.layout("image-folder", {})
+        table = tmp_path / "list.csv"
+        table.write_text("\n".join(["path,label,domain", *rows]))
+        listed = {"file": str(table), "size": 16}
+        assert compare.layout("manifest", listed).left_out == ("a", "b", "c")
+        split = [f"{row},{'test' if row.endswith('b') else 'train'}" for row in rows]
+        table.write_text("\n".join(["path,label,domain,split", *split]))
+        assert compare.layout("manifest", listed) == compare.Layout((None,), 0.2, 2, 2)
+        with pytest.raises(InputError, match=r"domain to leave out: 'a'.*Known: b"):
+            compare.layout("manifest", listed, ["a"])
 
     def test_who_cannot_take_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(algorithm_class("fish"), "regression", False)
@@ -520,6 +556,24 @@ class TestCommand:
         assert files == {f"compare-rotated-digits.{e}" for e in ("md", "csv", "json", "png", "svg")}
         assert json.loads(Path("shoal-compare/compare-rotated-digits.json").read_text()) == result
         assert "| 1 | " in Path("shoal-compare/compare-rotated-digits.md").read_text()
+
+    @pytest.mark.parametrize("dataset", ["image-folder", "manifest"])
+    def test_the_users_own_pictures(self, dataset: str, tmp_path: Path, capsys: Captured) -> None:
+        rows = planted(tmp_path / "pictures")
+        (tmp_path / "list.csv").write_text("\n".join(["path,label,domain", *rows]))
+        where = {
+            "image-folder": f"folder={tmp_path / 'pictures'}",
+            "manifest": f"file={tmp_path / 'list.csv'}",
+        }
+        given = ["compare", dataset, "--data", where[dataset], "size=16", *SMALL, "--search", "1"]
+        assert main([*given, "--seeds", "1", "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["left_out"] == ["a", "b", "c"]
+        assert {t["status"] for t in result["trials"]} == {"scored"}
+        for one in Store("shoal-compare/runs").all():
+            scores = one.history[-1]["scores"]
+            assert list(scores["test"]["domains"]) == [one.config.data_options["test"]]
+            assert set(scores["train"]["domains"]) == set("abc") - set(scores["test"]["domains"])
 
     def test_a_control_is_a_row(self, capsys: Captured) -> None:
         given = ["compare", "rotated-digits", "--leave-out", "75°", "--seeds", "1", "--search", "1"]

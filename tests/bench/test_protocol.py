@@ -256,7 +256,20 @@ class TestPlan:
         [((4,), False), ((1, 28, 28), False), ((3, 64, 64), False), ((3, 224, 224), True)],
     )
     def test_the_size_is_told_by_the_shape(self, shape: tuple[int, ...], is_large: bool) -> None:
-        assert (protocol.sizes_of(shape) is protocol.LARGE) is is_large
+        assert protocol.sizes_of("rotated-digits", shape) is (protocol.LARGE if is_large else protocol.SMALL)
+
+    def test_domainnet_has_numbers_of_its_own(self, large: DomainData) -> None:
+        """Looked at every 1,000 steps, in batches of up to 2⁵; all else as with other large images."""
+        found = protocol.plan({"domainnet": {}}, ["erm"], trials=3, draws=40)
+        assert {(c.steps, c.eval_every) for c in found} == {(5001, 1000)}
+        sizes = [c.batch_size for c in found if c.protocol.get("draw")]
+        assert 8 <= min(sizes) < 12 < 28 < max(sizes) <= 32
+        assert found[0].batch_size == 32
+        assert max(c.optimizer_options["lr"] for c in found) <= 10**-3.5
+        (others,) = {c.eval_every for c in protocol.plan({"pacs": {}}, ["erm"], trials=1, draws=2)}
+        assert others == 300
+        asked = protocol.plan({"domainnet": {}}, ["erm"], trials=1, draws=1, eval_every=7)
+        assert {c.eval_every for c in asked} == {7}
 
     def test_some_domains_ways_of_drawing_and_other_fields(self) -> None:
         found = protocol.plan(

@@ -14,7 +14,6 @@ import statistics
 import subprocess
 import sys
 import time
-import types
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -620,16 +619,35 @@ class TestTable:
 
     def test_without_pandas(self, results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(InputError, match="pip install pandas"):
+        with pytest.raises(InputError, match=r"pip install 'shoal\[pandas\]'"):
             results.to_frame()
 
-    def test_a_frame_has_every_filled_column(self, results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-        stand_in = types.SimpleNamespace(DataFrame=dict)
-        monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    def test_a_frame_has_every_filled_column(self, results: Results) -> None:
+        pandas = pytest.importorskip("pandas")
         frame = results.to_frame()
-        assert list(frame) == results.filled()
-        assert frame["seed"] == results.column("seed")
+        assert isinstance(frame, pandas.DataFrame)
+        assert list(frame.columns) == results.filled()
+        for name in frame.columns:
+            found = [None if pandas.api.types.is_scalar(v) and pandas.isna(v) else v for v in frame[name]]
+            assert found == results.column(name)
+        assert {name: frame[name].dtype.kind for name in ("seed", "test", "lr")} == {
+            "seed": "i",
+            "test": "f",
+            "lr": "f",
+        }
         assert list(results.to_frame(["test", "lr"])) == ["test", "lr"]
+        assert results.to_frame(["clip"])["clip"].isna().all()
+        assert len(Results([]).to_frame()) == 0
+        with pytest.raises(InputError, match="Did you mean 'seed'"):
+            results.to_frame(["sed"])
+
+    def test_a_frame_groups_as_we_do(self, results: Results) -> None:
+        pytest.importorskip("pandas")
+        found = results.to_frame().groupby("algorithm")["test"].agg(["mean", "std"])
+        for row in results.group(["algorithm"]):
+            theirs = found.loc[row["algorithm"]]
+            assert row["mean"] == pytest.approx(theirs["mean"])
+            assert (row["sd"] or math.nan) == pytest.approx(theirs["std"], nan_ok=True)
 
     @pytest.mark.parametrize(
         "label", ["鱼 <script>alert(1)</script>", "two\nlines\r\x1b[31m", '"a", b', "é\u202e"]

@@ -16,7 +16,7 @@ import pytest
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
 from shoal.bench.run import run
-from shoal.bench.sweep import ATTEMPTS, SweepStore, sweep
+from shoal.bench.sweep import ATTEMPTS, SweepStore, settle, sweep
 
 TWO = ["cpu", "cpu"]
 QUICK = {"checkpoint_every": 20}
@@ -134,6 +134,76 @@ def test_a_run_that_takes_its_process_down_is_given_up(tmp_path: Path) -> None:
     assert len(killed) >= ATTEMPTS
     assert f"ended {ATTEMPTS} times" in outcome[0].failed[config.identity]
     assert not outcome[0].records
+
+
+def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """A worker that was killed after it had saved it, and the next one that gets the run."""
+    store, (config,) = SweepStore(tmp_path), configs(1)
+    store.name()
+    stamps = []
+    for _ in range(2):
+        assert settle(config, store, "cpu", lambda step, note: None, {}) is None
+        state = store.path(config).stat()
+        stamps.append((state.st_ino, state.st_mtime_ns))
+    assert stamps[0] == stamps[1]
+
+
+CLAIMER = """
+import sys, time
+from pathlib import Path
+from test_sweep import SweepStore, configs
+with SweepStore(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
+    """Such as a worker that a killed sweep has left; the claim ends with the process, whatever ends it."""
+    store, (config, other) = SweepStore(tmp_path / "runs"), configs(2)
+    store.name()
+    other_process = subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, str(store.folder)],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    told = list[tuple[str, str]]()
+
+    def tell(run: RunConfig, step: int, note: str) -> None:
+        told.append((run.label, note))
+        if store.find(other) and note.startswith("waits"):  # the others go on meanwhile
+            other_process.kill()
+
+    try:
+        assert other_process.stdout is not None
+        assert other_process.stdout.readline() == b"claimed\n"
+        outcome = sweep([config, other], store, devices=TWO, tell=tell)
+    finally:
+        other_process.kill()
+        other_process.communicate()
+    assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in (config, other)]
+    assert not outcome.failed
+    assert {label for label, note in told if note.startswith("waits")} == {config.label}
+
+
+def test_a_sweep_that_is_stopped_when_a_run_ends_is_over(tmp_path: Path) -> None:
+    """The signal comes too late to stop the run; its worker must not wait for another one."""
+    wanted, store = configs(1), SweepStore(tmp_path)
+
+    def stop(config: RunConfig, step: int, note: str) -> None:
+        if step == config.steps:
+            raise KeyboardInterrupt
+
+    def swept() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(wanted, store, devices=["cpu"], tell=stop)
+
+    thread = threading.Thread(target=swept, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not children()
 
 
 DRIVER = """

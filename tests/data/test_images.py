@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +17,8 @@ import torch
 from PIL import Image
 
 from shoal.bench.protocol import resplit
-from shoal.data.augment import Augment
+from shoal.cli import main
+from shoal.data.augment import Augment, turn_hue
 from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
 from shoal.data.images import (
@@ -85,6 +88,36 @@ def test_sixteen_bits_keep_their_upper_eight(tmp_path: Path) -> None:
     grey = np.full((20, 20), 40_000, np.uint16)
     Image.fromarray(grey).save(tmp_path / "a.png")
     assert torch.allclose(pixels(only(tmp_path / "a.png", size=8)), torch.tensor(40_000.0 // 256), atol=1e-3)
+
+
+def test_sixteen_bits_are_scaled_and_not_cut_off(tmp_path: Path) -> None:
+    grey = np.linspace(0, 65_535, 32 * 32).astype(np.uint16).reshape(32, 32)
+    Image.fromarray(grey).save(tmp_path / "a.png")
+    found = pixels(only(tmp_path / "a.png", size=32))
+    for channel in found:
+        assert np.allclose(channel, grey >> 8, atol=1e-3)
+
+
+@pytest.mark.parametrize("transparency", [None, 3, bytes(range(0, 256, 16))])
+def test_a_palette_keeps_its_colours_and_nothing_is_said(transparency: Any, tmp_path: Path) -> None:
+    picture = noise(32, 32).quantize(16)
+    about = {} if transparency is None else {"transparency": transparency}
+    picture.save(tmp_path / "a.png", **about)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pixels(only(tmp_path / "a.png", size=32))
+    assert np.allclose(found.permute(1, 2, 0), np.asarray(picture.convert("RGB")), atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["webp", "png"])
+def test_of_several_frames_the_first_counts(kind: str, tmp_path: Path) -> None:
+    first, others = noise(32, 32), [noise(32, 32, seed) for seed in (1, 2)]
+    options = {"lossless": True} if kind == "webp" else {}
+    first.save(tmp_path / f"a.{kind}", save_all=True, append_images=others, **options)
+    with Image.open(tmp_path / f"a.{kind}") as image:
+        assert image.n_frames == 3  # type: ignore[attr-defined]
+    found = pixels(only(tmp_path / f"a.{kind}", size=32))
+    assert np.allclose(found.permute(1, 2, 0), np.asarray(first), atol=1e-3)
 
 
 def test_pictures_are_normalised_as_asked(tmp_path: Path) -> None:
@@ -237,6 +270,18 @@ def test_colours_change_as_torchvision_changes_them() -> None:
     assert np.abs(np.asarray(green).astype(int) - (0, 200, 0)).max() <= 3
 
 
+def test_hues_turn_as_by_pillow_to_the_last_bit() -> None:
+    """Of a third of all reds, greens and blues, there and back through HSV."""
+    every = np.arange(0, 256, 3, dtype=np.uint8)
+    colours = np.stack(np.meshgrid(every, every, every, indexing="ij"), -1).reshape(len(every) ** 2, -1, 3)
+    picture = Image.fromarray(colours)
+    for turn in (-0.3, 0.0, 0.004, 0.17, 0.3):
+        hue, saturation, value = picture.convert("HSV").split()
+        moved = hue.point([(i + int(255 * turn)) % 256 for i in range(256)])
+        wanted = Image.merge("HSV", (moved, saturation, value)).convert("RGB")
+        assert np.array_equal(turn_hue(picture, turn), wanted)
+
+
 # Broken files
 
 
@@ -311,6 +356,21 @@ def test_skipping_is_the_same_in_any_number_of_workers_and_in_any_order(tmp_path
             assert all(torch.equal(p.x, q.x) for p, q in zip(a, b, strict=True))
 
 
+def test_a_class_of_which_nothing_can_be_read_gives_way_to_another_of_its_domain(tmp_path: Path) -> None:
+    """Never to another split: what is trained on would be scored."""
+    (tmp_path / "0.png").write_bytes(b"")
+    for i in range(1, 5):
+        noise(20, 20, i).save(tmp_path / f"{i}.png")
+    kinds = [("0.png", "a", "rare"), ("1.png", "a", "rare"), ("2.png", "b", "usual"), ("3.png", "a", "usual")]
+    files = FileList.of(tmp_path, [*kinds, ("4.png", "a", "usual")])
+    split = np.array([2, 1, 2, 1, 2], np.uint8)
+    examples = ImageFiles(files, split, size=16, bad="skip", cache=False)
+    with pytest.warns(UserWarning, match=r"0.png' is skipped"):
+        x, y = examples[0]
+    assert torch.equal(x, examples[4][0])
+    assert files.classes[y] == "usual"
+
+
 def test_a_kind_of_which_nothing_can_be_read_stops(tmp_path: Path) -> None:
     paths = broken(tmp_path)
     files = FileList.of(tmp_path, [(name, "here", "thing") for name in sorted(paths)])
@@ -320,6 +380,95 @@ def test_a_kind_of_which_nothing_can_be_read_stops(tmp_path: Path) -> None:
             warnings.simplefilter("ignore")
             with pytest.raises(InputError, match=r"b-cut.jpg.*nor can any other"):
                 examples[0]
+
+
+def odd_folder(root: Path) -> dict[str, set[str]]:
+    """Every kind of file that people have in a folder of pictures, and what is wrong with which."""
+    plant(root, each=2)
+    place = root / "place 1" / "kind 0"
+    bad = {f"place 1/kind 0/{name}" for name in broken(place)}
+    picture = noise(80, 70)
+    picture.quantize(16).save(place / "palette.png")
+    picture.quantize(16).save(place / "palette-clear.png", transparency=bytes(range(0, 256, 16)))
+    picture.convert("CMYK").save(place / "cmyk.jpg", quality=95)
+    Image.fromarray(np.full((70, 80), 40_000, np.uint16)).save(place / "deep.png")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    picture.save(place / "turned.jpg", exif=turned)
+    picture.save(place / "moving.webp", save_all=True, append_images=[noise(80, 70, 5)], lossless=True)
+    picture.save(place / "moving.gif", save_all=True, append_images=[noise(80, 70, 5)])
+    (place / "notes.txt").write_text("seen in May\n")
+    noise(80, 70, 7).save(root / "place 2" / "kind 1" / "7.jpg")
+    for path in (root / "place 0" / "kind 1").iterdir():
+        path.unlink()
+    return {"unreadable": bad, "left out": {"place 1/kind 0/moving.gif", "place 1/kind 0/notes.txt"}}
+
+
+def read_all(examples: Any) -> list[str]:
+    """Twice; what cannot be read."""
+    stopped = []
+    for _ in range(2):
+        for i in range(len(examples)):
+            try:
+                x, _ = examples[i]
+                assert torch.isfinite(x).all()
+            except InputError as error:
+                stopped.append(str(error))
+    return stopped
+
+
+@pytest.mark.parametrize("bad", ["stop", "skip"])
+def test_whatever_lies_in_a_folder_is_told_once_with_its_path(bad: str, tmp_path: Path) -> None:
+    wrong = odd_folder(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = load("image-folder", folder=str(tmp_path), size=16, bad=bad, augment=False)
+        stopped = read_all(data.examples)
+    told = [str(w.message) for w in caught]
+    assert sum("left out: pictures end in" in text for text in told) == 1
+    assert sum(any(name in text for name in wrong["left out"]) for text in told) == 1
+    assert sum("no picture of class 'kind 1' in 'place 0'" in text for text in told) == 1
+    said = [text for text in (stopped if bad == "stop" else told) if "left out" not in text]
+    for name in wrong["unreadable"]:
+        assert sum(repr(str(tmp_path / name)) in text for text in said) == (2 if bad == "stop" else 1), name
+    assert len(stopped) == (2 * len(wrong["unreadable"]) if bad == "stop" else 0)
+    assert len(told) == 2 + (len(wrong["unreadable"]) if bad == "skip" else 0)
+
+
+def test_a_training_stops_at_a_broken_file_or_tells_each_once(tmp_path: Path) -> None:
+    """In a process of its own, and read by two workers: what people see."""
+    plant(tmp_path / "data", each=4)
+    bad = [tmp_path / "data" / f"place {d}" / "kind 1" / "1.jpg" for d in range(3)]
+    for path in bad:
+        path.write_bytes(path.read_bytes()[:300])
+    command = [sys.executable, "-m", "shoal", "train", "erm", "--dataset", "image-folder", "--steps", "6"]
+    command += ["--batch", "4", "--eval-every", "3", "--workers", "2", "--device", "cpu"]
+    command += ["--data", f"folder={tmp_path / 'data'}", "size=16"]
+
+    def said(*more: str) -> tuple[int, list[int]]:
+        done = subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert "Traceback" not in done.stderr
+        return done.returncode, [done.stderr.count(str(path)) for path in bad]
+
+    code, told = said()
+    assert (code, sum(told)) == (2, 1)
+    assert said("bad=skip") == (0, [1, 1, 1])
+
+
+def test_the_check_names_whatever_lies_in_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = odd_folder(tmp_path)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main(["data", "check", str(tmp_path), "--workers", "1", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert set(report["unreadable"]) == wrong["unreadable"]
+    assert report["lacking"] == [{"domain": "place 0", "class": "kind 1"}]
+    assert report["wrong"] == [f"pictures that cannot be read: {len(wrong['unreadable'])}"]
+    (told,) = [str(w.message) for w in caught]
+    assert any(name in told for name in wrong["left out"])
+    assert "and 1 more left out" in told
 
 
 # In memory

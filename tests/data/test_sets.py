@@ -35,7 +35,8 @@ FILES = {"rotated-mnist": "mnist", "coloured-mnist": "mnist", "heart": "heart_di
 WITH_DOMAINS = [name for name in registry.names() if hasattr(registry.module(name), "DOMAINS")]
 OWN = {"image-folder", "manifest"}  # whose domains are the user's
 PICTURES = {name for name in registry.names() if hasattr(registry.module(name), "LAYOUT")} | OWN
-IN_MEMORY = [name for name in registry.names() if name not in PICTURES]  # the others: test_tree.py
+OF_WILDS = {name for name in registry.names() if hasattr(registry.module(name), "PUBLISHED")}
+IN_MEMORY = [n for n in registry.names() if n not in PICTURES | OF_WILDS]  # others: test_tree, test_wilds_*
 
 
 def rows(data: DomainData, split: str, domain: int) -> Tensor:

@@ -6,6 +6,7 @@ import tracemalloc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -205,12 +206,18 @@ def test_what_lacks_of_a_published_set_is_named_and_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHOAL_DATA", raising=False)
-    with pytest.raises(InputError, match=r"the pictures of PACS are needed; .*SHOAL_DATA"):
+    with pytest.raises(
+        InputError, match=r"the pictures of PACS are needed; .*SHOAL_DATA.*`shoal data get pacs`"
+    ):
         load("pacs")
-    with pytest.raises(InputError, match=r"PACS is not in .*art_painting, cartoon.*sketchx"):
+    with pytest.raises(
+        InputError, match=r"PACS is not in .*art_painting, cartoon.*shoal data get pacs`.*sketchx"
+    ):
         load("pacs", folder=str(tmp_path))
     put(tmp_path, "PACS/photo/dog/1.png", "PACS/sketch/dog/1.png")
-    with pytest.raises(InputError, match=r"PACS' has no folder for art_painting, cartoon; .*sketchx"):
+    with pytest.raises(
+        InputError, match=r"PACS' has no folder for art_painting, cartoon; .*`shoal data get pacs`"
+    ):
         load("pacs", folder=str(tmp_path))
 
 
@@ -296,7 +303,7 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match=r"latin.csv' cannot be read"):
         load("manifest", file=str(tmp_path / "latin.csv"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"list.parquet' is Parquet, which needs pyarrow"):
+    with pytest.raises(InputError, match=r"list.parquet' is Parquet.*: pip install 'shoal\[parquet\]'"):
         load("manifest", file=str(tmp_path / "list.parquet"))
 
 
@@ -304,3 +311,108 @@ def test_a_picture_listed_twice_is_told(tmp_path: Path) -> None:
     rows = [f"pictures/{i % 11}.png,x,{'ab'[i // 6]}" for i in range(12)]
     with pytest.warns(UserWarning, match="lists 1 pictures twice"):
         load("manifest", file=listed(tmp_path, table(rows)), size=16)
+
+
+def test_a_row_is_counted_by_its_line(tmp_path: Path) -> None:
+    text = 'path,label,domain\n"a\nb.png",x,y\n\nc.png,x,\n'
+    with pytest.raises(InputError, match="row 5: domain is empty"):
+        load("manifest", file=listed(tmp_path, text))
+
+
+# Lists as Parquet
+
+Columns = dict[str, list[Any]]
+
+
+def both(folder: Path, columns: Columns) -> tuple[str, str]:
+    """The same table as CSV and as Parquet."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = zip(*columns.values(), strict=True)
+    file = listed(folder, table([",".join(map(str, row)) for row in rows], ",".join(columns)))
+    parquet.write_table(arrow.table(columns), folder / "list.parquet", row_group_size=5)
+    return file, str(folder / "list.parquet")
+
+
+def columns_of(**more: list[Any]) -> Columns:
+    paths = [f"pictures/{i}.png" for i in range(12)]
+    return {"path": paths, "label": list("xy") * 6, "domain": [c for c in "abc" for _ in range(4)], **more}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"label": [10, 2] * 6},
+        {"label": [True, False] * 6},
+        {"split": ["train", "val", "test", "Train"] * 3},
+        {"label": [10, 2] * 6, "note": [None, 1.5] * 6},
+        {"domain": [2019, 2020, 2021] * 4},
+    ],
+)
+def test_parquet_and_csv_give_the_same(more: Columns, tmp_path: Path) -> None:
+    one, other = (
+        load("manifest", file=file, size=16, augment=False) for file in both(tmp_path, columns_of(**more))
+    )
+    assert one.classes == other.classes == 2
+    assert list(one.splits) == list(other.splits)
+    for split, domains in one.splits.items():
+        assert domains.names == other.splits[split].names
+        assert domains.indices.tolist() == other.splits[split].indices.tolist()
+    assert [y for _, y in map(one.examples.__getitem__, range(12))] == [
+        y for _, y in map(other.examples.__getitem__, range(12))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": None}, r"list.parquet' has no column 'label'. Its columns: 'path', 'domain'"),
+        ({"label": ["x"] * 6 + [None] + ["y"] * 5}, "row 7: label is empty"),
+        ({"label": [1.0] * 6 + [float("nan")] + [2.0] * 5}, "row 7: label is empty"),
+        ({"domain": ["a"] * 11 + ["  "]}, "row 12: domain is empty"),
+        ({"path": [None, *map(str, range(11))]}, "row 1: path is empty"),
+        ({"split": ["train"] * 11 + [None]}, "row 12: split is None; it must be train, validation, test"),
+        ({"split": ["train"] * 10 + ["tset"] * 2}, "row 11: split is 'tset'"),
+        ({"path": ["one.png"] * 12}, "row 2: 'one.png' has label 'y', and in a row before it 'x'"),
+    ],
+)
+def test_wrong_parquet_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    columns = {name: values for name, values in columns_of(**changes).items() if values is not None}
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), tmp_path / "list.parquet", row_group_size=5)
+    with pytest.raises(InputError, match=message):
+        load("manifest", file=str(tmp_path / "list.parquet"))
+
+
+def test_parquet_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    with pytest.raises(InputError, match=r"nowhere.parquet' cannot be read"):
+        load("manifest", file=str(tmp_path / "nowhere.parquet"))
+    (tmp_path / "list.parquet").write_text("path,label,domain\n")
+    with pytest.raises(InputError, match=r"list.parquet' cannot be read"):
+        load("manifest", file=str(tmp_path / "list.parquet"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_paths_are_from_the_lists_folder_or_whole_and_may_have_spaces(kind: str, tmp_path: Path) -> None:
+    put(tmp_path / "else where", "one.png", "two.png")
+    there = [f"../else where/{name}.png" for name in ("one", "two")]
+    whole = [str(tmp_path / "else where" / f"{name}.png") for name in ("one", "two")]
+    columns = {"path": [*there, *whole], "label": list("xyxy"), "domain": list("aabb")}
+    columns["split"] = ["train"] * 4
+    (tmp_path / "my lists").mkdir()
+    file = both(tmp_path / "my lists", columns)[kind == "parquet"]
+    data = load("manifest", file=file, size=16, augment=False)
+    assert all((data.examples[i][0] == data.examples[i + 2][0]).all() for i in range(2))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_listed_picture_that_is_not_there_is_named(kind: str, tmp_path: Path) -> None:
+    columns = columns_of()
+    columns["path"][5] = "pictures/gone.png"
+    file = both(tmp_path, columns)[kind == "parquet"]
+    with pytest.raises(InputError, match=r"pictures/gone.png' cannot be read \(FileNotFoundError"):
+        load("manifest", file=file, size=16)
+    with pytest.warns(UserWarning, match=r"pictures/gone.png' is skipped: FileNotFoundError"):
+        assert load("manifest", file=file, size=16, bad="skip").classes == 2

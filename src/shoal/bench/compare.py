@@ -43,7 +43,7 @@ def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = 
 
     Its own validation split is used unless there is a note on it: then it is not like the training domains.
     """
-    known = getattr(sets.registry.module(dataset), "DOMAINS", None)
+    known = _can_be_left_out(dataset, options)
     left_out: tuple[str | None, ...] = (None,)
     if known is None:
         data = sets.load(dataset, **options)
@@ -61,6 +61,15 @@ def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = 
         data = sets.load(dataset, **{**options, "test": left_out[0]})
     fair = "validation" in data.splits and "validation" not in data.notes
     return Layout(left_out, None if fair else HOLDOUT, len(data.splits["train"]), data.classes)
+
+
+def _can_be_left_out(dataset: str, options: Mapping[str, Any]) -> Sequence[str] | None:
+    """The domains that the option ``test`` may name; a set of the user's files looks for them there."""
+    module = sets.registry.module(dataset)
+    if not hasattr(module, "domains"):
+        return getattr(module, "DOMAINS", None)
+    found: Sequence[str] | None = module.domains(**options)
+    return found
 
 
 def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:

@@ -13,6 +13,7 @@ import yaml
 
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
+from shoal.training.metrics import metric
 
 # torch.optim classes by the names used in configurations.
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
@@ -48,7 +49,8 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     schedule: str | None = None
-    """The learning rate's way to zero: ``cosine`` or ``linear``."""
+    """The learning rate's way to zero: ``cosine`` or ``linear``; ``step:0.96:1000`` multiplies it by 0.96 every
+    1,000 steps."""
     average: str | None = None
     average_start: int | None = None
     on_nan: str = "stop"
@@ -59,17 +61,25 @@ class RunConfig:
     protocol: Mapping[str, Any] = field(default_factory=dict)
     """DomainBed's way to split: ``leave_out`` names one or two domains, ``trial`` numbers the split, ``draw``
     the settings tried (0 where it is not there); see :mod:`shoal.bench.protocol`."""
+    metric: str | None = None
+    """What selects weights; see :mod:`shoal.training.metrics`. By default what the dataset is judged by."""
+    eval_splits: list[str] | None = None
+    """Which are measured along the way, by default all that the dataset has."""
     label: str = ""
     """How tables call this row; no part of the run's identity."""
 
     def __post_init__(self) -> None:
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
-        if self.schedule is not None:
+        if self.schedule is not None and self.decay is None:
             check_names("schedule", [self.schedule], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
         if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
             raise InputError(f"holdout must be a share between 0 and 1, such as 0.2; got {self.holdout!r}.")
+        if self.metric is not None:
+            object.__setattr__(self, "metric", metric(self.metric).name)
+        if self.eval_splits is not None and not isinstance(self.eval_splits, list):
+            raise InputError(f"eval_splits must be a list of splits' names, got {self.eval_splits!r}.")
         if self.protocol:
             self._check_protocol()
 
@@ -88,6 +98,22 @@ class RunConfig:
             raise InputError("holdout and a protocol both split the training domains; give one of them.")
         if "test" in self.data_options:
             raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
+
+    @property
+    def decay(self) -> tuple[float, int] | None:
+        """The factor and the number of steps of a schedule ``step:FACTOR:EVERY``."""
+        kind, *rest = str(self.schedule).split(":")
+        if kind != "step":
+            return None
+        try:
+            factor, every = float(rest[0]), int(rest[1])
+        except (IndexError, ValueError):
+            factor, every = 0.0, 0
+        if len(rest) != 2 or not 0 < factor <= 1 or every < 1:
+            raise InputError(
+                f"schedule={self.schedule!r}; it must be step:FACTOR:EVERY, such as step:0.96:1000."
+            )
+        return factor, every
 
     @property
     def name(self) -> str:

@@ -64,8 +64,11 @@ LARGE_SIDE = 128
 """Images are large if both sides have so many pixels."""
 
 
-def sizes_of(input_shape: Sequence[int]) -> Sizes:
-    return LARGE if len(input_shape) == 3 and min(input_shape[1:]) >= LARGE_SIDE else SMALL
+def sizes_of(dataset: str, input_shape: Sequence[int]) -> Sizes:
+    """By the size of the images, and what the dataset's own module says of it in ``DOMAINBED``."""
+    usual = LARGE if len(input_shape) == 3 and min(input_shape[1:]) >= LARGE_SIDE else SMALL
+    own = getattr(sets.registry.module(dataset), "DOMAINBED", {})
+    return replace(usual, **own) if own else usual
 
 
 def resplit(data: DomainData, names: Sequence[str], trial: int) -> DomainData:
@@ -157,15 +160,16 @@ def plan(
         data, names = look(dataset, options)
         chosen = list((leave_out or {}).get(dataset, names))
         check_names("domain to leave out:", chosen, names)
+        sizes = sizes_of(dataset, data.input_shape)
         base = RunConfig(
-            **{"eval_every": eval_every or sizes_of(data.input_shape).eval_every, "select": "last", **common},
+            **{"eval_every": eval_every or sizes.eval_every, "select": "last", **common},
             dataset=dataset,
             algorithm=algorithms[0],
             steps=steps,
             data_options=dict(options),
         )
         found += [
-            _config(base, algorithm, data, out, trial, number)
+            _config(base, algorithm, data.model, sizes, out, trial, number)
             for trial in range(trials)
             for out in left_out(names, chosen, pairs)
             for algorithm in algorithms
@@ -195,11 +199,10 @@ def left_out(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterat
 
 
 def _config(
-    base: RunConfig, algorithm: str, data: DomainData, out: list[str], trial: int, number: int
+    base: RunConfig, algorithm: str, model: str, sizes: Sizes, out: list[str], trial: int, number: int
 ) -> RunConfig:
     name, _, way = algorithm.partition(":")
-    sizes, space = sizes_of(data.input_shape), algorithm_class(name).search_space
-    options = models.options_of(base.model or data.model)
+    space, options = algorithm_class(name).search_space, models.options_of(base.model or model)
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
     return replace(
         base,

@@ -51,6 +51,18 @@ class RunRecord:
             raise unknown_name("split", split, scores)
         return float(scores[split]["average"])
 
+    def measure(self, split: str, name: str, *, last: bool = False) -> float | None:
+        """What a metric made of a split, at the selected step or the last; ``None`` where it made nothing."""
+        if not self.history:
+            return None
+        scores = self.history[-1 if last else self.selected]["scores"]
+        if split not in scores:
+            raise unknown_name("split", split, scores)
+        found = {scores[split]["metric"]: scores[split]["average"], **scores[split].get("metrics", {})}
+        if name not in found:
+            raise unknown_name("measure", name, found)
+        return _finite(found[name])
+
     def curve(self, split: str) -> tuple[list[int], list[float]]:
         """Passes and averages over the course of training."""
         points = [(m["passes"], m["scores"][split]["average"]) for m in self.history]
@@ -174,6 +186,7 @@ def row_of(record: RunRecord) -> Row:
         else:
             row[name] = value
     del row["label"]
+    row["selects"] = row.pop("metric")
     row |= {
         "identity": config.identity,
         "name": config.name,
@@ -189,7 +202,8 @@ def row_of(record: RunRecord) -> Row:
     if record.history:
         scores = record.history[-1]["scores"]
         if scores:
-            row["metric"] = str(scores["test" if "test" in scores else next(iter(scores))]["metric"])
+            shown = scores["test" if "test" in scores else next(iter(scores))]
+            row |= {"metric": str(shown["metric"]), "selects": shown.get("selects", row["selects"])}
         row["step"] = record.history[record.selected]["step"]
         if record.status == "finished":
             row |= _scores(record.history[record.selected], "") | _scores(record.history[-1], "_last")
@@ -209,16 +223,17 @@ def _left_out(record: RunRecord) -> str | None:
 
 
 def _scores(measured: Measurement, ending: str) -> Row:
-    """``test`` and ``test.DOMAIN`` for every split and domain; what is not finite is missing."""
+    """``test``, ``test.DOMAIN`` and ``test.MEASURE`` for every split; what is not finite is missing."""
     row: Row = {}
     for split, found in measured["scores"].items():
         row[split + ending] = _finite(found["average"])
-        row |= {f"{split}{ending}.{domain}": _finite(score) for domain, score in found["domains"].items()}
+        each = {**(found.get("metrics") or {}), **found["domains"]}
+        row |= {f"{split}{ending}.{name}": _finite(score) for name, score in each.items()}
     return row
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _read_row(path: Path) -> Row:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,10 +23,12 @@ from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
 from shoal.data.batch import DomainData
+from shoal.data.folders import VARIABLE
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names
 from shoal.models import build
 from shoal.models.backbones import fitting
+from shoal.training import predictions
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
@@ -38,8 +43,13 @@ Tell = Callable[[int, str], None]
 
 
 @lru_cache(maxsize=1)
-def _loaded(dataset: str, options: str, holdout: float | None, device: torch.device) -> DomainData:
-    """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it."""
+def _loaded(
+    dataset: str, options: str, holdout: float | None, device: torch.device, root: str | None
+) -> DomainData:
+    """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it.
+
+    ``root`` is where files were looked for.
+    """
     data = sets.load(dataset, **json.loads(options))
     if holdout is not None:
         data = validated(data, holdout)
@@ -69,7 +79,7 @@ def prepare(
     """
     where = Processes(device).device
     options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
-    data = _loaded(config.dataset, options_of_data, config.holdout, where)
+    data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
     if config.protocol:  # not kept: all left-out domains and trials share the examples
         data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
     model = build(
@@ -83,6 +93,9 @@ def prepare(
         start_from(model, config.weights)
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
     same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
+    if config.eval_splits is not None:
+        check_names(f"split of dataset {config.dataset!r}:", config.eval_splits, data.splits)
+        same["eval_splits"] = config.eval_splits
     options = Options(
         **same,
         optimizer=lambda params: optimizer(params, **config.optimizer_options),
@@ -112,6 +125,7 @@ SAME = (
     "average",
     "average_start",
     "on_nan",
+    "metric",
 )
 """What a run's configuration and a training's options call by the same name."""
 
@@ -119,6 +133,9 @@ SAME = (
 def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
     if config.schedule is None:
         return None
+    if config.decay is not None:
+        factor, every = config.decay
+        return partial(torch.optim.lr_scheduler.StepLR, step_size=every, gamma=factor)
     if config.schedule == "cosine":
         return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=config.steps)
     return partial(
@@ -161,7 +178,22 @@ class Turns:
         self.training: Training | None = None
         if self.record is None:
             begun = folder is not None and Checkpoints(folder / "checkpoints").latest() is not None
-            self.training = prepare(config, device, tell, how, begun)
+            try:
+                self.training = prepare(config, device, tell, how, begun)
+            except InputError:
+                if folder is not None:
+                    with suppress(OSError):
+                        folder.rmdir()  # it was made for this run and nothing is in it
+                raise
+        elif folder is not None and self.how.get("predictions"):
+            self._predict(folder, device)
+
+    def _predict(self, folder: Path, device: str | None) -> None:
+        """For a finished run of which predictions were not asked for before."""
+        if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
+            training = prepare(self.config, device, how=self.how, begun=True)
+            training.model.load_state_dict(load_weights(str(RunFolder(folder).model)))
+            write_predictions(training, self.config, folder)
 
     def to_the_end(self) -> RunRecord:
         if self.training is not None:
@@ -187,6 +219,8 @@ class Turns:
             assert self.record is not None
             if self.record.status == "finished":
                 self.training.restore_selected()
+                if self.training.options.predictions:
+                    write_predictions(self.training, self.config, self.folder)
                 journal.finish(self.training.model.state_dict(), self.record.to_dict())
             else:
                 journal.record(self.record.to_dict())
@@ -199,6 +233,16 @@ class Turns:
         except Diverged as stop:
             status, error = "diverged", str(stop)
         self.record = RunRecord(config=self.config, **summary(training, status, error))
+
+
+def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:
+    """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
+    dataset = str(config.dataset).lower().replace("_", "-")
+    options = inspect.signature(sets.registry.module(dataset).load).parameters
+    replicate = ("seed", str(config.seed))
+    if "fold" in options:
+        replicate = ("fold", str(config.data_options.get("fold", options["fold"].default)))
+    predictions.write(training, folder / "predictions", dataset, replicate)
 
 
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:

@@ -65,11 +65,18 @@ class RunStatus:
 
     @property
     def line(self) -> str:
-        found = [f"{split} {s['metric']} {s['average']:.3f}" for split, s in self.scores.items()]
+        found = [f"{split} {_judged(s)}" for split, s in self.scores.items()]
         return ", ".join([f"{self.state}, step {self.step:,} of {self.steps:,}", *found])
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _judged(scores: dict[str, Any]) -> str:
+    """What selects, or else the average, with its name."""
+    name = scores.get("selects") or scores["metric"]
+    value = scores["metrics"][name] if scores.get("selects") else scores["average"]
+    return f"{name} –" if value is None else f"{name} {value:.3f}"
 
 
 def runs_in(folder: Path) -> list[Path]:

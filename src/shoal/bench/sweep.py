@@ -5,20 +5,27 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import secrets
 import shutil
 import signal
+import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.bench.run import check, run
 from shoal.files import write_atomically
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 ATTEMPTS = 3
 """How often a run may take its process down with it."""
@@ -27,13 +34,50 @@ Tell = Callable[[RunConfig, int, str], None]
 
 
 class SweepStore(Store):
-    """Records, the runs at work with their checkpoints, and what failed."""
+    """Records, the runs at work with their checkpoints, and what failed.
+
+    The folder may be on a file system that several machines share. What holds there:
+
+    - A record appears whole or not at all, and only after it is there does a worker say so.
+    - A run has one worker at a time (:meth:`claimed`), from the look for its record until the record is kept.
+      One that is started while another still has the run, such as one that a killed sweep has left, waits
+      and then finds the record, or goes on from the checkpoints.
+    - Where the file system has no locks, two workers may do a run at once. Checkpoints are written whole and
+      named by their content, and both come to the same record: only time is lost.
+    """
 
     def workplace(self, config: RunConfig) -> Path:
         return self.folder / "working" / config.identity
 
     def failure(self, config: RunConfig) -> Path:
         return self.folder / "failed" / f"{config.identity}.txt"
+
+    @property
+    def claims(self) -> Path:
+        return self.folder / ".claims"
+
+    def name(self) -> str:
+        """What only those who see this very folder can know."""
+        if not self.claims.exists():
+            write_atomically(self.claims, secrets.token_hex(16).encode())
+        return self.claims.read_text()
+
+    @contextlib.contextmanager
+    def claimed(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
+        """Within the block no other process has the run; calls ``wait`` now and then while another has it.
+
+        A run is one byte in a file that all lock parts of. The lock ends with the process, however that ends.
+        """
+        with self.claims.open("r+b") as file:
+            while not _locked(file, int(config.identity[:15], 16)):
+                wait()
+                time.sleep(0.2)
+            yield
+
+    def look(self, config: RunConfig) -> RunRecord | None:
+        """As :meth:`find`, but a network file system is kept from answering by what it remembers."""
+        with os.scandir(self.folder):  # opening a folder asks the server anew what is in it
+            return self.find(config)
 
     def keep(self, record: RunRecord) -> None:
         """The record first: whatever is left of the run after it is only litter."""
@@ -47,11 +91,80 @@ class SweepStore(Store):
         write_atomically(path, f"{config.to_dict()}\n\n{why}\n".encode())
 
 
+def _locked(file: IO[bytes], place: int) -> bool:
+    if fcntl is None:
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+    except (BlockingIOError, PermissionError):
+        return False
+    except OSError:  # there are no locks here
+        pass
+    return True
+
+
 @dataclass
 class Outcome:
     records: list[RunRecord]
     failed: dict[str, str] = field(default_factory=dict)
     """Identity → the last line of what was said."""
+
+
+class Tally:
+    """What is still to run, and what became of the runs that were given out; whatever runs them."""
+
+    def __init__(
+        self, configs: Sequence[RunConfig], store: SweepStore, done: Callable[[RunRecord], None] | None
+    ) -> None:
+        self.configs, self.store, self.done = configs, store, done
+        missing = {c.identity: c for c in store.missing(configs)}
+        for config in missing.values():
+            check(config)
+        self.waiting = deque(missing.values())
+        self.name = store.name() if missing else ""
+        self.failed: dict[str, str] = {}
+        self._deaths = Counter[str]()
+
+    def ended(self, config: RunConfig, failure: str | None) -> None:
+        """A worker says so (see :func:`settle`)."""
+        if failure is not None:
+            self.failed[config.identity] = failure.splitlines()[-1]
+        elif (record := self.store.look(config)) is None:
+            self.failed[config.identity] = f"a worker recorded it, but not in {self.store.folder}"
+        elif self.done:
+            self.done(record)
+
+    def lost(self, config: RunConfig, how: str) -> None:
+        """Its worker was killed, or the run took it down: tried again, with an end to it."""
+        self._deaths[config.identity] += 1
+        if self._deaths[config.identity] < ATTEMPTS:
+            self.waiting.append(config)
+        else:
+            why = f"its process ended {ATTEMPTS} times ({how})"
+            self.store.fail(config, why)
+            self.failed[config.identity] = why
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.store.found(self.configs), self.failed)
+
+
+def settle(
+    config: RunConfig, store: SweepStore, device: str, tell: Callable[[int, str], None], how: dict[str, Any]
+) -> str | None:
+    """A worker's part: one run, to its record or to a failure that is written down and returned."""
+    with store.claimed(config, lambda: tell(0, "waits: another process has it")):
+        try:
+            if store.look(config) is None:  # else its worker was killed after it had saved it
+                store.keep(run(config, device, tell, store.workplace(config), how))
+        except Exception as error:
+            if not store.missing([config]):  # another did it meanwhile: there are no locks here
+                return None
+            said = (str(error).splitlines() or [""])[0]
+            text = f"{''.join(traceback.format_exception(error))}\n{type(error).__name__}: {said}"
+            store.fail(config, text)
+            shutil.rmtree(store.workplace(config), ignore_errors=True)
+            return text
+    return None
 
 
 def sweep(
@@ -70,41 +183,29 @@ def sweep(
     its last checkpoint in another, up to :data:`ATTEMPTS` times. The same call again does what is missing,
     failed runs included. Killed itself, this process leaves workers that end at their next sign of life.
     """
-    missing = {c.identity: c for c in store.missing(configs)}
-    for config in missing.values():
-        check(config)
-    waiting, failed = deque(missing.values()), dict[str, str]()
-    attempts = dict.fromkeys(missing, 0)
-    workers = [Worker(device, store, dict(how or {})) for device in devices[: len(missing)]]
+    tally = Tally(configs, store, done)
+    workers = [Worker(device, store, dict(how or {})) for device in devices[: len(tally.waiting)]]
     try:
         for worker in workers:
-            worker.give(waiting)
+            worker.give(tally.waiting)
         while any(worker.job for worker in workers):
             for worker in _ready(workers):
                 job, message = worker.job, worker.hear()
                 assert job is not None
-                if message is None:  # it was killed, or the run took it down
-                    attempts[job.identity] += 1
-                    if attempts[job.identity] < ATTEMPTS:
-                        waiting.append(job)
-                    else:
-                        why = f"its process ended {ATTEMPTS} times (exit code {worker.code})"
-                        store.fail(job, why)
-                        failed[job.identity] = why
+                if message is None:
+                    tally.lost(job, f"exit code {worker.code}")
                     worker.restart()
                 elif message[0] == "told":
                     if tell:
                         tell(job, *message[1:])
                     continue
-                elif message[0] == "failed":
-                    failed[job.identity] = str(message[1]).splitlines()[-1]
-                elif done and (record := store.find(job)) is not None:
-                    done(record)
-                worker.give(waiting)
+                else:
+                    tally.ended(job, message[1])
+                worker.give(tally.waiting)
     finally:
         for worker in workers:
             worker.end()
-    return Outcome(store.found(configs), failed)
+    return tally.outcome()
 
 
 def _ready(workers: Sequence[Worker]) -> list[Worker]:
@@ -165,8 +266,10 @@ class Worker:
     def end(self) -> None:
         if self.job:
             self.process.terminate()
-        else:
-            self.pipe.close()  # it waits for more
+            while (message := self.hear()) is not None:
+                if message[0] != "told":  # it was just done, and will not end by the signal
+                    break
+        self.pipe.close()  # if it waits for more
         self.process.join()
 
 
@@ -186,17 +289,11 @@ def _serve(pipe: Connection, parent: int, device: str, folder: Path, how: dict[s
     while True:
         try:
             config: RunConfig = pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
-            if store.find(config) is None:  # a worker killed after it had saved it
-                store.keep(run(config, device, tell, store.workplace(config), how))
-            pipe.send(("done",))
+            failure = settle(config, store, device, tell, how)
         except KeyboardInterrupt:  # asked to end; where it was is saved
             return
-        except Exception as error:
-            said = (str(error).splitlines() or [""])[0]
-            text = f"{''.join(traceback.format_exception(error))}\n{type(error).__name__}: {said}"
-            store.fail(config, text)
-            shutil.rmtree(store.workplace(config), ignore_errors=True)
-            pipe.send(("failed", text))
+        with contextlib.suppress(OSError):  # nobody is there any more
+            pipe.send(("ended", failure))

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shoal.commands.arguments import add_running, count, make_folder, values
+from shoal.commands.arguments import (
+    add_data,
+    add_data_dir,
+    add_running,
+    count,
+    data_options,
+    in_data_dir,
+    make_folder,
+)
 from shoal.commands.showing import draw, run_all, show
 from shoal.errors import InputError, check_names
 
@@ -37,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="which, or all (default: all); fish:regrouped is Fish with the domains mixed in each batch",
     )
-    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the dataset's options")
+    add_data(parser, "the dataset's")
+    add_data_dir(parser)
     parser.add_argument(
         "--leave-out",
         nargs="+",
@@ -87,6 +96,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
 
 
+@in_data_dir
 def run(given: Any) -> None:
     from shoal.bench.record import Store
     from shoal.training.processes import together
@@ -123,7 +133,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     check_names("draw", [how for n in chosen if (how := compare.parted(n)[1])], get_args(Draw))
     algorithms = list(dict.fromkeys([*(registry.names() if everyone else []), *named(chosen, registry)]))
     (dataset,) = named([given.dataset], sets.registry)
-    options = values(given.data, "--data")
+    options = data_options(given)
     where = compare.layout(dataset, options, given.leave_out)
     _check_domains(given.domains, where)
     base = RunConfig(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shoal.commands import tables
 from shoal.commands.arguments import add_running, count, make_folder
 from shoal.commands.showing import draw, run_all, samples, show
 
@@ -16,35 +18,37 @@ SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["linear", "cdsprites", "theorem"])
-    parser.add_argument(
-        "--out", type=Path, default=Path("shoal-reproduce"), metavar="DIR", help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=count, default=3, metavar="N", help="cdsprites: seeds 0 to N−1 (default: 3)"
-    )
-    parser.add_argument(
-        "--numbers",
-        type=count,
-        nargs="+",
-        default=[5, 10, 20, 40],
-        metavar="N",
-        help="cdsprites: numbers of domains",
-    )
-    parser.add_argument(
-        "--passes", type=count, help="cdsprites: minibatches a run (default: 16,000 for N=10, else 9,600)"
-    )
-    parser.add_argument("--size", type=int, default=64, help="cdsprites: image size, 64 or 32 (default: 64)")
-    parser.add_argument(
-        "--parts", nargs="+", metavar="PART", help="cdsprites: only these parts, such as Adam"
-    )
-    parser.add_argument("--no-run", action="store_true", help="cdsprites: only show the runs that are there")
-    add_running(parser)
+    parser.epilog = "Example: shoal reproduce linear. Each experiment has its own --help."
+    what = parser.add_subparsers(title="experiments", metavar="WHAT", required=True)
+    for name, (summary, options, action) in EXPERIMENTS.items():
+        own = what.add_parser(
+            name, help=summary, description=f"{summary}.", formatter_class=parser.formatter_class
+        )
+        own.add_argument(
+            "--out", type=Path, default=Path("shoal-reproduce"), metavar="DIR", help="(default: %(default)s)"
+        )
+        own.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+        options(own)
+        own.set_defaults(what=name, action=action)
 
 
 def run(given: Any) -> None:
     make_folder(given.out)
-    {"linear": _linear, "cdsprites": _cdsprites, "theorem": _theorem}[given.what](given)
+    given.action(given)
+
+
+def _figure_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
+    parser.add_argument(
+        "--numbers", type=count, nargs="+", default=[5, 10, 20, 40], metavar="N", help="numbers of domains"
+    )
+    parser.add_argument(
+        "--passes", type=count, help="minibatches a run (default: 16,000 for N=10, else 9,600)"
+    )
+    parser.add_argument("--size", type=int, default=64, help="of images, 64 or 32 (default: 64)")
+    parser.add_argument("--parts", nargs="+", metavar="PART", help="only these parts, such as Adam")
+    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    add_running(parser)
 
 
 def _linear(given: Any) -> None:
@@ -140,3 +144,21 @@ def _theorem(given: Any) -> None:
         "mean inner product: the angle falls with α, so 1 − cos with α², as the theorem says."
     )
     show({"results": results}, text, given, pictures)
+
+
+def _nothing(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+EXPERIMENTS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Any], None]]] = {
+    "linear": ("the linear example, step by step", _nothing, _linear),
+    "cdsprites": ("accuracy against the number of domains; meant for a GPU", _figure_options, _cdsprites),
+    "theorem": ("that Fish's direction is that of gradient matching, by enumeration", _nothing, _theorem),
+    "grouping": ("Fish, Fish on random groups, ERM", tables.add_grouping, tables.grouping),
+    "wilds": ("the table of WILDS", tables.add_wilds, tables.wilds),
+    "warm-start": ("how long ERM trains before Fish, on WILDS", tables.add_ablation, tables.wilds),
+    "rates": ("Fish's α with α·ε kept constant, on WILDS", tables.add_ablation, tables.wilds),
+    "meta-steps": ("Fish with N = 5, 10, 20 domains a step, on WILDS", tables.add_ablation, tables.wilds),
+    "smoothfish": ("SmoothFish's γ from 0 to 1, on WILDS", tables.add_ablation, tables.wilds),
+}
+"""By name: what it is, its options, what it does."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_device, count
+from shoal.commands.arguments import add_data_dir, add_device, count, in_data_dir
 from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
 
@@ -28,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
     parser.add_argument("--at-once", type=count, metavar="P", help="of several seeds: runs side by side")
+    add_data_dir(parser)
     add_device(parser)
 
 
+@in_data_dir
 def run(given: Any) -> None:
     from shoal.bench.config import read_config, read_file
     from shoal.bench.record import RunFolders

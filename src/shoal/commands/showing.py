@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -57,9 +58,15 @@ def _which(config: RunConfig) -> str:
 
 def _unseen(record: RunRecord) -> str:
     """The score in the domain left out, at the last step unless another was asked for."""
-    value = record.score("test", last=record.config.select != "best")
-    metric = record.history[-1]["scores"]["test"]["metric"]
-    return f"unseen {value:.1%}" if metric == "accuracy" else f"unseen {metric} {value:.4g}"
+    point = record.history[record.selected if record.config.select == "best" else -1]
+    scores = point["scores"].get("test")
+    if scores is None:
+        return "finished"
+    name = scores.get("selects") or scores["metric"]
+    value = scores["metrics"][name] if scores.get("selects") else scores["average"]
+    if value is None:
+        return f"unseen {name} –"
+    return f"unseen {value:.1%}" if name == "accuracy" else f"unseen {name} {value:.4g}"
 
 
 def run_all(
@@ -90,6 +97,8 @@ def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], g
         records = run_all(configs, store, given, how)
     except InputError:
         store.forget_plan()
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it was made for these runs, and nothing is in it
         raise
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
@@ -108,9 +117,13 @@ def show_run(record: RunRecord, folder: Path, given: Any) -> None:
     skipped = f" {record.skipped} steps were not finite and were left out." if record.skipped else ""
     text = (
         f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
-        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}."
+        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{_predictions(folder)}."
     )
     show(record.to_dict(), text + _note(record), given)
+
+
+def _predictions(folder: Path) -> str:
+    return ", with predictions" if (folder / "predictions").is_dir() else ""
 
 
 def _note(record: RunRecord) -> str:

@@ -8,7 +8,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_device, count, make_folder, values
+from shoal.commands.arguments import (
+    add_data,
+    add_data_dir,
+    add_device,
+    count,
+    data_options,
+    in_data_dir,
+    make_folder,
+)
 from shoal.commands.showing import Status, show
 from shoal.errors import InputError, check_names
 
@@ -21,6 +29,7 @@ EXAMPLE = (
     "random draws. Example: shoal sweep --datasets rotated-mnist --algorithms erm fish --trials 3. "
     "The same command again does what is missing, failed runs included."
 )
+ENGINES = ("local", "ray")
 TABLES = ("md", "tex", "csv", "html")
 
 
@@ -28,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("--datasets", nargs="+", metavar="NAME", help="see `shoal list datasets`")
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="see `shoal list algorithms`")
-    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the datasets' options")
+    add_data(parser, "the datasets'")
+    add_data_dir(parser)
     parser.add_argument("--trials", type=count, default=3, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
         "--hparams", type=count, default=20, metavar="K", help="draws, the defaults first (default: 20)"
@@ -42,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: training oracle)",
     )
     parser.add_argument("--steps", type=count, default=5001, help="(default: %(default)s)")
-    parser.add_argument("--eval-every", type=count, metavar="K", help="(default: 100, large images 300)")
+    parser.add_argument(
+        "--eval-every", type=count, metavar="K", help="(default: 100, large images 300, DomainNet 1,000)"
+    )
     parser.add_argument("--model", help="one of Shoal's or of timm's (default: each dataset's own)")
     parser.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
     parser.add_argument(
@@ -57,8 +69,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--at-once", type=count, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
     )
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="local", help="processes of this machine, or a Ray cluster"
+    )
+    parser.add_argument(
+        "--address", help="Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine)"
+    )
+    parser.add_argument(
+        "--gpus-per-run", type=float, metavar="G", help="Ray: such as 0.25 (default: 1, on the CPU 0)"
+    )
+    parser.add_argument("--cpus-per-run", type=float, metavar="C", help="Ray: (default: 1)")
 
 
+@in_data_dir
 def run(given: Any) -> None:
     from shoal.bench import selection
     from shoal.bench.sweep import SweepStore
@@ -67,6 +90,7 @@ def run(given: Any) -> None:
     if given.domainbed:
         _theirs(given)
         return
+    check_engine(given)
     configs = planned(given)
     store = SweepStore(given.out / "runs")
     missing = len({c.identity for c in store.missing(configs)})
@@ -91,7 +115,7 @@ def planned(given: Any) -> list[RunConfig]:
         algorithms.module(name.partition(":")[0])
     for name in given.datasets:
         datasets.module(name)
-    options = values(given.data, "--data")
+    options = data_options(given)
     return protocol.plan(
         dict.fromkeys(given.datasets, options),
         given.algorithms,
@@ -103,6 +127,18 @@ def planned(given: Any) -> list[RunConfig]:
         model=given.model,
         precision=given.precision,
     )
+
+
+def check_engine(given: Any) -> None:
+    """What the other engine's options would say, and whether Ray is there, before any work."""
+    if given.engine == "ray":
+        from shoal.bench.cluster import load_ray
+
+        load_ray()
+        return
+    for name in ("address", "gpus_per_run", "cpus_per_run"):
+        if getattr(given, name) is not None:
+            raise InputError(f"--{name.replace('_', '-')} belongs to --engine ray.")
 
 
 def devices(given: Any) -> list[str]:
@@ -120,11 +156,16 @@ def devices(given: Any) -> list[str]:
 
 
 def _swept(configs: list[RunConfig], store: Any, missing: int, given: Any) -> dict[str, str]:
+    from shoal.bench import cluster
     from shoal.bench.sweep import sweep
 
     status = Status(configs, missing)
-    found = sweep(configs, store, devices=devices(given), tell=status.tell, done=status.done)
-    return found.failed
+    shown: dict[str, Any] = {"tell": status.tell, "done": status.done}
+    if given.engine == "local":
+        return sweep(configs, store, devices=devices(given), **shown).failed
+    needs = {"gpus": given.gpus_per_run, "cpus": 1.0 if given.cpus_per_run is None else given.cpus_per_run}
+    where = {"address": given.address, "device": given.device, "at_once": given.at_once}
+    return cluster.sweep(configs, store, **where, **needs, **shown).failed
 
 
 def _theirs(given: Any) -> None:

@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_device, count, make_folder, values
+from shoal.commands.arguments import (
+    add_data,
+    add_data_dir,
+    add_device,
+    count,
+    data_options,
+    in_data_dir,
+    make_folder,
+    values,
+)
 from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
 
@@ -21,7 +30,7 @@ EXAMPLE = (
     "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
     "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
-HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_every")
+HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_every", "predictions")
 """Options that change no result."""
 
 
@@ -29,7 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("algorithm", help="see `shoal list algorithms`")
     parser.add_argument("--dataset", required=True, help="see `shoal list datasets`")
-    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help="the dataset's options")
+    add_data(parser, "the dataset's")
+    add_data_dir(parser)
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="the algorithm's settings")
     parser.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
     parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
@@ -59,7 +69,9 @@ def _add_optimization(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimization")
     group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
     group.add_argument("--lr", type=float, default=1e-3, help="its learning rate (default: %(default)s)")
-    group.add_argument("--schedule", help="the rate's way to zero: cosine or linear (default: constant)")
+    group.add_argument(
+        "--schedule", help="the rate's way to zero: cosine, linear or step:0.96:1000 (default: constant)"
+    )
     group.add_argument("--clip", type=float, metavar="NORM", help="the largest norm of a gradient")
     group.add_argument(
         "--accumulate", type=count, default=1, metavar="K", help="take each batch in K pieces, to save memory"
@@ -72,6 +84,9 @@ def _add_optimization(parser: argparse.ArgumentParser) -> None:
         "--average-start", type=count, metavar="STEP", help="where sma begins (default: steps / 10)"
     )
     group.add_argument("--select", help="keep the best weights on validation, or the last")
+    group.add_argument(
+        "--metric", help='what selects: "worst-group accuracy", AUC … (default: as the dataset is judged)'
+    )
     group.add_argument(
         "--patience", type=count, metavar="N", help="stop after N evaluations without a better one"
     )
@@ -89,6 +104,12 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--workers", type=int, default=0, help="processes that read examples (default: 0)")
     group.add_argument("--at-once", type=count, metavar="P", help="--seeds: runs side by side")
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument(
+        "--eval-splits", nargs="+", metavar="SPLIT", help="what is measured (default: all there is)"
+    )
+    group.add_argument(
+        "--predictions", action="store_true", help="write what is predicted, as WILDS' leaderboard takes it"
+    )
     group.add_argument(
         "--log-every", type=count, default=50, metavar="K", help="steps (default: %(default)s)"
     )
@@ -108,6 +129,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
 
 
+@in_data_dir
 def run(given: Any) -> None:
     from shoal.bench.run import check
     from shoal.bench.run import run as run_one
@@ -133,7 +155,7 @@ def configuration(given: Any) -> RunConfig:
         dataset=given.dataset,
         algorithm=given.algorithm,
         steps=given.steps,
-        data_options=values(given.data, "--data"),
+        data_options=data_options(given),
         settings=values(given.set, "--set"),
         model=given.model,
         model_options=values(given.model_set, "--model-set"),
@@ -154,6 +176,8 @@ def configuration(given: Any) -> RunConfig:
         draw=given.draw,
         seed=given.seed,
         eval_every=given.eval_every,
+        metric=given.metric,
+        eval_splits=given.eval_splits,
         warm_start=int(warm) if isinstance(warm, float) and warm > 1 else warm,
     )
 

@@ -31,7 +31,12 @@ class DomainBatch(NamedTuple):
 
 
 def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
-    """All examples of a meta-batch as one batch."""
+    """All examples of a meta-batch as one batch.
+
+    Sequences of different lengths are padded with zeros to the longest: in a mapping with an
+    ``attention_mask`` (B, L), everything in it that is (B, L, …). The mask is 0 there too, and the model must
+    leave out what it masks.
+    """
     if len(batches) == 1:
         return batches[0]
     return DomainBatch(_concatenate([b.x for b in batches]), torch.cat([b.y for b in batches]), None)
@@ -40,11 +45,43 @@ def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
 def _concatenate(parts: Sequence[Any]) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
+        if any(part.shape[1:] != first.shape[1:] for part in parts):
+            raise InputError(
+                f"batches of examples {', '.join(str(tuple(part.shape[1:])) for part in parts)} cannot be "
+                "pooled; sequences need an attention_mask beside them in a mapping, others must be alike."
+            )
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
+        if "attention_mask" in first:
+            parts = _equally_long(parts)
         return type(first)({k: _concatenate([p[k] for p in parts]) for k in first})  # type: ignore[call-arg]
     joined = [_concatenate(list(items)) for items in zip(*parts, strict=True)]
     return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
+
+
+def _equally_long(parts: Sequence[Any]) -> Sequence[Any]:
+    """Mappings whose sequences are padded at their ends to the longest; the others as they are."""
+    lengths = [part["attention_mask"].shape[1] for part in parts]
+    if min(lengths) == (longest := max(lengths)):
+        return parts
+
+    def is_sequence(name: str) -> bool:
+        values = [part[name] for part in parts]
+        return all(
+            isinstance(v, Tensor) and v.ndim > 1 and v.shape[1] == n
+            for v, n in zip(values, lengths, strict=True)
+        )
+
+    sequences = {name for name in parts[0] if is_sequence(name)}
+    return [
+        type(part)({name: _padded(v, longest) if name in sequences else v for name, v in part.items()})
+        for part in parts
+    ]
+
+
+def _padded(values: Tensor, length: int) -> Tensor:
+    lacking = values.new_zeros(len(values), length - values.shape[1], *values.shape[2:])
+    return torch.cat([values, lacking], dim=1)
 
 
 def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
@@ -119,8 +156,10 @@ class DomainData:
     """A dataset as Shoal's loop and benchmarks take it: examples, and which belong to which split and domain.
 
     ``splits`` maps ``"train"``, ``"validation"``, ``"test"`` to :class:`~shoal.data.Domains` that index into
-    ``examples``. ``notes`` says what a reader of results must know of a split, such as that selecting on it
-    peeks at the test domain.
+    ``examples``. Those of ``"train"`` are trained on; those of other splits are the groups they are scored by,
+    and may be others. ``notes`` says what a reader of results must know of a split, such as that selecting on
+    it peeks at the test domain. ``measures`` names what the dataset is judged by, first what selects
+    (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
     """
 
     examples: Dataset
@@ -129,6 +168,8 @@ class DomainData:
     input_shape: tuple[int, ...]
     model: str
     notes: Mapping[str, str] = field(default_factory=dict)
+    measures: tuple[str, ...] = ()
+    uncounted: frozenset[str] = frozenset()
 
     @property
     def task(self) -> Task:

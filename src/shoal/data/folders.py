@@ -19,14 +19,16 @@ def find_files(
     home: str,
     inside: Sequence[str] = (".",),
     endings: Sequence[str] = ("",),
+    get: str | None = None,
 ) -> list[Path]:
     """A path for each of ``names``, all from one folder.
 
     They are looked for in ``folder``, or where that is ``None`` in ``$SHOAL_DATA/home`` and ``$SHOAL_DATA``;
     there in each sub-folder ``inside``, under their name with any of ``endings`` after it. The folder that
-    has most of them is taken, and of equals the first.
+    has most of them is taken, and of equals the first. ``get`` is the dataset that `shoal data get` fetches
+    them with.
     """
-    top = roots(f"the files {', '.join(names)}", folder, home)
+    top = roots(f"the files {', '.join(names)}", folder, home, get)
     places = [root / sub for root in top for sub in inside]
     found = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
     best = max(found, key=len)
@@ -35,17 +37,21 @@ def find_files(
             looked_in = [places[found.index(best)]] if best else top
             where = " or ".join(repr(str(place)) for place in looked_in)
             other = "".join(f" (or {ending})" for ending in endings if ending)
-            raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look.")
+            raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look{_or(get)}.")
     return [best[name] for name in names]
 
 
-def roots(needed: str, folder: str | Path | None, home: str) -> list[Path]:
+def roots(needed: str, folder: str | Path | None, home: str, get: str | None = None) -> list[Path]:
     """Where to look: ``folder``, or where that is ``None`` ``$SHOAL_DATA/home`` and ``$SHOAL_DATA``."""
     if folder is not None:
         return [Path(str(folder)).expanduser()]
     if root := os.environ.get(VARIABLE):
         return [Path(root, home).expanduser(), Path(root).expanduser()]
-    raise InputError(f"{needed} are needed; {SAY_WHERE} they are.")
+    raise InputError(f"{needed} are needed; {SAY_WHERE} they are{_or(get)}.")
+
+
+def _or(get: str | None) -> str:
+    return f"; `shoal data get {get}` fetches them" if get else ""
 
 
 def _file(place: Path, name: str, endings: Sequence[str]) -> Path | None:

@@ -46,7 +46,9 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
     """A picture in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
 
     A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size at which that part still has
-    ``size`` pixels each way. Its orientation is left alone. Sixteen bits a pixel become the upper eight.
+    ``size`` pixels each way. A note in it on how it was turned is not followed, as in torchvision's
+    ImageFolder. Sixteen bits a pixel become the upper eight, what is transparent keeps its colour, and of
+    several frames the first counts.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -71,6 +73,8 @@ def _rgb(image: Image) -> Image:
 
     if image.mode.startswith("I"):  # convert would cut everything off at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")  # the same colours, and Pillow does not warn
     if image.mode != "RGB":
         return image.convert("RGB")
     image.load()
@@ -91,8 +95,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     ``augment`` first, and no others; :meth:`evaluation` changes none.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
-    the next one that can, of the same domain, class and split, takes its place. Which one that is depends on
-    the files alone.
+    the next one that can takes its place: of the same domain, split and class, or where there is none, of
+    another class. Which one that is depends on the files alone.
 
     Small pictures (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
     keeps all, at full size, and ``False`` none.
@@ -133,13 +137,13 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         augment = self.augment if self.split[index] == TRAIN else None
         if augment is None:
-            image, box = self._read(index)
+            found, image, box = self._read(index)
             picture = resize(image, self.size, box)
         else:
             chances = augment.draw()
-            image, box = self._read(index, partial(augment.box, chances))
+            found, image, box = self._read(index, partial(augment.box, chances))
             picture = augment.recolour(chances, resize(image, self.size, box))
-        return self._numbers(picture), int(self.files.labels[index])
+        return self._numbers(picture), int(self.files.labels[found])
 
     def marked(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
@@ -159,11 +163,12 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
         return pixels.float().mul_(self.scale).add_(self.shift)
 
-    def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
-        why = "nor can any other of its class in its domain and split"
+    def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[int, Image, Box]:
+        """The file or what takes its place, decoded, and which one it is."""
+        why = "nor can any other of its domain and split"
         for i in self._in_turn(index):
             try:
-                return self._decoded(i, crop)
+                return i, *self._decoded(i, crop)
             except Unreadable as error:
                 if self.bad == "stop":
                     why = str(error)
@@ -181,16 +186,18 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
     def _in_turn(self, index: int) -> Iterator[int]:
-        """The file, and those that may take its place: the next of its kind, then from the first."""
+        """The file, and those that may take its place: its class before others, the next before the first."""
         if self.bad == "stop" or not self.known_bad[index]:
             yield index
         if self.bad == "stop":
             return
         files = self.files
-        alike = (files.groups == files.groups[index]) & (files.labels == files.labels[index])
-        others = np.flatnonzero(alike & (self.split == self.split[index]))
-        at = int(np.searchsorted(others, index))
-        yield from (i for i in np.roll(others, -at)[1:].tolist() if not self.known_bad[i])
+        near = (files.groups == files.groups[index]) & (self.split == self.split[index])
+        near[index] = False
+        alike = files.labels == files.labels[index]
+        for others in (np.flatnonzero(near & alike), np.flatnonzero(near & ~alike)):
+            at = int(np.searchsorted(others, index))
+            yield from (i for i in np.roll(others, -at).tolist() if not self.known_bad[i])
 
     def _report(self, index: int, why: str) -> None:
         if not self.known_bad[index]:

@@ -42,15 +42,22 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
     return x
 
 
+def collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
+    """What puts its items together: the dataset's own ``collate`` where it has one, else torch's."""
+    own: Callable[[list[Any]], Any] | None = getattr(dataset, "collate", None)
+    return own or default_collate
+
+
 class MetaBatchLoader:
     """For each step from ``start`` to ``stop`` - 1, the list of :class:`DomainBatch` that ``sampler`` plans.
 
     A dataset with a method ``batch(indices)``, such as :class:`TensorData`, is gathered where its tensors
     are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put together
-    by ``collate``. What a random transform draws (from torch, numpy or ``random``) depends on the sampler's
-    seed, the step and the example's place in it only, so any number of workers gives the same batches.
-    ``share=(i, n)`` takes the i-th of n shares of *each* batch: every n-th example of it. On CUDA the next
-    batch is copied while the current one is computed on.
+    by ``collate``, or by a method of the dataset of that name, or as torch does. What a random transform
+    draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the example's place
+    in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the i-th of n shares
+    of *each* batch: every n-th example of it. On CUDA the next batch is copied while the current one is
+    computed on.
     """
 
     def __init__(
@@ -82,7 +89,7 @@ class MetaBatchLoader:
         self._loader = DataLoader(
             _Items(dataset),
             batch_sampler=_Requests(sampler, start, stop, share),  # type: ignore[arg-type]
-            collate_fn=_Collate(collate or default_collate),  # type: ignore[arg-type]
+            collate_fn=_Collate(collate or collate_of(dataset)),  # type: ignore[arg-type]
             num_workers=workers,
             # Of its own: a loader that begins draws a number, which must not be one of the training's.
             generator=torch.Generator(),
@@ -271,7 +278,8 @@ def seeded(seed: int) -> Iterator[None]:
 def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
     """One dataset and its :class:`Domains` from one dataset, or pair ``(x, y)`` of arrays, for each domain.
 
-    Where all are tensors or arrays the result is a :class:`TensorData`.
+    Where all are tensors or arrays the result is a :class:`TensorData`. Where all have a ``collate`` of their
+    own, the first one's is the whole's.
     """
     if not datasets:
         raise InputError("no datasets; give at least one domain, such as {'art': (x, y)}.")
@@ -281,7 +289,10 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
             raise InputError(f"domain {name!r} has no examples; leave it out.")
     domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
     if not all(type(part) is TensorData for part in parts.values()):
-        return ConcatDataset(parts.values()), domains
+        joined: Any = ConcatDataset(parts.values())
+        if all(getattr(part, "collate", None) for part in parts.values()):
+            joined.collate = next(iter(parts.values())).collate
+        return joined, domains
     (first, one), *others = parts.items()
     if not others:
         return one, domains

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shoal.data.batch import TensorData
+from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
 from shoal.errors import InputError
 
@@ -21,6 +22,29 @@ FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in (
 INSIDE = (".", "raw", "MNIST/raw")  # the last two are torchvision's
 GZIP = b"\x1f\x8b"
 LEAST = 5  # of fewer images none would be left for validation
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/")
+GZIPPED = {
+    "train-images-idx3-ubyte.gz": (9_912_422, "f68b3c2dcbeaaa9fbdd348bbdeb94873"),
+    "train-labels-idx1-ubyte.gz": (28_881, "d53e105ee54ea40749a09fcbcd1e9432"),
+    "t10k-images-idx3-ubyte.gz": (1_648_877, "9fb629c4189551a2d022fa330f9573f3"),
+    "t10k-labels-idx1-ubyte.gz": (4_542, "ec29112dd5afa0611ce80d1b7f02629c"),
+}
+DOWNLOAD = Download(
+    home="mnist",
+    sources=tuple(
+        Source(
+            name,
+            urls=tuple(f"{mirror}{name}" for mirror in MIRRORS),
+            checksum=f"md5:{md5}",
+            said_by="torchvision",
+            size=size,
+        )
+        for name, (size, md5) in GZIPPED.items()
+    ),
+    files=FILES,
+    inside=INSIDE,
+    endings=("", ".gz"),
+)
 
 
 class ByteImages(TensorData):
@@ -43,7 +67,9 @@ def shuffled_mnist(folder: str | Path | None, generator: torch.Generator) -> tup
 
 def read_mnist(folder: str | Path | None) -> tuple[Tensor, Tensor]:
     """Images uint8 (70000, 28, 28) and digits int64 in the order of the files, training before test."""
-    paths = find_files(FILES, folder=folder, home="mnist", inside=INSIDE, endings=("", ".gz"))
+    paths = find_files(
+        FILES, folder=folder, home="mnist", inside=INSIDE, endings=("", ".gz"), get="rotated-mnist"
+    )
     parts = [_read_pair(*pair) for pair in (paths[:2], paths[2:])]
     images, digits = (np.concatenate(both) for both in zip(*parts, strict=True))
     return torch.from_numpy(images), torch.from_numpy(digits.astype(np.int64))

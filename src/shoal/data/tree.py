@@ -100,7 +100,7 @@ def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = No
     folder is a domain. What is not a picture, and a class that some domain lacks, is told in a warning.
     """
     if domains is None:
-        domains = {name: [name] for name in _folders(root)}
+        domains = {name: [name] for name in subfolders(root)}
     others: list[str] = []
     files = FileList.of(root, _rows(os.fspath(root), domains, others))
     for name in domains:
@@ -129,13 +129,14 @@ def _rows(
 ) -> Iterator[tuple[str, str, str]]:
     for domain, folders in domains.items():
         for folder in folders:
-            for label in _folders(os.path.join(root, folder)):
+            for label in subfolders(os.path.join(root, folder)):
                 below = os.path.join(folder, label)
                 for name in _pictures(root, below, others):
                     yield f"{below}{os.sep}{name}", domain, label
 
 
-def _folders(place: str | Path) -> list[str]:
+def subfolders(place: str | Path) -> list[str]:
+    """The names of the folders in a folder, sorted, without hidden ones."""
     try:
         with os.scandir(place) as entries:
             return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -164,6 +165,8 @@ class Layout:
     """Where a published dataset's pictures are, and how many there should be."""
 
     title: str
+    name: str
+    """What it is called on the command line."""
     folders: tuple[str, ...]
     """Names its own folder goes by; case, spaces, _ and - do not count."""
     domains: Mapping[str, tuple[str, ...]]
@@ -174,27 +177,32 @@ class Layout:
     source: str
     """Who counted."""
     page: str
-    """Where it can be got."""
+    """Where it can be got by hand."""
     other_counts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """What others counted, by who they are."""
     by_class: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     parts: tuple[tuple[str, ...], ...] = ()
     """Folders that may lie between a domain and its classes; the first of these that are there are read."""
 
+    @property
+    def how(self) -> str:
+        """How it can be got."""
+        return f"with `shoal data get {self.name}`, or by hand from {self.page}"
+
     def find(self, folder: str | Path | None) -> tuple[Path, dict[str, list[str]]]:
         """The dataset's folder, and the folders below it of every domain that is there.
 
         ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``.
         """
-        places = [p for root in roots(f"the pictures of {self.title}", folder, self.folders[0])
-                  for p in self._places(root, 2)]  # fmt: skip
+        top = roots(f"the pictures of {self.title}", folder, self.folders[0], self.name)
+        places = [place for root in top for place in self._places(root, 2)]
         found = [(place, self._domains(place)) for place in dict.fromkeys(places)]
         if not any(domains for _, domains in found):
             where = f"{str(folder)!r}" if folder is not None else "the data folder"
             wanted = ", ".join(self.domains)
             raise InputError(
                 f"{self.title} is not in {where}: there are no folders {wanted}. {SAY_WHERE} to look; "
-                f"it can be got from {self.page}."
+                f"it can be got {self.how}."
             )
         return max(found, key=lambda one: len(one[1]))
 
@@ -205,7 +213,7 @@ class Layout:
         if lacking:
             raise InputError(
                 f"{self.title} in {str(root)!r} has no folder for {', '.join(lacking)}; "
-                f"it can be got from {self.page}."
+                f"it can be got {self.how}."
             )
         return read_tree(root, found)
 
@@ -214,12 +222,12 @@ class Layout:
             return
         yield root
         names = {plain(name) for name in self.folders}
-        for name in _folders(root) if depth else ():
+        for name in subfolders(root) if depth else ():
             if plain(name) in names:
                 yield from self._places(root / name, depth - 1)
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
-        there = {plain(name): name for name in _folders(place)}
+        there = {plain(name): name for name in subfolders(place)}
         found = {}
         for domain, others in self.domains.items():
             name = next((there[n] for n in map(plain, (domain, *others)) if n in there), None)
@@ -228,7 +236,7 @@ class Layout:
         return found
 
     def _with_parts(self, place: Path, name: str) -> list[str]:
-        there = _folders(place / name) if self.parts else []
+        there = subfolders(place / name) if self.parts else []
         for group in self.parts:
             if inside := [part for part in group if part in there]:
                 return [os.path.join(name, part) for part in inside]

@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 
-from shoal.errors import InputError, check_names
-from shoal.models import backbones
+from shoal.errors import InputError, check_names, unknown_name
+from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
-registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model"}))
+registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model", "language"}))
 
 
 def build(
     name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
 ) -> FeatureModel:
-    """The model called ``name`` for inputs of ``input_shape``, without the batch: one of ours, or of timm's.
+    """The model called ``name`` for inputs of ``input_shape``, without the batch.
+
+    It is one of ours, of timm's, or an encoder of text of transformers', by its name or its folder.
 
     ``options`` are the model's own, such as its ``width``.
 
@@ -47,11 +49,12 @@ def options_of(name: str) -> list[str]:
 
 def _maker(name: str) -> Callable[..., FeatureModel]:
     """What builds the model called ``name``."""
-    ours = str(name).lower().replace("_", "-") in registry.names()
-    if not ours and backbones.known(name):
-        return partial(backbones.build, name)
-    try:
+    if str(name).lower().replace("_", "-") in registry.names():
         maker: Callable[..., FeatureModel] = registry.module(name).build
-    except InputError as error:
-        raise InputError(f"{error}{backbones.why_not()}") from None
-    return maker
+        return maker
+    if language.known(str(name)):  # timm has none of these, and takes seconds to say so
+        return partial(language.build, str(name))
+    if backbones.known(name):
+        return partial(backbones.build, name)
+    names = [*registry.names(), *language.NAMES]
+    raise InputError(f"{unknown_name('model', name, names)}{backbones.why_not()}")

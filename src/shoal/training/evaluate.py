@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,12 +17,16 @@ from shoal.algorithms.base import Loss, full_precision
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.errors import unknown_name
+from shoal.training.metrics import Metric, Outcome
 from shoal.training.processes import Processes
 
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a domain: accuracy for classification, mean squared error for regression."""
+    """One number a domain: accuracy for classification, mean squared error for regression.
+
+    Beside these, ``more`` has whatever else was to be measured, by name; see :mod:`shoal.training.metrics`.
+    """
 
     metric: str
     names: tuple[str, ...]
@@ -30,6 +36,11 @@ class Scores:
     """Over examples, each counted once."""
     loss: float | None = None
     """The training's loss, a mean over examples."""
+    more: Mapping[str, float] = field(default_factory=dict)
+    selects: str | None = None
+    """Which of ``more`` a training is judged by; ``None``: the average."""
+    higher: bool | None = None
+    """Whether higher is better in what selects, where that is not the average."""
 
     @property
     def mean(self) -> float:
@@ -40,16 +51,30 @@ class Scores:
     def worst(self) -> float:
         return min(self.values) if self.metric == "accuracy" else max(self.values)
 
+    @property
+    def judged(self) -> float:
+        """What selects."""
+        return self.average if self.selects is None else self.more[self.selects]
+
     def __getitem__(self, name: str) -> float:
-        if name not in self.names:
-            raise unknown_name("domain", name, self.names)
-        return self.values[self.names.index(name)]
+        """Of a domain, or else what was measured under this name."""
+        if name in self.names:
+            return self.values[self.names.index(name)]
+        if name in self.more:
+            return self.more[name]
+        raise unknown_name("domain", name, self.names)
 
     def better_than(self, other: Scores) -> bool:
-        return self.average > other.average if self.metric == "accuracy" else self.average < other.average
+        """By what selects; a NaN is never better, and anything is better than it."""
+        mine, theirs = self.judged, other.judged
+        if math.isnan(mine) or math.isnan(theirs):
+            return math.isnan(theirs) and not math.isnan(mine)
+        higher = self.metric == "accuracy" if self.higher is None else self.higher
+        return mine > theirs if higher else mine < theirs
 
     def to_dict(self) -> dict[str, Any]:
-        return {
+        """Plain data; without other measures the same as before there were any."""
+        found = {
             "metric": self.metric,
             "average": self.average,
             "mean": self.mean,
@@ -57,10 +82,16 @@ class Scores:
             "domains": dict(zip(self.names, self.values, strict=True)),
             "sizes": list(self.sizes),
         }
+        if self.more:
+            found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
+        if self.selects is not None:
+            found |= {"selects": self.selects, "higher": self.higher}
+        return found
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:
         domains = content["domains"]
+        more = {k: math.nan if v is None else v for k, v in content.get("metrics", {}).items()}
         return cls(
             content["metric"],
             tuple(domains),
@@ -68,7 +99,27 @@ class Scores:
             tuple(content["sizes"]),
             content["average"],
             content["loss"],
+            more,
+            content.get("selects"),
+            content.get("higher"),
         )
+
+
+def scored(
+    outcome: Outcome, classification: bool, metrics: Iterable[Metric], selects: Metric | None
+) -> Scores:
+    """What came out, by group and as each metric sees it."""
+    return Scores(
+        metric="accuracy" if classification else "mse",
+        names=tuple(outcome.groups.names),
+        values=tuple(outcome.group_points.tolist()),
+        sizes=tuple(outcome.groups.sizes.tolist()),
+        average=float(outcome.points.mean()),
+        loss=outcome.loss,
+        more={m.name: m(outcome) for m in metrics},
+        selects=selects.name if selects else None,
+        higher=selects.higher if selects else None,
+    )
 
 
 class Evaluator:
@@ -76,7 +127,8 @@ class Evaluator:
 
     Made once for a training: worker processes that read examples stay from one evaluation to the next.
     ``limit`` scores about so many examples of a split, evenly over its domains and the same ones every time.
-    Several ``processes`` take a share each.
+    Several ``processes`` take a share each. ``metrics`` are measured beside the scores by domain, and
+    ``selects`` is the one of them that a training is judged by; groups in ``uncounted`` are never the worst.
     """
 
     def __init__(
@@ -91,7 +143,12 @@ class Evaluator:
         limit: int | None = None,
         processes: Processes | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        metrics: Sequence[Metric] = (),
+        selects: Metric | None = None,
+        uncounted: frozenset[str] = frozenset(),
     ) -> None:
+        self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
+        self.truth: dict[str, np.ndarray] = {}
         self.splits = {name: _few(domains, limit) for name, domains in splits.items()}
         self.classification, self.loss, self.autocast = classification, loss, autocast
         self.processes = processes or Processes("cpu")
@@ -103,24 +160,46 @@ class Evaluator:
             examples, order, workers=workers, device=self.processes.device, stop=len(order.batches)
         )
 
+    @cached_property
+    def groups(self) -> dict[str, Domains]:
+        """Of every split: its domains as places among its examples."""
+        return {
+            name: Domains(domains.names, domains.offsets, np.searchsorted(self.which[name], domains.indices))
+            for name, domains in self.splits.items()
+        }
+
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
+        wanted: set[str] = {m.needs for m in self.metrics if m.needs in ("class", "output")}
+        if wanted and not self.truth:
+            wanted.add("y")
+        points, losses, kept = self._pass(model, sorted(wanted))
+        self.truth |= kept.get("y", {})
+        return {name: self._scores(name, points[name], losses[name], kept) for name in self.splits}
+
+    def predict(self, model: nn.Module) -> dict[str, np.ndarray]:
+        """For every split the class of each example, or in regression the output, in order of index."""
+        what = "class" if self.classification else "output"
+        return self._pass(model, [what])[2][what]
+
+    def _pass(
+        self, model: nn.Module, wanted: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, np.ndarray]]]:
         training = model.training
         model.eval()
         try:
             with torch.inference_mode():
-                points, losses = self._pass(model)
+                return self._passed(model, wanted)
         finally:
             model.train(training)
-        return {
-            name: self._scores(domains, self.which[name], points[name], losses[name])
-            for name, domains in self.splits.items()
-        }
 
-    def _pass(self, model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """For every split one number an example, and the sum of the losses."""
+    def _passed(
+        self, model: nn.Module, wanted: Sequence[str]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, np.ndarray]]]:
+        """For every split one number an example, the sum of the losses, and what else is wanted."""
         device, index, count = self.processes.device, self.processes.index, self.processes.count
         points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
         losses = {n: torch.zeros((), dtype=torch.float64, device=device) for n in self.which}
+        kept: dict[str, dict[str, Tensor]] = {what: {} for what in wanted}
         at = dict.fromkeys(self.which, 0)
         for (split, indices), ((x, y, _),) in zip(self.order.batches, self.loader, strict=True):
             with self.autocast():
@@ -130,24 +209,49 @@ class Evaluator:
             score = output.argmax(-1) == y if self.classification else (output - y).square()
             own = points[split][index::count]  # a view
             score = score.float()
-            own[at[split] : at[split] + len(indices)] = score if score.ndim == 1 else score.flatten(1).mean(1)
+            here = slice(at[split], at[split] + len(indices))
+            own[here] = score if score.ndim == 1 else score.flatten(1).mean(1)
+            for what in wanted:
+                part = y if what == "y" else output if what == "output" else output.argmax(-1).int()
+                if split not in kept[what]:
+                    kept[what][split] = part.new_zeros(len(self.which[split]), *part.shape[1:])
+                kept[what][split][index::count][here] = part
             at[split] += len(indices)
         together = self.processes.sum([*points.values(), *losses.values()])
         names = list(self.which)
-        return dict(zip(names, together, strict=False)), dict(zip(names, together[len(names) :], strict=True))
-
-    def _scores(self, domains: Domains, which: np.ndarray, points: Tensor, loss: Tensor) -> Scores:
-        values = points.double().cpu().numpy()
-        place = np.searchsorted(which, domains.indices)
-        sums = np.add.reduceat(values[place], domains.offsets[:-1])
-        return Scores(
-            metric="accuracy" if self.classification else "mse",
-            names=tuple(domains.names),
-            values=tuple((sums / domains.sizes).tolist()),
-            sizes=tuple(domains.sizes.tolist()),
-            average=float(values.mean()),
-            loss=None if self.loss is None else float(loss) / len(which),
+        return (
+            dict(zip(names, together, strict=False)),
+            dict(zip(names, together[len(names) :], strict=True)),
+            self._gathered(kept),
         )
+
+    def _gathered(self, kept: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, np.ndarray]]:
+        """Each process has filled its own places; one without an example is told how wide they are."""
+        names = list(self.which)
+        if kept and self.processes.count > 1:
+            shapes = {w: {n: (t.shape[1:], t.dtype) for n, t in by.items()} for w, by in kept.items()}
+            for what, by_split in self.processes.told(shapes).items():
+                for name, (shape, kind) in by_split.items():
+                    size = (len(self.which[name]), *shape)
+                    kept[what].setdefault(name, torch.zeros(size, dtype=kind, device=self.processes.device))
+        flat = self.processes.sum([kept[what][name] for what in kept for name in names])
+        arrays = iter(flat)
+        return {what: {name: next(arrays).cpu().numpy() for name in names} for what in kept}
+
+    def _scores(
+        self, name: str, points: Tensor, loss: Tensor, kept: Mapping[str, Mapping[str, np.ndarray]]
+    ) -> Scores:
+        values = points.double().cpu().numpy()
+        outcome = Outcome(
+            y=self.truth.get(name, np.empty(0)),
+            groups=self.groups[name],
+            points=values,
+            predicted=kept["class"][name] if "class" in kept else None,
+            output=kept["output"][name] if "output" in kept else None,
+            loss=None if self.loss is None else float(loss) / len(values),
+            uncounted=self.uncounted,
+        )
+        return scored(outcome, self.classification, self.metrics, self.selects)
 
 
 def _few(domains: Domains, limit: int | None) -> Domains:

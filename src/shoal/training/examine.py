@@ -12,7 +12,7 @@ from shoal.algorithms import Algorithm, Loss
 from shoal.data.batch import DomainData, Task
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
-from shoal.data.loader import to_device
+from shoal.data.loader import collate_of, to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureModel
@@ -104,4 +104,4 @@ def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Te
     which = [int(i) for i in domains.indices[:2]]
     if hasattr(examples, "batch"):
         return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
-    return to_device(tuple(torch.utils.data.default_collate([examples[i] for i in which])), device)
+    return to_device(tuple(collate_of(examples)([examples[i] for i in which])), device)

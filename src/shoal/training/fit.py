@@ -15,6 +15,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.loader import concatenate
 from shoal.errors import InputError, unknown_name
+from shoal.training import predictions
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.history import Point
@@ -54,13 +55,14 @@ class Fit:
         found = self.selected.scores
         if name in found:
             return found[name].average
-        for split in ("test", "validation", "train"):
+        for split in ("test", "validation", "id_test", "id_validation", "train"):
             if split in found and name in found[split].names:
                 return found[split][name]
         raise unknown_name("domain or split", name, [n for s in found for n in (s, *found[s].names)])
 
     def __repr__(self) -> str:
-        parts = [f"{split} {s.metric} {s.average:.3f}" for split, s in self.selected.scores.items()]
+        scores = self.selected.scores.items()
+        parts = [f"{split} {s.selects or s.metric} {s.judged:.3f}" for split, s in scores]
         return f"Fit({type(self.algorithm).__name__}, {self.rule}: {', '.join(parts)})"
 
 
@@ -95,8 +97,8 @@ def fit(
     """
     data = _as_domain_data(train, validation, test)
     if folder is None:
-        if resume or wandb:
-            raise InputError("resume and wandb need the folder of the run.")
+        if resume or wandb or options.get("predictions"):
+            raise InputError("resume, wandb and predictions need the folder of the run.")
         return run(Training(algorithm, model, data, Options.checked(**options)))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
@@ -113,6 +115,9 @@ def fit(
     ) as journal:
         journal.begin(config)
         found = run(training, journal)
+        if name := training.options.predictions:
+            seed = ("seed", str(training.options.seed))
+            predictions.write(training, Path(folder) / "predictions", "data" if name is True else name, seed)
         journal.finish(model.state_dict(), {**summary(training), "config": config})
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,12 +25,13 @@ from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchn
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
 from shoal.training.evaluate import Evaluator, snapshot
-from shoal.training.examine import check_comparison, examine
+from shoal.training.examine import _trial, check_comparison, examine
 from shoal.training.history import Point, Window
 from shoal.training.journal import Journal
+from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
 from shoal.training.processes import Processes
-from shoal.training.progress import Progress, losses_note
+from shoal.training.progress import Progress, losses_note, scores_note
 from shoal.training.state import load, state_of
 from shoal.training.stopping import Diverged, Interrupted, Signals
 from shoal.training.world import world
@@ -89,6 +90,10 @@ class Training:
                 self.device
             )
             self.algorithm.check_input(found.x)
+            classification = self.task.is_classification
+            self.metrics, self.selects = chosen(options.metric, data.measures, classification)
+            if any(m.needs in ("class", "output") for m in self.metrics):
+                check_output(self.metrics, tuple(_trial(self.model, found.x).shape))
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options.batch_size,
@@ -154,18 +159,26 @@ class Training:
         )
 
     def _make_evaluator(self, numbers: int) -> Evaluator:
+        """Of all splits that are to be measured along the way."""
+        self._eval_batch = self.options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // numbers))
+        return self.evaluator_of(self.splits, self.options.eval_limit)
+
+    def evaluator_of(self, splits: Sequence[str], limit: int | None) -> Evaluator:
         options = self.options
         plain = self.examples.evaluation() if hasattr(self.examples, "evaluation") else self.examples
         return Evaluator(
             plain,
-            {split: self.data.splits[split] for split in self.splits},
+            {split: self.data.splits[split] for split in splits},
             classification=self.task.is_classification,
             loss=self.loss,
-            batch_size=options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // numbers)),
+            batch_size=self._eval_batch,
             workers=options.workers,
-            limit=options.eval_limit,
+            limit=limit,
             processes=self.processes,
             autocast=self.engine.autocast,
+            metrics=self.metrics,
+            selects=self.selects,
+            uncounted=self.data.uncounted,
         )
 
     def _warm_training(self) -> Training:
@@ -527,10 +540,7 @@ class Training:
         if self._pace:
             parts.append(f"{self._pace:,.0f} examples/s")
         if self.history:
-            parts += [
-                f"{split} {s.average:.1%}" if s.metric == "accuracy" else f"{split} mse {s.average:.3g}"
-                for split, s in self.history[-1].scores.items()
-            ]
+            parts += [scores_note(split, s) for split, s in self.history[-1].scores.items()]
         return "  ".join(parts)
 
     @property
@@ -544,7 +554,8 @@ class Training:
         if self.final is not None:
             return self.final[0], f"last step{mean}"
         if self.best is not None:
-            return self.best[0], "best on validation" + (", sma" if averaged else unfound)
+            by = f" by {self.selects.name}" if self.selects else ""
+            return self.best[0], f"best on validation{by}" + (", sma" if averaged else unfound)
         return self.history[-1], "last step" + unfound
 
     def restore_selected(self) -> Point:

@@ -19,10 +19,11 @@ from shoal.data.sampler import Draw
 from shoal.errors import InputError, check_names
 from shoal.training.averaging import SMA, SWAD, Average
 from shoal.training.engine import HALF, Precision
+from shoal.training.metrics import Own, metric
 
 ScheduleMaker = Callable[[Optimizer], LRScheduler]
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
-Split = Literal["train", "validation", "test", "oracle"]
+Split = Literal["train", "id_validation", "validation", "id_test", "test", "oracle"]
 
 COUNTS = (
     "steps",
@@ -77,7 +78,12 @@ class Options:
     eval_limit: int | None = None
     """Evaluate on about so many examples of each split, evenly over its domains."""
     eval_splits: Sequence[Split] = get_args(Split)
-    """Those of them that the data have; ``"oracle"`` is held-out examples of the test domains."""
+    """Those of them that the data have. ``"oracle"`` is held-out examples of the test domains, ``"id_…"`` of
+    the training domains, as in WILDS."""
+    metric: str | Own | None = None
+    """What selects weights, and says when to stop: a name of :mod:`shoal.training.metrics`, or a function of
+    outputs, truths and groups (see :func:`~shoal.training.metrics.metric`). By default what the dataset is
+    judged by, else accuracy or the mean squared error."""
     select: Literal["best", "last"] | None = None
     """Keep the ``"best"`` weights on validation (the default where there is some) or the ``"last"``."""
     device: str | torch.device | None = None
@@ -115,6 +121,9 @@ class Options:
     """How many checkpoints stay, beside the best weights."""
     progress: bool | Callable[[int, str], None] = True
     """Show a progress line, or call this with the step and a note now and then."""
+    predictions: bool | str = False
+    """In a run with a folder, write what the selected weights predict in each evaluation split but ``train``,
+    as WILDS' leaderboard takes it; a text is what the files call the data."""
 
     def __post_init__(self) -> None:
         for name in COUNTS:
@@ -143,6 +152,8 @@ class Options:
             if value is not None and value not in known:
                 raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}.")
         check_names("split", self.eval_splits, get_args(Split))
+        if self.metric is not None:
+            metric(self.metric)
         warm = self.warm_start
         share = isinstance(warm, float) and 0 < warm <= 1
         count = isinstance(warm, int) and not isinstance(warm, bool) and warm >= 1

@@ -10,7 +10,10 @@ import time
 import unicodedata
 from collections import deque
 from collections.abc import Mapping
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from shoal.training.evaluate import Scores
 
 
 class Progress:
@@ -120,6 +123,14 @@ def losses_note(losses: Mapping[str, float], width: int) -> str:
         return note
     end = f" {_number(losses[worst[0]])}" + (f" … ({len(worst) - 1:,} more)" if len(worst) > 1 else "")
     return cut(cut(clean(worst[0]), max(width - columns(end), 2)) + end, width)
+
+
+def scores_note(split: str, scores: Scores) -> str:
+    """Such as "test 81.2%": what selects, named unless it is plain accuracy."""
+    name = scores.metric if scores.selects is None else scores.selects
+    if name == "accuracy":
+        return f"{split} {scores.average:.1%}"
+    return f"{split} {name} {scores.judged:.3g}"
 
 
 def clean(text: str) -> str:

@@ -102,6 +102,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "clip": options.clip,
         "accumulate": options.accumulate,
         "select": training.select,
+        "metric": training.selects.name if training.selects else None,
         "average": options.average,
         "schedule": type(training.schedule).__name__,
         "warm start": options.warm_start,

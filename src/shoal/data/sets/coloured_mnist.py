@@ -6,12 +6,14 @@ import torch
 
 from shoal.data.batch import DomainData
 from shoal.data.digits import COLOUR_NOISE, deal, noisy_colours, paint
-from shoal.data.mnist import SIZE, ByteImages, shuffled_mnist, used
+from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
 
 SUMMARY = (
     "The 70,000 digits of MNIST, under 5 or not, red or green by a label that is noisy. Reads MNIST's files."
 )
 PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
+
+__all__ = ["DOMAINS", "DOWNLOAD", "PAPER", "SUMMARY", "load"]
 
 DOMAINS = tuple(COLOUR_NOISE)
 

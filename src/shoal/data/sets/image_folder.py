@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 from shoal.data.batch import DomainData
 from shoal.data.images import SIZE, image_data, leave_one_out
-from shoal.data.tree import read_tree
+from shoal.data.tree import read_tree, subfolders
 from shoal.errors import InputError
 
 SUMMARY = "Pictures of your own, laid out as folder/domain/class/picture: jpg, png, webp or bmp."
@@ -35,8 +38,17 @@ def load(
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; small ones are by default.
     """
-    if folder is None:
-        raise InputError("dataset 'image-folder' reads pictures of yours: `--data folder=DIR` says where.")
-    files = read_tree(str(folder))
+    files = read_tree(_said(folder))
     splits = leave_one_out(files, files.domains[-1] if test is None else str(test), seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
+
+
+def domains(*, folder: str | None = None, **others: Any) -> list[str]:
+    """Those that ``test`` can leave out."""
+    return subfolders(_said(folder))
+
+
+def _said(folder: str | None) -> Path:
+    if folder is None:
+        raise InputError("dataset 'image-folder' reads pictures of yours: `--data folder=DIR` says where.")
+    return Path(str(folder)).expanduser()

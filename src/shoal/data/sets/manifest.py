@@ -52,9 +52,7 @@ def load(
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; small ones are by default.
     """
-    if file is None:
-        raise InputError("dataset 'manifest' reads a list of pictures: `--data file=FILE` says which.")
-    path = Path(str(file)).expanduser()
+    path = _said(file)
     files, chosen = read_manifest(path)
     if chosen is None:
         splits = leave_one_out(files, max(files.domains) if test is None else str(test), seed)
@@ -65,13 +63,27 @@ def load(
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
+def domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None:
+    """Those that ``test`` can leave out; ``None`` where the table itself says what test is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # loading says them again
+        files, chosen = read_manifest(_said(file))
+    return files.domains if chosen is None else None
+
+
+def _said(file: str | None) -> Path:
+    if file is None:
+        raise InputError("dataset 'manifest' reads a list of pictures: `--data file=FILE` says which.")
+    return Path(str(file)).expanduser()
+
+
 def read_manifest(path: Path) -> tuple[FileList, list[str] | None]:
     """The files listed, and the split of each where the table has one."""
     labels: dict[str, str] = {}
     chosen: list[str] = []
 
     def rows() -> Iterator[tuple[str, str, str]]:
-        for number, row in enumerate(_table(path), 2):
+        for number, row in _table(path):
             name, label, domain, split = _checked(row, f"{str(path)!r}, row {number}")
             if labels.setdefault(name, label) != label:
                 raise InputError(
@@ -103,7 +115,7 @@ def _checked(row: Mapping[str, Any], where: str) -> Row:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value).strip()
+    return "" if value is None or value != value else str(value).strip()  # NaN is not itself
 
 
 def _splits(files: FileList, chosen: list[str], path: Path) -> dict[str, Domains]:
@@ -118,15 +130,17 @@ def _splits(files: FileList, chosen: list[str], path: Path) -> dict[str, Domains
     return splits
 
 
-def _table(path: Path) -> Iterator[Mapping[str, Any]]:
+def _table(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Rows with their numbers: of a CSV the line, of Parquet from 1."""
     if path.suffix.lower() == ".parquet":
-        yield from _parquet(path)
+        yield from enumerate(_parquet(path), 1)
         return
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             table = csv.DictReader(lines)
             _check_columns(table.fieldnames or (), path)
-            yield from table
+            for row in table:
+                yield table.line_num, row
     except (OSError, csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
 
@@ -134,16 +148,18 @@ def _table(path: Path) -> Iterator[Mapping[str, Any]]:
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     if importlib.util.find_spec("pyarrow") is None:
         raise InputError(
-            f"{str(path)!r} is Parquet, which needs pyarrow: pip install pyarrow, or save the table as CSV."
+            f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[parquet]', or save it as CSV."
         )
     from pyarrow import ArrowException, parquet
 
     try:
-        table = parquet.read_table(path)
+        with parquet.ParquetFile(path) as table:
+            names = table.schema_arrow.names
+            _check_columns(names, path)
+            for rows in table.iter_batches(columns=[n for n in (*COLUMNS, "split") if n in names]):
+                yield from rows.to_pylist()
     except (OSError, ArrowException) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
-    _check_columns(table.column_names, path)
-    yield from table.to_pylist()
 
 
 def _check_columns(names: Any, path: Path) -> None:

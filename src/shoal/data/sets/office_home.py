@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from shoal.data.download import Download, Source, drive
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
 
@@ -18,6 +19,7 @@ PAPER = (
 
 LAYOUT = Layout(
     title="Office-Home",
+    name="office-home",
     folders=("office_home", "OfficeHomeDataset", "OfficeHomeDataset_10072016", "OfficeHome_dg"),
     domains={
         "art": ("A",),
@@ -31,6 +33,19 @@ LAYOUT = Layout(
     page="the authors' page, http://hemanthdv.org/OfficeHome-Dataset/",
 )
 DOMAINS = tuple(LAYOUT.domains)
+
+DOWNLOAD = Download(
+    home=LAYOUT.folders[0],
+    sources=(
+        Source(
+            "OfficeHomeDataset_10072016.zip",
+            urls=(drive("1uY0pj7oFsjMxRwaD3Sxy0jgel0fsYXLC"),),  # DomainBed's
+            checksum="md5:b1c14819770c4448fd5b6d931031c91c",
+            said_by="as several others recorded it; the authors publish none",
+        ),
+    ),
+    layout=LAYOUT,
+)
 
 # Read Office-Home; the folder of the real-world pictures may be called ``Real World`` or ``Real``.
 load = partial(load_published, LAYOUT, test="real")

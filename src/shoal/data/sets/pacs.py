@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from shoal.data.download import Download, Source, drive
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
 
@@ -22,6 +23,7 @@ COUNTS = {
 
 LAYOUT = Layout(
     title="PACS",
+    name="pacs",
     folders=("PACS", "kfold", "pacs_data", "PACS_dataset"),
     domains={"art_painting": ("art",), "cartoon": (), "photo": (), "sketch": ()},
     classes=7,
@@ -31,6 +33,19 @@ LAYOUT = Layout(
     page="the authors' group, https://sketchx.eecs.qmul.ac.uk/downloads/",
 )
 DOMAINS = tuple(LAYOUT.domains)
+
+DOWNLOAD = Download(
+    home=LAYOUT.folders[0],
+    sources=(
+        Source(
+            "PACS.zip",
+            urls=(drive("1JFr8f805nMUelQWWmfnJR3y4_SYoN5Pd"),),  # DomainBed's
+            checksum="md5:fd5db817f7cdafeef3bfd525aaf9b42e",
+            said_by="as others recorded it; DomainBed publishes none",
+        ),
+    ),
+    layout=LAYOUT,
+)
 
 # Read PACS as its authors, DomainBed (``PACS``) and Dassl (``kfold``) lay it out.
 load = partial(load_published, LAYOUT, test="sketch")

@@ -6,12 +6,14 @@ import torch
 
 from shoal.data.batch import DomainData
 from shoal.data.digits import ANGLES, deal, turn
-from shoal.data.mnist import SIZE, ByteImages, shuffled_mnist, used
+from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
 
 SUMMARY = (
     "The 70,000 digits of MNIST, each turned by its domain's angle: 0°, 15°, …, 75°. Reads MNIST's files."
 )
 PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi-task Autoencoders, ICCV 2015"
+
+__all__ = ["DOMAINS", "DOWNLOAD", "PAPER", "SUMMARY", "load"]
 
 DOMAINS = tuple(ANGLES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from shoal.data.download import Download, Source, drive
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
 
@@ -25,6 +26,7 @@ COUNTS = {
 
 LAYOUT = Layout(
     title="VLCS",
+    name="vlcs",
     folders=("VLCS",),
     domains={
         "Caltech101": ("CALTECH", "C"),
@@ -40,6 +42,20 @@ LAYOUT = Layout(
     parts=(("train", "crossval", "test"), ("full",)),
 )
 DOMAINS = tuple(LAYOUT.domains)
+
+DOWNLOAD = Download(
+    home=LAYOUT.folders[0],
+    sources=(
+        Source(
+            "VLCS.tar.gz",
+            urls=(drive("1skwblH1_okBwxWxmRsp9_qi15hyPpxg8"),),  # DomainBed's
+            checksum="md5:8870171eba660927d9668f4e515928e4",
+            said_by="as others recorded it; DomainBed publishes none",
+            about=3_600_000_000,
+        ),
+    ),
+    layout=LAYOUT,
+)
 
 # Read VLCS as DomainBed (``VOC2007/bird``) or Dassl (``PASCAL/train/0``) lays it out.
 load = partial(load_published, LAYOUT, test="VOC2007")

@@ -1,0 +1,113 @@
+"""CivilComments-WILDS: is a comment toxic, whichever people it mentions?"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.batch import DomainData
+from shoal.data.domains import Domains
+from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, read_table
+from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
+from shoal.errors import InputError
+
+SUMMARY = (
+    "CivilComments-WILDS: 448,000 comments, toxic or not, that mention 8 kinds of people. Reads WILDS' file."
+)
+PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Borkan et al. 2019, arXiv:1903.04561"
+
+PUBLISHED = Published(
+    title="CivilComments-WILDS",
+    name="civilcomments",
+    table="all_data_with_identities.csv",
+    counts={
+        "1.0": Counts(
+            examples={"train": 269_038, "validation": 45_180, "test": 133_782},
+            source="the paper of Fish; WILDS 2 has the same",
+        ),
+    },
+)
+IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
+OTHERS = (
+    *("identity_any", "severe_toxicity", "obscene", "threat", "insult"),
+    *("identity_attack", "sexual_explicit"),
+)
+NONE = "none"
+TOXIC = ("not toxic", "toxic")
+UNCOUNTED = frozenset(f"{NONE}, {toxic}" for toxic in TOXIC)
+
+
+def load(
+    *,
+    folder: str | None = None,
+    version: str | None = None,
+    tokenizer: str = DISTILBERT,
+    max_tokens: int = 300,
+    pad_to: int | str = MULTIPLE,
+) -> DomainData:
+    """Read the comments. Domains and groups are 18: the eight identities and none, each toxic or not.
+
+    A comment that mentions several identities is in several domains. An identity or a label is what at least
+    half of those who were asked said. The two groups that mention none are trained on, as the authors of Fish
+    do, and are never the worst: WILDS judges by the other 16.
+
+    Args:
+        folder: ``civilcomments_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
+        version: 1.0.
+        tokenizer: the model's whose tokens texts become, by name or by folder.
+        max_tokens: what is longer is cut off.
+        pad_to: batches are padded to a multiple of this, or with ``max`` all to ``max_tokens``.
+    """
+    place = find(PUBLISHED, folder, version)
+    path = place.folder / PUBLISHED.table
+    table = read_table(path, ("split", "toxicity", *IDENTITIES, *OTHERS))
+    toxic = table.columns["toxicity"].numbers(f"{str(path)!r}: toxicity") >= 0.5
+    metadata = {
+        name: _at_least_half(table.columns[name].numbers(f"{str(path)!r}: {name}", missing=np.nan))
+        for name in (*IDENTITIES, *OTHERS)
+    }
+    metadata["y"] = toxic.astype(np.int64)
+    split = table.columns["split"]
+    if unknown := sorted(set(split.values) - set(SPLITS)):
+        raise InputError(f"{str(path)!r}: split is {unknown[0]!r}; it must be one of {', '.join(SPLITS)}.")
+    mentioned = np.stack([metadata[name] for name in IDENTITIES]).astype(bool)
+    splits = {
+        SPLITS[name]: groups(mentioned, toxic, split.codes == split.values.index(name))
+        for name in SPLITS
+        if name in split.values
+    }
+    check_splits(PUBLISHED, place.folder, splits)
+    return DomainData(
+        examples=TextRows(
+            table,
+            "comment_text",
+            metadata["y"],
+            tokenizer=tokenizer,
+            max_tokens=max_tokens,
+            pad_to=pad_to,
+            metadata=metadata,
+        ),
+        splits=splits,
+        classes=2,
+        input_shape=(max_tokens,),
+        model=tokenizer,
+        notes=notes(place),
+        measures=("worst-group accuracy", "accuracy"),
+        uncounted=UNCOUNTED,
+    )
+
+
+def groups(mentioned: NDArray[np.bool_], toxic: NDArray[np.bool_], where: NDArray[np.bool_]) -> Domains:
+    """The comments at which ``where`` is true by identity (of which some are in several) and toxicity."""
+    who = dict(zip(IDENTITIES, mentioned, strict=True)) | {NONE: ~mentioned.any(axis=0)}
+    found = {
+        f"{name}, {TOXIC[label]}": np.flatnonzero(where & is_mentioned & (toxic == label))
+        for (name, is_mentioned), label in product(who.items(), (0, 1))
+    }
+    return Domains.from_indices({name: rows for name, rows in found.items() if len(rows)})
+
+
+def _at_least_half(share: NDArray[np.float64]) -> NDArray[np.int64]:
+    return (share >= 0.5).astype(np.int64)  # a missing one is not

@@ -1,0 +1,551 @@
+"""Examples that are rows of a big CSV file: text, read and turned into tokens when it is asked for."""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import hashlib
+import io
+import json
+import os
+import struct
+import threading
+import urllib.error
+import urllib.request
+import warnings
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from shoal.data.folders import SAY_WHERE
+from shoal.errors import InputError
+from shoal.files import write_atomically
+
+VARIABLE = "SHOAL_CACHE"
+FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
+LONGEST = 2**24  # characters of a field; more means that a quotation mark is never closed
+ROWS = 2**13  # taken at a time
+ENDS = 2**16  # bytes from either end of a file by which it is known
+SLOT = struct.Struct("<II")  # before a row's tokens: how many, and their checksum
+MULTIPLE = 8
+DISTILBERT = "distilbert-base-uncased"
+
+T = TypeVar("T")
+Item = tuple[dict[str, Tensor], int]
+
+
+def cache_folder() -> Path:
+    """Where what is expensive to find out is kept: ``$SHOAL_CACHE``, or ``~/.cache/shoal``."""
+    return Path(os.environ.get(VARIABLE) or "~/.cache/shoal").expanduser()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's distinct ``values`` in the order they first come, and which of them each row has."""
+
+    codes: NDArray[np.int32]
+    values: list[str]
+
+    def numbers(self, where: str, *, missing: float | None = None) -> NDArray[np.float64]:
+        """As numbers; an empty value is ``missing``, or an error."""
+        found = np.empty(len(self.values))
+        for n, value in enumerate(self.values):
+            try:
+                found[n] = missing if missing is not None and not value else float(value)
+            except ValueError:
+                record = int(np.argmax(self.codes == n)) + 1
+                raise InputError(
+                    f"{where} is {value[:40]!r} in record {record:,}; it must be a number."
+                ) from None
+        return found[self.codes]
+
+    def text(self) -> NDArray[np.object_]:
+        """The values as an array, of which ``[codes]`` is the column."""
+        found = np.empty(len(self.values), dtype=object)
+        found[:] = self.values
+        return found
+
+
+def first_seen(codes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The distinct codes in the order they first come, and the codes numbered by that order."""
+    distinct, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order))
+    return distinct[order], rank[inverse]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where each record of a CSV file is, and some of its columns; blank lines are no records."""
+
+    path: Path
+    header: tuple[str, ...]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    columns: Mapping[str, Column]
+    key: str
+    """Stands for the file's content."""
+    _files: _Files = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_files", _Files(self.path))
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def record(self, row: int) -> list[str]:
+        """All values of a row, read from the file."""
+        raw = self._files.read(int(self.starts[row]), int(self.lengths[row])).decode("utf-8", "replace")
+        found = next(csv.reader([raw]), [])
+        if len(found) != len(self.header):
+            raise InputError(f"{str(self.path)!r} has changed since it was looked through; start anew.")
+        return found
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Table:
+    """Looks a CSV file with a line of names through, once: what is found is kept in :func:`cache_folder`.
+
+    It is found again by the file's name, size, time of change and ends, and the columns' names. A disk that
+    is full or may not be written to costs the time again, and a warning.
+    """
+    key = _key(path)
+    asked = hashlib.sha256(json.dumps([FORMAT, list(columns)]).encode()).hexdigest()[:12]
+    kept = cache_folder() / "tables" / f"{path.stem}-{key}-{asked}.npz"
+    try:
+        with np.load(kept, allow_pickle=False) as found:
+            return _unpacked(path, columns, key, found)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        table = scan(path, columns, key)
+    content = io.BytesIO()
+    np.savez(content, **_packed(table))  # type: ignore[arg-type]
+    try:
+        write_atomically(kept, content.getvalue())
+    except OSError as error:
+        warnings.warn(
+            f"what {path.name} holds cannot be kept in {str(kept.parent)!r} ({error.strerror or error}) and "
+            f"will be looked up again next time; {VARIABLE} names another folder.",
+            stacklevel=3,
+        )
+    return table
+
+
+def _key(path: Path) -> str:
+    try:
+        about = path.stat()
+        with path.open("rb") as file:
+            start = file.read(ENDS)
+            file.seek(max(0, about.st_size - ENDS))
+            ends = hashlib.sha256(start + file.read(ENDS)).hexdigest()
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror or error}); {SAY_WHERE} to look."
+        ) from error
+    told = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def _packed(table: Table) -> dict[str, NDArray[Any]]:
+    found: dict[str, NDArray[Any]] = {"starts": table.starts, "lengths": table.lengths}
+    found["header"] = _bytes(list(table.header))
+    for n, column in enumerate(table.columns.values()):
+        found[f"codes{n}"], found[f"values{n}"] = column.codes, _bytes(column.values)
+    return found
+
+
+def _unpacked(path: Path, columns: Sequence[str], key: str, found: Mapping[str, NDArray[Any]]) -> Table:
+    values = {
+        name: Column(found[f"codes{n}"], json.loads(found[f"values{n}"].tobytes()))
+        for n, name in enumerate(columns)
+    }
+    header = tuple(json.loads(found["header"].tobytes()))
+    return Table(path, header, found["starts"], found["lengths"], values, key)
+
+
+def _bytes(values: list[str]) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(values).encode(), np.uint8)
+
+
+def scan(path: Path, columns: Sequence[str], key: str = "") -> Table:
+    """The same from the file itself, in one pass over it."""
+    limit = csv.field_size_limit(LONGEST)
+    try:
+        # One character a byte, so that lengths are bytes; what is kept is read as UTF-8 below.
+        with path.open(encoding="latin-1", newline="") as file:
+            return _scanned(path, _Counted(file), columns, key)
+    except csv.Error as error:
+        raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
+    except OSError as error:
+        raise InputError(
+            f"{str(path)!r} cannot be read ({error.strerror or error}); {SAY_WHERE} to look."
+        ) from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+class _Counted:
+    """Lines, and how many bytes have been handed over: a reader takes no more than the record's own."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self.lines, self.end = lines, 0
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self.lines:
+            mark = 3 if not self.end and line.startswith("\xef\xbb\xbf") else 0  # UTF-8's mark of order
+            self.end += len(line)
+            yield line[mark:] if mark else line
+
+
+def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> Table:
+    reader = csv.reader(lines)
+    header = [_utf8(name) for name in next(reader, [])]
+    places = [_place(path, header, name) for name in columns]
+    known: list[defaultdict[str, int]] = [defaultdict() for _ in places]
+    for numbers in known:
+        numbers.default_factory = numbers.__len__  # a value not met before gets the next number
+    codes: list[list[NDArray[np.int32]]] = [[] for _ in places]
+    starts, lengths, before = [np.empty(0, np.int64)], [np.empty(0, np.int32)], lines.end
+    while True:
+        rows, ends = _some(reader, lines)
+        if not rows:
+            break
+        ended = np.array(ends, np.int64)
+        begun = np.concatenate([[before], ended[:-1]])
+        before = ends[-1]
+        if set(map(len, rows)) != {len(header)}:
+            full = [len(row) > 0 for row in rows]
+            rows, begun, ended = [r for r in rows if r], begun[full], ended[full]
+            for row, at in zip(rows, begun.tolist(), strict=True):
+                if len(row) != len(header):
+                    raise InputError(
+                        f"{str(path)!r}, at byte {at:,}: {len(row)} values ({','.join(row)[:40]!r}) where "
+                        f"the first line names {len(header)} columns."
+                    )
+        starts.append(begun)
+        lengths.append((ended - begun).astype(np.int32))
+        for place, numbers, found in zip(places, known, codes, strict=True):
+            found.append(np.fromiter((numbers[row[place]] for row in rows), np.int32, len(rows)))
+    count = sum(map(len, starts))
+    if not count:
+        raise InputError(f"{str(path)!r} has no rows below its line of names.")
+    return Table(
+        path,
+        tuple(header),
+        np.concatenate(starts),
+        np.concatenate(lengths),
+        {
+            name: Column(np.concatenate(found), [_utf8(value) for value in numbers])
+            for name, numbers, found in zip(columns, known, codes, strict=True)
+        },
+        key,
+    )
+
+
+def _some(reader: Any, lines: _Counted) -> tuple[list[list[str]], list[int]]:
+    """Some records, and where each of them ends."""
+    rows, ends = [], []
+    for row in reader:
+        rows.append(row)
+        ends.append(lines.end)
+        if len(rows) == ROWS:
+            break
+    return rows, ends
+
+
+def _utf8(text: str) -> str:
+    return text.encode("latin-1").decode("utf-8", "replace")
+
+
+def _place(path: Path, header: list[str], name: str) -> int:
+    if name in header:
+        return header.index(name)
+    near = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
+    hint = f" Is it {near[0]!r}?" if near else ""
+    there = ", ".join(repr(column) for column in header[:30])
+    raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {there or 'none'}.")
+
+
+class _Files:
+    """A file opened once in every thread of every process: none moves the place where another reads."""
+
+    def __init__(self, path: Path, flags: int = os.O_RDONLY) -> None:
+        self.path, self.flags = path, flags | getattr(os, "O_BINARY", 0)
+        self.open: dict[tuple[int, int], io.FileIO] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.flags)
+
+    def __call__(self) -> io.FileIO:
+        own = os.getpid(), threading.get_ident()
+        if own not in self.open:
+            try:
+                handle = os.open(self.path, self.flags, 0o666)
+            except FileNotFoundError as error:
+                raise InputError(f"{str(self.path)!r} is no longer there.") from error
+            self.open[own] = io.FileIO(handle, "r" if not self.flags & os.O_RDWR else "r+")
+        return self.open[own]
+
+    def read(self, at: int, size: int) -> bytes:
+        file = self()
+        file.seek(at)
+        return file.read(size)
+
+    def write(self, at: int, content: bytes) -> None:
+        file = self()
+        file.seek(at)
+        if file.write(content) != len(content):
+            raise OSError("the disk is full")
+
+
+class TokenCache:
+    """The tokens of every row in a file of slots, each filled by whoever first needs it.
+
+    All who fill a slot write the same into it, and a checksum tells a slot that is filled from one that is
+    not, or was half written when the machine stopped: no locks are needed. The file has holes where nothing
+    was written. A slot has room for a token in two bytes of the record; tokens that need more are not kept.
+
+    Rows are numbers of the :class:`Table`'s. ``words`` is how many there are in the tokenizer's vocabulary:
+    up to 65,536 fit in two bytes each, more take four.
+    """
+
+    def __init__(self, path: Path, lengths: NDArray[Any], max_tokens: int, words: int) -> None:
+        self.path = path
+        self.dtype = np.dtype("<u2" if words <= 2**16 else "<i4")
+        room = np.minimum(max_tokens, lengths.astype(np.int64) // 2 + 16)
+        self.at = np.concatenate([[0], np.cumsum(SLOT.size + room * self.dtype.itemsize)])
+        self.files: _Files | None = None
+        self.writable = True
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.files = _Files(path, os.O_RDWR | os.O_CREAT)
+            self.files()
+        except OSError as error:
+            self.writable = False
+            self.files = _Files(path) if path.is_file() and os.access(path, os.R_OK) else None
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.writable = False
+        warnings.warn(
+            f"tokens cannot be kept in {str(self.path)!r} ({error.strerror or error}) and will be made anew "
+            f"each time; {VARIABLE} names another folder.",
+            stacklevel=4,
+        )
+
+    def get(self, row: int) -> NDArray[np.int64] | None:
+        if self.files is None:
+            return None
+        start, stop = int(self.at[row]), int(self.at[row + 1])
+        content = self.files.read(start, stop - start)
+        if len(content) < SLOT.size:
+            return None
+        count, checksum = SLOT.unpack_from(content)
+        tokens = content[SLOT.size : SLOT.size + count * self.dtype.itemsize]
+        if not count or len(tokens) < count * self.dtype.itemsize or zlib.crc32(tokens) != checksum:
+            return None
+        return np.frombuffer(tokens, self.dtype).astype(np.int64)
+
+    def put(self, row: int, tokens: Sequence[int]) -> None:
+        start, stop = int(self.at[row]), int(self.at[row + 1])
+        if self.files is None or not self.writable or not tokens:
+            return
+        content = np.asarray(tokens, self.dtype).tobytes()
+        if SLOT.size + len(content) > stop - start:
+            return
+        try:
+            self.files.write(start, SLOT.pack(len(tokens), zlib.crc32(content)) + content)
+        except OSError as error:
+            self._give_up(error)
+
+
+class TextRows(Dataset[Item]):
+    """Rows of a table as examples: a column's text as token ids, beside them a mask of ones, and a label.
+
+    An example's ids are as many as its text has tokens, ``max_tokens`` at most; :meth:`collate` pads a batch
+    of them. ``rows`` are those of the table's that count, by default all. ``metadata`` is one number a row
+    for each name; ``names`` says what the numbers stand for, where they are codes.
+
+    Args:
+        tokenizer: of which model, by name or by the folder its files are in. It is loaded when the first
+            text is needed.
+        max_tokens: what is longer is cut off.
+        pad_to: batches are padded to a multiple of this, or with ``"max"`` all to ``max_tokens``: steps then
+            all have the same shapes.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        text: str,
+        labels: NDArray[np.int64],
+        *,
+        rows: NDArray[Any] | None = None,
+        tokenizer: str = DISTILBERT,
+        max_tokens: int = 512,
+        pad_to: int | str = MULTIPLE,
+        metadata: Mapping[str, NDArray[Any]] | None = None,
+        names: Mapping[str, NDArray[Any]] | None = None,
+    ) -> None:
+        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 4:
+            raise InputError(f"max_tokens={max_tokens!r}; it must be a whole number of at least 4.")
+        if pad_to != "max" and (not isinstance(pad_to, int) or isinstance(pad_to, bool) or pad_to < 1):
+            raise InputError(f"pad_to={pad_to!r}; it must be a whole number such as 8, or max.")
+        self.table, self.column = table, _place(table.path, list(table.header), text)
+        self.rows = np.arange(len(table)) if rows is None else rows
+        if len(self.rows) != len(labels):
+            raise InputError(f"there are {len(self.rows)} rows and {len(labels)} labels; give one for each.")
+        self.labels = labels
+        self.metadata, self.names = dict(metadata or {}), dict(names or {})
+        self.tokenizer, self.max_tokens, self.pad_to = str(tokenizer), max_tokens, pad_to
+        self._made: tuple[Any, TokenCache, int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        ids = torch.from_numpy(self.tokens(index))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, int(self.labels[index])
+
+    def text(self, index: int) -> str:
+        return self.table.record(int(self.rows[index]))[self.column]
+
+    def path(self, index: int) -> str:
+        """The file that an example is in."""
+        return str(self.table.path)
+
+    def problem(self, index: int) -> str | None:
+        """Why a text cannot be read, if it cannot."""
+        try:
+            self.text(index)
+        except (InputError, OSError, csv.Error) as error:
+            return str(error)
+        return None
+
+    def tokens(self, index: int) -> NDArray[np.int64]:
+        """An example's token ids, made once and then read from the disk."""
+        make, cache, padding = self._tools()
+        row = int(self.rows[index])
+        found = cache.get(row)
+        if found is None:
+            ids = make(self.text(index), truncation=True, max_length=self.max_tokens)["input_ids"]
+            ids = ids or [padding]  # a model cannot attend to nothing
+            cache.put(row, ids)
+            found = np.array(ids, np.int64)
+        return found
+
+    def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
+        """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
+        longest = max(len(x["input_ids"]) for x, _ in items)
+        if self.pad_to == "max":
+            longest = self.max_tokens
+        else:
+            multiple = int(self.pad_to)
+            longest = max(longest, min(self.max_tokens, -(-longest // multiple) * multiple))
+        ids = torch.full((len(items), longest), self._tools()[2])
+        mask = torch.zeros_like(ids)
+        for n, (x, _) in enumerate(items):
+            ids[n, : len(x["input_ids"])] = x["input_ids"]
+            mask[n, : len(x["input_ids"])] = x["attention_mask"]
+        return {"input_ids": ids, "attention_mask": mask}, torch.tensor([y for _, y in items])
+
+    def _tools(self) -> tuple[Any, TokenCache, int]:
+        """The tokenizer, the cache of its tokens, and the id it pads with."""
+        if self._made is None:
+            made = load_tokenizer(self.tokenizer)
+            name = f"{self.table.path.stem}-{self.table.key}-{identity(made)}-{self.max_tokens}-{self.column}"
+            place = cache_folder() / "tokens" / f"{name}.ids"
+            cache = TokenCache(place, self.table.lengths, self.max_tokens, len(made))
+            self._made = made, cache, int(made.pad_token_id or 0)
+        return self._made
+
+
+def identity(tokenizer: Any) -> str:
+    """Stands for all that decides what tokens a text becomes."""
+    inside = getattr(tokenizer, "backend_tokenizer", None)
+    if inside is not None:
+        told = {k: v for k, v in json.loads(inside.to_str()).items() if k not in ("truncation", "padding")}
+    else:
+        told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
+    return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model, by the model's name or by the folder that its files are in."""
+    need_transformers()
+    from transformers import AutoTokenizer
+
+    return from_hub(AutoTokenizer.from_pretrained, name, "tokenizer", "--data tokenizer=DIR")
+
+
+def need_transformers() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ImportError:
+        raise InputError("text needs transformers: pip install 'shoal[text]'.") from None
+
+
+def is_folder(name: str) -> bool:
+    """Whether a model's name is that of a folder here, or can be nothing else."""
+    return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or Path(name).is_dir()
+
+
+def from_hub(load: Callable[..., T], name: str, what: str, option: str) -> T:
+    """What ``load`` (a ``from_pretrained``) makes of a folder, or of a name.
+
+    By name, files that were fetched before are taken first and then the network is asked. Code that comes
+    with a model is never run.
+    """
+    safe: dict[str, Any] = {"trust_remote_code": False}
+    if is_folder(name):
+        folder = Path(name).expanduser()
+        if not (folder / "config.json").is_file():
+            raise InputError(
+                f"there is no {str(folder / 'config.json')!r}; a model's folder has config.json, "
+                "model.safetensors, and the tokenizer's files."
+            )
+        failure = f"the {what} in {str(folder)!r} cannot be had"
+        return refusing(load, str(folder), failure, local_files_only=True, **safe)
+    advice = f"give a folder with config.json, weights and tokenizer files: {option}"
+    failure = f"the {what} of {name!r} cannot be had"
+    try:
+        return refusing(load, name, failure, local_files_only=True, **safe)
+    except InputError:
+        if not _online():
+            raise InputError(
+                f"{failure}: it is not on this machine and there is no network; {advice}."
+            ) from None
+    return refusing(load, name, failure, advice, **safe)
+
+
+def refusing(load: Callable[..., T], name: str, failure: str, advice: str = "", **options: Any) -> T:
+    """What ``load`` gives, and an InputError for whatever is wrong with the files."""
+    try:
+        return load(name, **options)
+    except Exception as error:  # transformers, safetensors and pickle each raise their own
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise InputError(f"{failure} ({first[:200]}){advice and '; '}{advice}.") from error
+
+
+def _online() -> bool:
+    """Whether the models' host answers within seconds: its own library tries for a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True

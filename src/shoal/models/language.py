@@ -1,0 +1,204 @@
+"""DistilBERT, BERT and other encoders of text as a :class:`~shoal.models.FeatureModel`, by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shoal.data.text import from_hub, is_folder, need_transformers, refusing
+from shoal.errors import InputError
+from shoal.models.feature_model import FeatureModel
+
+CONFIGURATIONS = {
+    "distilbert-base-uncased": "DistilBertConfig",
+    "distilbert/distilbert-base-uncased": "DistilBertConfig",
+    "bert-base-uncased": "BertConfig",
+    "google-bert/bert-base-uncased": "BertConfig",
+}
+"""Whose defaults describe the model, so that no file is needed to build it."""
+NAMES = (
+    *("distilbert-base-uncased", "distilbert-base-cased", "distilroberta-base"),
+    *("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "roberta-base", "roberta-large"),
+    *("albert-base-v2", "xlm-roberta-base"),
+)
+"""Names without an owner before a slash that are offered."""
+
+
+def known(name: str) -> bool:
+    """Whether it is a folder, or the name of an encoder of text."""
+    return name in NAMES or "/" in name or is_folder(name)
+
+
+def build(
+    name: str,
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    *,
+    pretrained: bool = True,
+    dropout: float | None = None,
+    attention: str | None = None,
+) -> FeatureModel:
+    """The encoder called ``name`` (or in the folder of that name) and a linear head.
+
+    Features are what its published classifier has before the last layer: DistilBERT's state of the first
+    token through a linear layer and a ReLU, BERT's and others' pooled state of it. The new layers start as
+    they do there, from a normal distribution, biases at zero. Inputs are mappings with ``input_ids`` and
+    ``attention_mask`` (B, L).
+
+    Args:
+        pretrained: with the published weights, or those in the folder; otherwise random ones. Weights are
+            read as weights only, and code that comes with a model is not run.
+        dropout: the share of features left out in training, before the head; by default what the published
+            classifier has.
+        attention: how transformers computes it; ``eager`` has second derivatives on every device.
+    """
+    if len(input_shape) != 1 or input_shape[0] < 1:
+        raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
+    need_transformers()
+    name = str(Path(name).expanduser()) if is_folder(name) else name
+    body = (_pretrained if pretrained else _random)(name, attention)
+    config: Any = body.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(f"model {name!r} is an encoder and a decoder; give an encoder, such as BERT.")
+    first, usual = _published(config)
+    share = usual if dropout is None else dropout
+    if not 0 <= share < 1:
+        raise InputError(f"dropout must be at least 0 and below 1, got {share}.")
+    width, spread = int(config.hidden_size), float(getattr(config, "initializer_range", 0.02))
+    features = Encoder(body, _started(nn.Linear(width, width), spread) if first else None)
+    _check_length(name, body, input_shape[0])
+    _check_reads(name, features)
+    head: list[nn.Module] = [nn.Dropout(share), _started(nn.Linear(width, classes or 1), spread)]
+    if classes is None:
+        head.append(nn.Flatten(start_dim=0))
+    return FeatureModel(features, nn.Sequential(*head)).train()
+
+
+def _published(config: Any) -> tuple[bool, float]:
+    """Whether the published classifier has a layer of its own before the last, and its dropout."""
+    if config.model_type == "distilbert":
+        return True, float(config.seq_classif_dropout)
+    own = getattr(config, "classifier_dropout", None)
+    return False, float(getattr(config, "hidden_dropout_prob", 0.1) if own is None else own)
+
+
+def _started(layer: nn.Linear, spread: float) -> nn.Linear:
+    nn.init.normal_(layer.weight, std=spread)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _pretrained(name: str, attention: str | None) -> nn.Module:
+    from transformers import AutoModel
+
+    def load(where: str, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+        with _quiet():
+            found: tuple[Any, Mapping[str, Any]] = AutoModel.from_pretrained(
+                where, output_loading_info=True, attn_implementation=attention, **options
+            )
+        return found
+
+    model, info = from_hub(load, name, "model", "--model DIR")
+    lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)
+    if lacking:
+        raise InputError(
+            f"the weights of {name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: they are "
+            "another model's than config.json says. Random ones: --model-options pretrained=false."
+        )
+    encoder: nn.Module = model.float()
+    return encoder
+
+
+def _random(name: str, attention: str | None) -> nn.Module:
+    import transformers
+
+    if name in CONFIGURATIONS and not is_folder(name):
+        config = getattr(transformers, CONFIGURATIONS[name])()
+    else:
+        config = from_hub(transformers.AutoConfig.from_pretrained, name, "model", "--model DIR")
+
+    def make(where: str, **options: Any) -> nn.Module:
+        model: nn.Module = transformers.AutoModel.from_config(
+            config, attn_implementation=attention, trust_remote_code=False
+        )
+        return model
+
+    return refusing(make, name, f"model {name!r} cannot be built")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' bars, and its notes on weights that an encoder does not need."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()
+
+
+def _check_length(name: str, body: nn.Module, tokens: int) -> None:
+    """Refuses texts of more tokens than the model has places for."""
+    config: Any = body.config
+    most = getattr(config, "max_position_embeddings", None)
+    for part, module in body.named_modules():
+        # RoBERTa and its kin count places from behind the padding's.
+        if part.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            most = module.num_embeddings - int(module.padding_idx) - 1
+    if most is not None and tokens > most:
+        raise InputError(f"model {name!r} takes up to {most} tokens, not {tokens}: --data max_tokens={most}.")
+
+
+def _check_reads(name: str, features: Encoder) -> None:
+    """Refuses what is no encoder of text, and models whose first token sees none of the others."""
+    ids = torch.tensor([[2, 2, 2, 2], [2, 2, 2, 3]])
+    mode = features.training
+    try:
+        with torch.no_grad():
+            one, other = features.eval()({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"model {name!r} is no encoder of text: {first}") from error
+    finally:
+        features.train(mode)
+    if torch.equal(one, other):
+        raise InputError(
+            f"model {name!r} reads from left to right: its first token knows nothing of the text. Give an "
+            "encoder, such as BERT."
+        )
+
+
+class Encoder(nn.Module):
+    """From token ids and a mask to one vector a text: its first token's state, as the published classifier
+    takes it.
+    """
+
+    def __init__(self, body: nn.Module, layer: nn.Linear | None) -> None:
+        super().__init__()
+        self.body = body
+        self.layer = layer
+
+    def forward(self, x: Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(x, Mapping) or "input_ids" not in x or "attention_mask" not in x:
+            raise InputError(
+                f"a model of text takes a mapping with input_ids and attention_mask, not {_what(x)}."
+            )
+        seen = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
+        if self.layer is None and (pooled := getattr(seen, "pooler_output", None)) is not None:
+            found: Tensor = pooled
+            return found
+        state: Tensor = seen.last_hidden_state[:, 0]
+        return state if self.layer is None else self.layer(state).relu()
+
+
+def _what(x: Any) -> str:
+    return ", ".join(x) if isinstance(x, Mapping) else type(x).__name__

@@ -1,0 +1,288 @@
+"""What a model is judged by: named functions of what it predicted, the same as in WILDS.
+
+>>> metric("worst-group accuracy").higher
+True
+
+Where a number is not defined it is NaN, and a NaN is never the best:
+
+- Pearson r of predictions (or of truths) that are all equal, or of fewer than two. The worst group is then
+  sought among the others, as in WILDS.
+- AUC where all examples are of one class. With more than two classes it is the mean over those in the truth.
+- anything computed from real-valued outputs of which one is not finite.
+
+F1 and recall are over the classes in the truth: one that is predicted and never true only costs the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from shoal.data.domains import Domains
+
+Array = NDArray[Any]
+Own = Callable[[Array, Array, "Domains"], float]
+"""A metric of the user's: of the model's outputs, the truths and the groups, whose indices count these."""
+Need = Literal["points", "class", "output", "loss"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out for the examples of a split, in their order; what no metric needs may be ``None``."""
+
+    y: Array
+    groups: Domains
+    """Whose indices are places in the other arrays."""
+    points: Array
+    """Of each example: 1 where the class is right, else 0; in regression its mean squared error."""
+    predicted: Array | None = None
+    """Classes."""
+    output: Array | None = None
+    """The model's: real values, or in classification a score for each class."""
+    loss: float | None = None
+    uncounted: frozenset[str] = frozenset()
+    """Groups that are never the worst."""
+
+    @property
+    def group_points(self) -> Array:
+        """The mean over each group."""
+        sums = np.add.reduceat(self.points[self.groups.indices], self.groups.offsets[:-1])
+        return sums / self.groups.sizes
+
+    def counted(self, values: Array) -> Array:
+        """Of values by group those that count."""
+        if not self.uncounted:
+            return values
+        return values[[name not in self.uncounted for name in self.groups.names]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """``needs`` is what of an :class:`Outcome` it looks at; ``task`` is ``None`` where it is for both."""
+
+    name: str
+    compute: Callable[[Outcome], float]
+    needs: Need = "points"
+    task: Literal["classification", "regression"] | None = "classification"
+    higher: bool = True
+    """Whether higher is better."""
+    by_group: Callable[[Outcome], Array] | None = None
+    """For one that is the worst of groups: theirs."""
+    of_groups: str = ""
+    """And what to call these."""
+
+    def __call__(self, outcome: Outcome) -> float:
+        return float(self.compute(outcome))
+
+
+def macro_recall(predicted: Array, y: Array) -> float:
+    """The mean over the classes in the truth of the share of their examples that was found."""
+    right, true, _ = _counts(predicted, y)
+    return float((right / true).mean())
+
+
+def macro_f1(predicted: Array, y: Array) -> float:
+    """The mean over the classes in the truth of 2 TP / (2 TP + FP + FN)."""
+    right, true, claimed = _counts(predicted, y)
+    return float((2 * right / (true + claimed)).mean())
+
+
+def weighted_f1(predicted: Array, y: Array) -> float:
+    """The same mean with each class as often as it is true."""
+    right, true, claimed = _counts(predicted, y)
+    return float((2 * right / (true + claimed) * true).sum() / true.sum())
+
+
+def _counts(predicted: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Of every class in the truth: how often it was right, true and predicted."""
+    classes, place = np.unique(y, return_inverse=True)
+    true = np.bincount(place, minlength=len(classes))
+    right = np.bincount(place[predicted == y], minlength=len(classes))
+    at = np.searchsorted(classes, predicted)
+    known = classes[np.minimum(at, len(classes) - 1)] == predicted
+    return right, true, np.bincount(at[known], minlength=len(classes))
+
+
+def pearson_r(output: Array, y: Array) -> float:
+    """Σ(a − ā)(b − b̄) / √(Σ(a − ā)² Σ(b − b̄)²), NaN where one side is constant."""
+    a, b = (np.asarray(values, np.float64).reshape(-1) for values in (output, y))
+    if len(a) < 2 or (a == a[0]).all() or (b == b[0]).all():
+        return math.nan
+    a, b = a - a.mean(), b - b.mean()
+    lengths = np.linalg.norm(a), np.linalg.norm(b)
+    if not all(lengths) or not np.isfinite(lengths).all():
+        return math.nan
+    return float(np.clip((a / lengths[0]) @ (b / lengths[1]), -1.0, 1.0))
+
+
+def binary_auc(scores: Array, positive: Array) -> float:
+    """How often an example that is ``positive`` scores higher than one that is not; a tie is half a win."""
+    many, few = int(positive.sum()), int((~positive).sum())
+    if not many or not few or np.isnan(scores).any():
+        return math.nan
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return float((ranks[positive].sum() - many * (many + 1) / 2) / (many * few))
+
+
+def auc(scores: Array, y: Array) -> float:
+    """Of (n, classes) scores such as logits; beyond two classes the mean of each against the rest."""
+    if not np.isfinite(scores).all():
+        return math.nan
+    odds = _log_odds(np.asarray(scores, np.float64))
+    if scores.shape[1] == 2:
+        return binary_auc(odds[:, 1], y == 1)
+    return float(np.mean([binary_auc(odds[:, c], y == c) for c in np.unique(y)]))
+
+
+def _log_odds(scores: Array) -> Array:
+    """log p − log(1 − p) of each class: in the order of p = softmax(scores), and never rounded to 1."""
+    rows, top = np.arange(len(scores)), scores.argmax(1)
+    highest = scores[rows, top][:, None]
+    others = scores.copy()
+    others[rows, top] = -np.inf
+    second = others.max(1, keepdims=True)
+    rest = second[:, 0] + np.log(np.exp(others - second).sum(1))
+    shares = np.exp(scores - highest)
+    with np.errstate(divide="ignore", invalid="ignore"):  # at the highest, which is put right below
+        odds = scores - highest - np.log(shares.sum(1, keepdims=True) - shares)
+    odds[rows, top] = highest[:, 0] - rest
+    return odds
+
+
+def _output(outcome: Outcome) -> Array:
+    assert outcome.output is not None
+    return outcome.output
+
+
+def _predicted(outcome: Outcome) -> Array:
+    assert outcome.predicted is not None
+    return outcome.predicted
+
+
+def _mean(outcome: Outcome) -> float:
+    return float(outcome.points.mean())
+
+
+def _worst(
+    name: str, by_group: Callable[[Outcome], Array], higher: bool = True, needs: Need = "points"
+) -> Metric:
+    """The worst of the groups that count and have a number."""
+
+    def compute(outcome: Outcome) -> float:
+        if needs == "output" and not np.isfinite(_output(outcome)).all():
+            return math.nan
+        values = outcome.counted(by_group(outcome))
+        if needs == "output":
+            values = values[~np.isnan(values)]
+        if not len(values):
+            return math.nan
+        return float(values.min() if higher else values.max())
+
+    task: Literal["classification", "regression"] = (
+        "classification" if name.endswith("accuracy") else "regression"
+    )
+    return Metric(name, compute, needs, task, higher, by_group, name.removeprefix("worst-group "))
+
+
+def _group_r(outcome: Outcome) -> Array:
+    output, groups = _output(outcome), outcome.groups
+    parts = (groups.indices_of(g) for g in range(len(groups)))
+    return np.array([pearson_r(output[part], outcome.y[part]) for part in parts])
+
+
+def _tenth_percentile(outcome: Outcome) -> float:
+    values = outcome.counted(outcome.group_points)
+    return float(np.percentile(values, 10)) if len(values) else math.nan
+
+
+def _points(outcome: Outcome) -> Array:
+    return outcome.group_points
+
+
+METRICS = {
+    m.name: m
+    for m in (
+        Metric("accuracy", _mean),
+        _worst("worst-group accuracy", _points),
+        Metric("10th-percentile accuracy", _tenth_percentile, by_group=_points, of_groups="accuracy"),
+        Metric("macro F1", lambda o: macro_f1(_predicted(o), o.y), "class"),
+        Metric("weighted F1", lambda o: weighted_f1(_predicted(o), o.y), "class"),
+        Metric("macro recall", lambda o: macro_recall(_predicted(o), o.y), "class"),
+        Metric("AUC", lambda o: auc(_output(o), o.y), "output"),
+        Metric("Pearson r", lambda o: pearson_r(_output(o), o.y), "output", "regression"),
+        _worst("worst-group Pearson r", _group_r, needs="output"),
+        Metric("mse", _mean, task="regression", higher=False),
+        _worst("worst-group mse", _points, higher=False),
+        Metric("loss", lambda o: math.nan if o.loss is None else o.loss, "loss", None, higher=False),
+    )
+}
+
+
+def metric(wanted: str | Own) -> Metric:
+    """A metric by its name in any case, or of the user's own function.
+
+    Such a function is called with NumPy arrays of the model's outputs and of the truths, and with the groups
+    as :class:`~shoal.data.Domains` that index these. Higher is better unless it has an attribute
+    ``higher_is_better`` that is false.
+    """
+    if callable(wanted):
+        return _own(wanted)
+    same = {name.lower(): found for name, found in METRICS.items()}
+    if str(wanted).lower() not in same:
+        raise unknown_name("metric", wanted, METRICS)
+    return same[str(wanted).lower()]
+
+
+def _own(function: Own) -> Metric:
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+
+    def compute(outcome: Outcome) -> float:
+        value: Any = function(_output(outcome), outcome.y, outcome.groups)
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"metric {name!r} must return a number, got {value!r}.") from error
+
+    return Metric(name, compute, "output", None, bool(getattr(function, "higher_is_better", True)))
+
+
+def chosen(
+    wanted: str | Own | None, measures: Sequence[str], classification: bool
+) -> tuple[list[Metric], Metric | None]:
+    """All that is to be measured, and what of it selects: what is ``wanted``, else the first measure."""
+    every = [metric(name) for name in measures]
+    selects = metric(wanted) if wanted is not None else every[0] if every else None
+    if selects is not None and selects.name not in [m.name for m in every]:
+        every = [selects, *every]
+    for m in every:
+        check_fits(m, classification)
+    return every, selects
+
+
+def check_fits(m: Metric, classification: bool) -> None:
+    task = "classification" if classification else "regression"
+    if m.task not in (None, task):
+        known = ", ".join(other.name for other in METRICS.values() if other.task in (None, task))
+        raise InputError(f"metric {m.name!r} is for {m.task}, and this is {task}; choose of: {known}.")
+
+
+def check_output(every: Iterable[Metric], shape: tuple[int, ...]) -> None:
+    """Refuses metrics that need another output than the model's, whose ``shape`` is a batch's."""
+    for m in every:
+        if m.needs == "output" and m.task == "regression" and math.prod(shape[1:]) != 1:
+            raise InputError(
+                f"metric {m.name!r} needs one number an example; the model's output has shape {shape}."
+            )
+        if m.needs in ("class", "output") and m.task == "classification" and len(shape) != 2:
+            raise InputError(
+                f"metric {m.name!r} needs one score a class; the model's output has shape {shape}."
+            )
