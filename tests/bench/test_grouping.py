@@ -11,6 +11,7 @@ import pytest
 from shoal.bench.experiments import grouping
 from shoal.cli import main
 from shoal.data.sets import pacs
+from shoal.report import beside
 
 ARGUMENTS = ["--model", "small-cnn", "--steps", "3", "--seeds", "2", "--device", "cpu", "--at-once", "1"]
 ARGUMENTS += ["--data", "size=16", "augment=false"]
@@ -47,30 +48,28 @@ def test_one_command_makes_the_table(
         assert 0 <= values["mean"] <= 1
     for absent in ("VLCS", "FMoW"):
         assert columns[absent]["why_not"]
-        assert columns[absent]["ours"]["Fish"]["mean"] is None
+        assert columns[absent]["ours"] == {}
     assert main([*command, "--no-run"]) == 0
     shown = capsys.readouterr().out
-    assert "grouping by domain is worth" in shown
+    assert "PACS: Fish against Fish, RG" in shown
+    assert "of 2 seeds" in shown
     assert "VLCS: not run" in shown
     assert "85.5 ± 0.3" in (tmp_path / "out" / "grouping.md").read_text(encoding="utf-8")
 
 
 def test_columns_are_the_papers() -> None:
-    assert [c["dataset"] for c in grouping.said()] == [
-        "cDsprites (N=10)",
-        "FMoW",
-        "VLCS",
-        "PACS",
-        "OfficeHome",
-    ]
-    assert all(list(c["values"]) == list(grouping.METHODS) for c in grouping.said())
+    names = ["cDsprites (N=10)", "FMoW", "VLCS", "PACS", "OfficeHome"]
+    assert [c["dataset"] for c in grouping.said().values()] == names
+    assert all(list(c["values"]) == list(grouping.METHODS) for c in grouping.said().values())
 
 
 def test_runs_that_are_not_there_are_no_numbers() -> None:
     (column,) = grouping.columns(grouping.Settings(seeds=2, size=32), ["cdsprites"])
     assert len(column.runs) == 6
-    found = grouping.scores(column, [])
-    assert all(f["mean"] is None and f["values"] == [None, None] for f in found.values())
+    entry = column.entry([])
+    assert (entry["runs"], entry["missing"]) == (6, 6)
+    assert all(f["mean"] is None and f["values"] == [None, None] for f in entry["ours"].values())
+    assert "–" in beside.table([entry]).text()
 
 
 def test_an_unknown_dataset_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -352,7 +352,13 @@ def test_an_unknown_column_is_noted(root: Path, tmp_path: Path) -> None:
     ("name", "table", "old", "new", "message"),
     [
         ("camelyon17", "metadata.csv", ",0,0\n", ",0\n", r"rows with not 9 values, the first in line \d+"),
-        ("fmow", "rgb_metadata.csv", ",zoo,", ",castle,", "category is 'castle', none of the 62 known"),
+        (
+            "fmow",
+            "rgb_metadata.csv",
+            ",zoo,",
+            ",castle,",
+            "category is 'castle', which is none of the 62 known",
+        ),
         ("fmow", "rgb_metadata.csv", "Z,", "+02:00,", "timestamp is .* must be a time in UTC"),
         ("fmow", "country_code_mapping.csv", "alpha-3", "alpha3", "no column 'alpha-3'"),
         ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", "split is 'id_vla'; it must be one of train, "),
@@ -395,7 +401,7 @@ def test_bad_numbers_are_counted_and_the_first_line_named(tmp_path: Path) -> Non
 text = st.text(st.characters(codec="utf-8", exclude_characters="\r\0\ufeff"))
 
 
-@given(st.lists(st.tuples(text, st.integers(-(2**63), 2**63 - 1), st.floats()), min_size=1))
+@given(rows=st.lists(st.tuples(text, st.integers(-(2**63), 2**63 - 1), st.floats()), min_size=1))
 def test_columns_come_back_as_they_were_written(
     rows: list[tuple[str, int, float]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -408,10 +414,9 @@ def test_columns_come_back_as_they_were_written(
     assert found.unused == ("more",)
 
 
-@given(
-    st.lists(st.tuples(st.integers(-5, 5), st.booleans()), min_size=1).filter(lambda x: any(b for _, b in x))
-)
+@given(st.lists(st.tuples(st.integers(-5, 5), st.booleans())))
 def test_groups_hold_the_chosen_examples(pairs: list[tuple[int, bool]]) -> None:
+    pairs = [*pairs, (0, True)]
     codes, where = np.array([p[0] for p in pairs]), np.array([p[1] for p in pairs])
     domains = by_group(codes, "group {}".format, where)
     assert domains.names == tuple(f"group {c}" for c in sorted({c for c, chosen in pairs if chosen}))
@@ -448,7 +453,10 @@ def test_villages_are_mirrored_in_training_only(root: Path) -> None:
     still = examples.evaluation()[trained][0]
     turned = [still, still.flip(1), still.flip(2), still.flip(1, 2)]
     torch.manual_seed(0)
-    seen = {next(k for k, x in enumerate(turned) if torch.equal(x, examples[trained][0])) for _ in range(40)}
+    seen = set()
+    for _ in range(40):
+        x = examples[trained][0]
+        seen.add(next(k for k, one in enumerate(turned) if torch.equal(one, x)))
     assert seen == {0, 1, 2, 3}
     assert all(torch.equal(examples[tested][0], examples.evaluation()[tested][0]) for _ in range(5))
 
@@ -484,6 +492,8 @@ def test_check_says_when_all_is_well(
     name: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sets.registry.module(name), "PUBLISHED", as_published(name, root))
+    if name == "poverty":  # thousands of files: whether each is read, and no more
+        monkeypatch.setattr(poverty.Villages, "problem", lambda self, i: None if i < len(self) else "none")
     assert cli.main(["data", "check", str(root), "--dataset", name, "--workers", "1"]) == 0
     assert "Counts are those published" in capsys.readouterr().out
 

@@ -29,6 +29,7 @@ from torch.utils.data import Dataset
 import shoal
 from shoal.algorithms import algorithm_class, registry
 from shoal.algorithms.base import Algorithm
+from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training.fit import _as_domain_data
@@ -110,6 +111,12 @@ def outcome(name: str, model: nn.Module, **options: Any) -> dict[str, Any]:
     return {"weights": state(model), "history": [point.to_dict() for point in run.history], "rule": run.rule}
 
 
+def middle(output: Any, y: Any, groups: Domains) -> float:
+    """A metric for which it matters which output is whose, and of what group."""
+    places = np.arange(len(y)) + 1.0
+    return float((places * output[:, 1]) @ y) + float(places[groups.indices] @ output[groups.indices, 0])
+
+
 class Noisy(Dataset):
     """Draws from all three sources of random numbers."""
 
@@ -179,6 +186,14 @@ def same() -> Iterator[tuple[str, Callable[[], Any]]]:
             f"{name}, scores",
             lambda n=name: outcome(n, network(), eval_every=1, eval_batch=7, batch_size=9, **splits),
         )
+    for name in ("worst-group accuracy", "macro F1", "AUC"):
+        yield (
+            f"judged by {name}",
+            lambda n=name: outcome("erm", network(), eval_every=1, eval_batch=7, metric=n, **splits),
+        )
+    yield "judged by a function", lambda: outcome("erm", network(), eval_every=1, metric=middle, **splits)
+    few = {"few": tuple(t[:1] for t in domain(6))}
+    yield "one example to judge by", lambda: outcome("erm", network(), metric=middle, test=few)
     for name in KEEPERS:
         for variant in ("odd", "pieces", "pooled"):
             yield f"{name}, kept, {variant}", lambda n=name, o=VARIANTS[variant]: kept(n, **o)

@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "fake",
         help="write small imitations of datasets, to try things on",
         description="Writes small imitations of the datasets of WILDS in their official layouts: what is "
-        "easy to learn in training domains does not hold in test ones, and something fainter holds everywhere.",
+        "easy to learn in training domains does not hold in test ones, something fainter holds everywhere.",
         formatter_class=parser.formatter_class,
     )
     fake.add_argument("what", choices=["wilds"], help="which collection")

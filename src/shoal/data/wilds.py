@@ -9,6 +9,7 @@ import csv
 import os
 import re
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ SPLITS = {
 }
 """What WILDS calls a split, and what we do."""
 ROWS = 2**15  # of a table, taken at a time
+FEW = 10_000  # strings of a column that are remembered, to keep equal ones once
 CHUNK = 256  # files that a process looks at before it says so
 LARGEST = 2.0**63  # whole number
 ROW_NUMBER = ("", "Unnamed: 0")  # what pandas calls the column of row numbers
@@ -137,7 +139,7 @@ class Columns(dict[str, NDArray[Any]]):
 
 
 def read_columns(path: Path, kinds: Mapping[str, type], others: Sequence[str] = ()) -> Columns:
-    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, equal ones shared.
+    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, mostly shared.
 
     A million rows take seconds, and little memory beside what is returned. An empty number is an error, an
     empty text is ``""``. Rows that do not fit are counted, and the first is named by its line. ``others``
@@ -152,7 +154,10 @@ def read_columns(path: Path, kinds: Mapping[str, type], others: Sequence[str] = 
             if name in shared:
                 kept = shared[name]
                 part = np.empty(len(values), object)
-                part[:] = [kept.setdefault(value, value) for value in values]
+                if len(kept) <= FEW:
+                    part[:] = [kept.setdefault(value, value) for value in values]
+                else:  # nearly every value is another
+                    part[:] = values
                 parts[name].append(part)
             elif name in kinds:
                 parts[name].append(_numbers(path, name, kinds[name], values))
@@ -268,13 +273,14 @@ def file_list(
     root: Path, names: Iterable[str], labels: NDArray[Any], groups: NDArray[Any], classes: int
 ) -> FileList:
     """Paths below ``root`` in the arrays of a :class:`FileList`; ``groups`` are numbers of domains."""
-    encoded = [os.fsencode(name) for name in names]
-    offsets = np.zeros(len(encoded) + 1, np.int64)
-    np.cumsum([len(name) for name in encoded], out=offsets[1:])
+    letters, ends = bytearray(), array("q", [0])
+    for name in names:
+        letters += os.fsencode(name)
+        ends.append(len(letters))
     return FileList(
         str(root),
-        np.frombuffer(b"".join(encoded), np.uint8),
-        offsets,
+        np.frombuffer(letters, np.uint8),
+        np.frombuffer(ends, np.int64),
         labels.astype(np.int32),
         groups.astype(np.int32),
         tuple(map(str, range(classes))),
@@ -287,7 +293,7 @@ class WildsImages(ImageFiles):
 
     def __init__(self, files: FileList, metadata: Mapping[str, NDArray[Any]], **options: Any) -> None:
         super().__init__(files, **options)
-        self.metadata = metadata
+        self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
 
     @property
     def labels(self) -> NDArray[np.int32]:

@@ -39,10 +39,9 @@ def _ours(values: Mapping[str, Any] | None, metric: str) -> str:
     if values is None or values["mean"] is None:
         return "–"
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
-    error = "" if values["error"] is None else f" ± {_number(values['error'], metric, 100)}"
-    return f"{_number(values['mean'], metric, 100)}{error}" + (
-        f" ({known} of {every})" if known < every else ""
-    )
+    spread = "" if values["deviation"] is None else f" ± {_number(values['deviation'], metric, 100)}"
+    of = f" ({known} of {every})" if known < every else ""
+    return f"{_number(values['mean'], metric, 100)}{spread}{of}"
 
 
 def _printed(value: Sequence[float] | None, metric: str) -> str:

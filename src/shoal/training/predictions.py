@@ -73,7 +73,7 @@ def write(training: Training, folder: Path, dataset: str, replicate: tuple[str, 
 def as_text(values: Array) -> str:
     """One example a line: whole numbers, or reals in as few digits as give the same number again."""
     rows = values.reshape(len(values), -1)
-    return "".join(",".join(map(str, row)) + "\n" for row in (rows if rows.shape[1] > 1 else rows.tolist()))
+    return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
 
 def _written(folder: Path, name: str, content: bytes) -> Path:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
 from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, first_seen, read_table
-from shoal.data.wilds import SPLITS, Counts, Published, by_group, check_splits, find, notes, read_columns
+from shoal.data.wilds import SPLITS, Counts, Published, by_group, check_splits, find, notes
 from shoal.errors import InputError
 
 SUMMARY = "Amazon-WILDS: 539,502 reviews of 1 to 5 stars by 3,920 reviewers. Reads WILDS' files."
@@ -112,13 +112,14 @@ def load(
 
 def _splits(path: Path, count: int) -> NDArray[np.int64]:
     """The split's number of every review."""
-    split = read_columns(path, {"split": int})["split"]
+    column = read_table(path, ("split",)).columns["split"]
+    split = column.numbers(f"{str(path)!r}: split")
     if len(split) != count:
         raise InputError(f"{str(path)!r} has {len(split):,} rows and {PUBLISHED.table} has {count:,}.")
     known = np.isin(split, [OUTSIDE, *NUMBERS.values()])
     if not known.all():
-        raise InputError(f"{str(path)!r}: split is {split[~known][0]}; it must be -1, 0, 1, 2, 3 or 4.")
-    return split
+        raise InputError(f"{str(path)!r}: split is {split[~known][0]:g}; it must be -1, 0, 1, 2, 3 or 4.")
+    return split.astype(np.int64)
 
 
 def _numbered(
