@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shoal.bench.config import RunConfig
+from shoal.bench.results import load
 from shoal.bench.run import check, prepare
 from shoal.cli import main
 from shoal.data import DomainData, Domains, TensorData, sets
@@ -49,7 +50,7 @@ class Groups:
     PARTS = {f"g{n}": np.arange(300 + 5 * n, 305 + 5 * n) for n in range(60)}  # noqa: RUF012
 
     @classmethod
-    def load(cls, *, fold: str = "A", measures: tuple[str, ...] = ("worst-group accuracy", "AUC")) -> Any:
+    def load(cls, *, fold: str = "A", seed: int = 0) -> Any:
         domains = {"train": Domains.from_sizes({"a": 150, "b": 150})}
         domains["validation"] = Domains.from_indices({"v": np.arange(299, 199, -1)})
         part = cls.PARTS if fold == "A" else {"g0": np.arange(310, 600)}
@@ -59,7 +60,7 @@ class Groups:
             classes=3,
             input_shape=(2,),
             model="mlp",
-            measures=tuple(measures),
+            measures=("worst-group accuracy", "AUC"),
             uncounted=frozenset(["g7"]),
         )
 
@@ -199,6 +200,38 @@ def test_a_fold_in_the_name_is_the_datasets_option(groups: type[Groups], capsys:
     assert "290 examples" in refused(capsys, "evaluate", paths[0], "--data", "fold=B")
     assert main(["evaluate", *paths]) == 0
     assert "fold A" in capsys.readouterr().out
+
+
+def test_a_run_of_a_fold_is_called_by_it(groups: type[Groups], capsys: Captured) -> None:
+    """And is judged by the dataset's first measure."""
+    command = ["train", "erm", "--dataset", "grouped", "--steps", "2", "--device", "cpu", "--predictions"]
+    record = as_json(capsys, *command, "--data", "fold=B", "--out", "b")
+    assert record["rule"] == "best on validation by worst-group accuracy"
+    assert sorted(p.name for p in Path("b/predictions").iterdir()) == [
+        "grouped_split:test_fold:B_epoch:best_pred.csv",
+        "grouped_split:val_fold:B_epoch:best_pred.csv",
+    ]
+    assert main([*command, "--out", "a"]) == 0
+    assert "… 50 more" in capsys.readouterr().out
+    assert Path("a/predictions/grouped_split:test_fold:A_epoch:best_pred.csv").exists()
+    assert main(["show", "."]) == 0
+    assert "test worst-group accuracy 0." in capsys.readouterr().out
+    row, _ = load(".").rows()
+    assert row["selects"] == "worst-group accuracy"
+    assert row["metric"] == "accuracy"
+    assert 0 <= row["test.AUC"] <= 1
+
+
+def test_a_measure_without_a_value_says_why(
+    groups: type[Groups], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of validation examples of a single class there is no AUC, which then chooses nothing."""
+    monkeypatch.setattr(groups, "Y", np.where(np.arange(600) < 300, 1, groups.Y))
+    command = ["train", "erm", "--dataset", "grouped", "--steps", "3", "--device", "cpu", "--eval-every", "1"]
+    assert main([*command, "--metric", "AUC", "--data", "seed=1"]) == 0
+    shown = capsys.readouterr().out
+    assert "There is no AUC of validation: all its examples are of one class" in shown
+    assert "best on validation by AUC (step 1)" in shown
 
 
 def test_a_file_of_any_name(groups: type[Groups], capsys: Captured) -> None:

@@ -118,6 +118,32 @@ def test_seeds_are_averaged_and_shown() -> None:
     assert runs.seeds_table([record(3, scores(oslo=0.5))]).rows == [["test", "oslo", "0.500", "0.500"]]
 
 
+def test_measures_are_shown_with_their_names() -> None:
+    measured = {"test": {**scores(oslo=0.5)["test"], "metrics": {"macro F1": 0.25, "AUC": None}}}  # type: ignore[dict-item]
+    other = {"test": {**scores(oslo=0.7)["test"], "metrics": {"macro F1": 0.75, "AUC": 0.5}}}  # type: ignore[dict-item]
+    table = runs.scores_table(measured)
+    assert table.columns == ["split", "domain", "measure", "value"]
+    assert table.rows == [
+        ["test", "all", "macro F1", "0.250"],
+        ["test", "all", "AUC", "–"],
+        ["test", "oslo", "accuracy", "0.500"],
+    ]
+    table = runs.run_table(record(0, measured, other, selected=0))
+    assert table.columns == ["split", "domain", "measure", "value", "at the last step"]
+    assert table.rows[1] == ["test", "all", "AUC", "–", "0.500"]
+    table = runs.seeds_table([record(3, measured), record(4, other)])
+    assert table.columns == ["split", "domain", "measure", "value, mean ± sd", "seed 3", "seed 4"]
+    assert table.rows[0] == ["test", "all", "macro F1", "0.500 ± 0.354", "0.250", "0.750"]
+    assert table.rows[1] == ["test", "all", "AUC", "–", "–", "0.500"]
+
+
+def test_of_very_many_domains_the_first_are_shown() -> None:
+    many = scores(**{f"d{n}": 0.5 for n in range(1000)})
+    rows = runs.scores_table(many).rows
+    assert [len(rows), rows[9], rows[10]] == [11, ["test", "d9", "0.500"], ["test", "… 990 more", ""]]
+    assert len(runs.scores_table(scores(**{f"d{n}": 0.5 for n in range(50)})).rows) == 50
+
+
 def test_cells_cannot_move_the_cursor() -> None:
     table = runs.scores_table(scores(**{"\x1b[2J": 0.5, "a\nb": 0.5, "\u202ex": 0.5, "<script>": 0.5}))
     shown = table.text()

@@ -156,6 +156,25 @@ class TestRecord:
         one = record(CONFIGS[1], warm_up=({"step": 1, "passes": 1, "loss": 2.0, "scores": {}},), error="?")
         assert RunRecord.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
+    def test_measures(self) -> None:
+        score = {
+            "metric": "accuracy",
+            "average": 0.75,
+            "domains": {"D3": 0.75},
+            "metrics": {"AUC": 0.5, "r": None},
+        }
+        found = record(history=({"step": 2, "scores": {"test": score}},))
+        assert found.measure("test", "AUC") == 0.5
+        assert found.measure("test", "accuracy") == 0.75
+        assert found.measure("test", "r") is None
+        assert record().measure("test", "accuracy", last=True) == 0.75
+        assert record().measure("test", "accuracy") == 0.9
+        assert record(history=()).measure("test", "AUC") is None
+        with pytest.raises(InputError, match=r"measure 'auc'.*Known: AUC, accuracy, r"):
+            found.measure("test", "auc")
+        with pytest.raises(InputError, match="unknown split 'validation'"):
+            found.measure("validation", "AUC")
+
     def test_scores_and_curves(self) -> None:
         assert (record().score("test"), record().score("test", last=True)) == (0.9, 0.75)
         assert record().curve("test") == ([4, 8], [0.9, 0.75])

@@ -34,9 +34,7 @@ TRAINED_BY = {**FIELDS, "fmow": ["year", "region"], "poverty": ["country"]}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wilds")
     for name in NAMES:
-        make = fake.maker(name)
-        assert make is not None
-        assert make(folder, 0, "small") == folder / FOLDERS[name]
+        assert fake.maker(name)(folder, 0, "small") == folder / FOLDERS[name]
     return folder
 
 

@@ -198,6 +198,15 @@ def test_each_says_what_is_better() -> None:
     assert math.isnan(METRICS["loss"](Outcome(np.zeros(1), Domains.from_sizes({"a": 1}), np.zeros(1))))
 
 
+def test_why_a_number_is_missing_is_said() -> None:
+    values = {"AUC": None, "accuracy": 0.5, "mine": None, "Pearson r": None}
+    assert metrics.why_missing("test", values) == [
+        "There is no AUC of test: all its examples are of one class, or an output is not finite.",
+        "There is no mine of test: it is not a finite number.",
+        "There is no Pearson r of test: predictions or truths are all equal, or one is not finite.",
+    ]
+
+
 def test_names() -> None:
     assert metric("auc") is metric("AUC") is METRICS["AUC"]
     with pytest.raises(InputError, match=r"metric 'worst group acuracy'\. Did you mean 'worst-group acc"):

@@ -49,8 +49,8 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     schedule: str | None = None
-    """The learning rate's way to zero: ``cosine`` or ``linear``; ``step:0.96:1000`` multiplies it by 0.96 every
-    1,000 steps."""
+    """The learning rate's way to zero: ``cosine`` or ``linear``; ``step:0.96:1000`` multiplies it by 0.96
+    every 1,000 steps."""
     average: str | None = None
     average_start: int | None = None
     on_nan: str = "stop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,10 +29,13 @@ class Changes:
     """What to do otherwise than a recipe says, such as a small model to try the pipeline with."""
 
     epochs: float | None = None
+    """Of fewer epochs so much less is a warm start that is a number of steps."""
     model: str | None = None
     model_options: Mapping[str, Any] | None = None
     data_options: Mapping[str, Any] = field(default_factory=dict)
+    """Of those datasets that have them."""
     batch: int | None = None
+    eval_limit: int | None = None
     precision: str | None = None
     seeds: int | None = None
 
@@ -56,10 +60,12 @@ def runs(
     """Every variant with every seed that the benchmark asks for (on PovertyMap every fold)."""
     changes = changes or Changes()
     said = settings(dataset, given)
-    options = {**said.get("data_options", {}), **changes.data_options}
+    own = inspect.signature(sets.registry.module(dataset).load).parameters
+    changed = {k: v for k, v in changes.data_options.items() if k in own}
+    options = {**said.get("data_options", {}), **changed}
     found = []
-    for seed, own in _seeds(said, changes):
-        data_options = {**options, **own}
+    for seed, fold in _seeds(said, changes):
+        data_options = {**options, **fold}
         examples = len(sets.load(dataset, **data_options).splits["train"].examples())
         found += [_run(dataset, v, said, changes, data_options, seed, examples) for v in variants]
     return found
@@ -114,6 +120,8 @@ def _run(
         own = {"meta_lr": said["epsilon"] / variant.rate, "inner_state": "carry", **own}
     decays = "decay" in said and not walks
     warm = variant.warm_start if variant.warm_start is not None else said.get("warm_start")
+    if isinstance(warm, int) and changes.epochs:
+        warm = max(1, round(warm * changes.epochs / said["epochs"]))
     model = changes.model or said["model"]
     options = changes.model_options if changes.model_options is not None else said["model_options"]
     return RunConfig(
@@ -134,6 +142,7 @@ def _run(
         warm_start=warm if walks else None,
         eval_every=min(epoch, steps),
         eval_splits=["validation", "test"],
+        eval_limit=changes.eval_limit,
         metric=said["metric"],
         precision=changes.precision,
         schedule=f"step:{said['decay']:g}:{epoch}" if decays else None,

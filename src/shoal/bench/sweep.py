@@ -49,6 +49,9 @@ class SweepStore(Store):
     def workplace(self, config: RunConfig) -> Path:
         return self.folder / "working" / config.identity
 
+    def predictions(self, config: RunConfig) -> Path:
+        return self.folder / "predictions" / config.identity
+
     def failure(self, config: RunConfig) -> Path:
         return self.folder / "failed" / f"{config.identity}.txt"
 
@@ -80,7 +83,12 @@ class SweepStore(Store):
             return self.find(config)
 
     def keep(self, record: RunRecord) -> None:
-        """The record first: whatever is left of the run after it is only litter."""
+        """Predictions, then the record: whatever is left of the run after it is only litter."""
+        made, kept = self.workplace(record.config) / "predictions", self.predictions(record.config)
+        if made.is_dir():
+            shutil.rmtree(kept, ignore_errors=True)  # of an attempt that was killed here
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made.replace(kept)
         self.save(record)
         shutil.rmtree(self.workplace(record.config), ignore_errors=True)
         self.failure(record.config).unlink(missing_ok=True)

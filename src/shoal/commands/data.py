@@ -102,21 +102,13 @@ def fake_datasets(given: Any) -> int:
     from shoal.data import fake
 
     fake.times(given.size)
-    names = dict.fromkeys(given.only or fake.WILDS)
-    makers = {name: fake.maker(name) for name in names}
+    makers = {name: fake.maker(name) for name in dict.fromkeys(given.only or fake.WILDS)}
     folder = given.folder.expanduser()
-    made, lacking = {}, []
-    for name, make in makers.items():
-        if make is None:
-            lacking.append(name)
-            print(f"shoal: there is no imitation of {name} yet; it is left out.", file=sys.stderr, flush=True)
-        else:
-            made[name] = str(make(folder, given.seed, given.size))
+    made = {name: str(make(folder, given.seed, given.size)) for name, make in makers.items()}
     lines = [f"{name} is in {place}" for name, place in made.items()]
-    if made:
-        use = ["shoal", "train", "erm", "--dataset", next(iter(made)), "--data-dir", str(folder)]
-        lines.append(f"None of it is real. Next: {shlex.join(use)}")
-    show({"made": made, "lacking": lacking}, "\n".join(lines), given)
+    use = ["shoal", "train", "erm", "--dataset", next(iter(made)), "--data-dir", str(folder)]
+    lines.append(f"None of it is real. Next: {shlex.join(use)}")
+    show({"made": made}, "\n".join(lines), given)
     return 0
 
 
@@ -137,7 +129,7 @@ def check_published(published: Published, given: Any) -> int:
         workers, progress = given.workers or os.cpu_count() or 1, _Progress()
 
         def tell(done: int) -> None:
-            progress("", done, len(examples), f"{done:,} of {len(examples):,} files read")
+            progress("", done, len(examples), f"{done:,} of {len(examples):,} examples read")
 
         bad = unreadable(examples, 0 if workers == 1 else workers, tell)
     report = published_findings(published, place, counts, groups)

@@ -103,6 +103,7 @@ def _text(found: Sequence[Mapping[str, Any]]) -> str:
     """The measures and then the groups of one split, over its files."""
     from shoal.report.runs import mean_and_deviation, number
     from shoal.report.tables import Table
+    from shoal.training.metrics import why_missing
 
     each = [_which(f) for f in found] if len(found) > 1 else []
     summary = "mean ± sd" if each else "value"
@@ -123,6 +124,7 @@ def _text(found: Sequence[Mapping[str, Any]]) -> str:
         groups.add(name, f"{first['sizes'][n]:,}", *cells)
     more = len(names) - SHOWN
     rest = f"\n… {more:,} more groups (all of them with --json)" if more > 0 else ""
+    rest += "".join(f"\n{why}" for f in found for why in why_missing(_which(f), f["metrics"]))
     files = f", {len(found)} files" if each else f", {_which(first)}"
     return f"{first['dataset']}, split {first['split']}{files}\n\n{measures.text()}\n\n{groups.text()}{rest}"
 

@@ -27,12 +27,13 @@ class Status:
         self.finished = self.total - missing
         self.at: dict[str, str] = {}
         self.terminal = sys.stderr.isatty()
+        self.several = len({c.dataset for c in configs}) > 1
         if missing:
             kept = f", {self.finished} kept from before" if self.finished else ""
             print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:
-        self.at[config.identity] = f"{_which(config)} {100 * step // config.steps}%"
+        self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
         if self.terminal:
             running = " · ".join(self.at.values())
             sys.stderr.write(f"\r\x1b[K[{self.finished}/{self.total}] {running}"[:130])
@@ -43,9 +44,12 @@ class Status:
         config = record.config
         self.at.pop(config.identity, None)
         result = _unseen(record) if record.status == "finished" else record.status
-        line = f"[{self.finished}/{self.total}] {_which(config)}: {result}"
+        line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
         start = "\r\x1b[K" if self.terminal else ""
         print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
+
+    def _which(self, config: RunConfig) -> str:
+        return f"{config.dataset}, {_which(config)}" if self.several else _which(config)
 
 
 def _which(config: RunConfig) -> str:
@@ -119,11 +123,20 @@ def show_run(record: RunRecord, folder: Path, given: Any) -> None:
         f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
         f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{_predictions(folder)}."
     )
-    show(record.to_dict(), text + _note(record), given)
+    show(record.to_dict(), "\n".join([text + _note(record), *_missing(at["scores"])]), given)
 
 
 def _predictions(folder: Path) -> str:
     return ", with predictions" if (folder / "predictions").is_dir() else ""
+
+
+def _missing(scores: dict[str, Any]) -> list[str]:
+    """Why some measures are shown as a dash."""
+    from shoal.training.metrics import why_missing
+
+    return [
+        line for split, found in scores.items() for line in why_missing(split, found.get("metrics") or {})
+    ]
 
 
 def _note(record: RunRecord) -> str:

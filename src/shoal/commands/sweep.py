@@ -55,7 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval-every", type=count, metavar="K", help="(default: 100, large images 300, DomainNet 1,000)"
     )
-    parser.add_argument("--model", help="one of Shoal's or of timm's (default: each dataset's own)")
+    parser.add_argument(
+        "--model",
+        help="one of Shoal's, of timm's, or a text encoder: its name or folder (default: each dataset's own)",
+    )
     parser.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
     parser.add_argument(
         "--domainbed", type=Path, metavar="DIR", help="tables of DomainBed's own sweep folder"

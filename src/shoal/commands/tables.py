@@ -60,6 +60,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     of_wilds.add_argument("--epochs", type=float, help="(default: each recipe's own)")
     of_wilds.add_argument("--batch", type=count, metavar="B", help="(default: each recipe's own)")
+    of_wilds.add_argument(
+        "--eval-limit",
+        type=count,
+        metavar="N",
+        help="examples of a split to evaluate on (default: all)",
+    )
     add_data_dir(parser)
     add_device(parser)
     parser.add_argument(
@@ -113,13 +119,21 @@ def wilds(given: Any) -> None:
 
 
 def _changes(given: Any) -> Any:
-    from shoal.bench.recipes import Changes
+    from inspect import signature
 
+    from shoal.bench.recipes import Changes, datasets
+    from shoal.data.sets import registry
+    from shoal.errors import check_names
+
+    names = given.datasets or datasets()
+    known = {option for name in names for option in signature(registry.module(name).load).parameters}
+    check_names(f"option of {', '.join(names)}:", data_options(given), sorted(known))
     return Changes(
         epochs=given.epochs,
         model=given.model,
         data_options=data_options(given),
         batch=given.batch,
+        eval_limit=given.eval_limit,
         precision=given.precision,
         seeds=given.seeds,
     )

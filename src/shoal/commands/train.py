@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
-    parser.add_argument("--model", help="one of Shoal's or of timm's (default: the dataset's own)")
+    parser.add_argument(
+        "--model",
+        help="one of Shoal's, of timm's, or a text encoder: its name or folder (default: the dataset's own)",
+    )
     parser.add_argument(
         "--model-set", nargs="+", default=[], metavar="NAME=VALUE", help="the model's options"
     )

@@ -156,10 +156,10 @@ class DomainData:
     """A dataset as Shoal's loop and benchmarks take it: examples, and which belong to which split and domain.
 
     ``splits`` maps ``"train"``, ``"validation"``, ``"test"`` to :class:`~shoal.data.Domains` that index into
-    ``examples``. Those of ``"train"`` are trained on; those of other splits are the groups they are scored by,
-    and may be others. ``notes`` says what a reader of results must know of a split, such as that selecting on
-    it peeks at the test domain. ``measures`` names what the dataset is judged by, first what selects
-    (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
+    ``examples``. Those of ``"train"`` are trained on; those of other splits are the groups that they are
+    scored by, and may be others. ``notes`` says what a reader of results must know of a split, such as that
+    selecting on it peeks at the test domain. ``measures`` names what the dataset is judged by, first what
+    selects (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
     """
 
     examples: Dataset

@@ -33,8 +33,8 @@ WILDS = {
     "poverty": "shoal.data.fake",
 }
 """Where the function ``fake_NAME`` of each is."""
-KEPT = 0.9  # the chance that the tint is the label's, in training domains
-FAINT = 0.11  # how much brighter or darker the pattern makes a cell
+KEPT = 0.95  # the chance that the tint is the label's, in training domains
+FAINT = 0.05  # how much brighter or darker the pattern makes a cell
 NOISE = 0.05  # how much cells differ by chance
 CELLS = 12  # of a picture, each way; the pattern has the middle half
 
@@ -42,17 +42,11 @@ Fake = Callable[[Path, int, str], Path]
 """Takes the folder to write into, a seed and a size; returns the dataset's own folder."""
 
 
-def maker(name: str) -> Fake | None:
-    """The function that writes an imitation of dataset ``name``, or ``None`` where there is none yet."""
+def maker(name: str) -> Fake:
+    """The function that writes an imitation of dataset ``name``."""
     if name not in WILDS:
         raise unknown_name("dataset to imitate", name, WILDS)
-    try:
-        module = importlib.import_module(WILDS[name])
-    except ModuleNotFoundError as error:
-        if error.name != WILDS[name]:
-            raise
-        return None
-    made: Fake = getattr(module, f"fake_{name}")
+    made: Fake = getattr(importlib.import_module(WILDS[name]), f"fake_{name}")
     return made
 
 

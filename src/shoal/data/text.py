@@ -108,7 +108,12 @@ class Table:
     def record(self, row: int) -> list[str]:
         """All values of a row, read from the file."""
         raw = self._files.read(int(self.starts[row]), int(self.lengths[row])).decode("utf-8", "replace")
-        found = next(csv.reader([raw]), [])
+        if csv.field_size_limit() < len(raw):
+            csv.field_size_limit(LONGEST)
+        try:
+            found = next(csv.reader([raw]), [])
+        except csv.Error:
+            found = []
         if len(found) != len(self.header):
             raise InputError(f"{str(self.path)!r} has changed since it was looked through; start anew.")
         return found
@@ -502,8 +507,8 @@ def need_transformers() -> None:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a model's name is that of a folder here, or can be nothing else."""
-    return name.startswith((".", "~", "/", "\\")) or Path(name).is_absolute() or Path(name).is_dir()
+    """Whether a model's name is that of a model's folder here, or can be nothing but a path."""
+    return name.startswith((".", "~")) or Path(name).is_absolute() or Path(name, "config.json").is_file()
 
 
 def from_hub(load: Callable[..., T], name: str, what: str, option: str) -> T:

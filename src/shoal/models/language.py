@@ -108,7 +108,7 @@ def _pretrained(name: str, attention: str | None) -> nn.Module:
     if lacking:
         raise InputError(
             f"the weights of {name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: they are "
-            "another model's than config.json says. Random ones: --model-options pretrained=false."
+            "another model's than config.json says. Random ones: --model-set pretrained=false."
         )
     encoder: nn.Module = model.float()
     return encoder

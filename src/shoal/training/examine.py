@@ -18,6 +18,9 @@ from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.replay import leaves_no_trace
 
+TOKEN = 256
+"""What a token counts as, when it is asked how large a batch may be: it soon becomes hundreds of numbers."""
+
 
 class Examined(NamedTuple):
     """What is to be learned, the loss that is usual for it, two examples, and how many numbers one has."""
@@ -54,7 +57,7 @@ def examine(
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
     features = _numbers(_trial(model.features, x)) if isinstance(model, FeatureModel) else None
     task = Task(domains=len(domains), classes=classes, features=features)
-    return Examined(task, usual, x, _numbers(x))
+    return Examined(task, usual, x, _numbers(x, TOKEN))
 
 
 def _trial(model: nn.Module, x: Any) -> Any:
@@ -91,12 +94,12 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
         raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
 
-def _numbers(x: Any) -> int:
-    """How many numbers the first tensor of a nest has for an example."""
+def _numbers(x: Any, whole: int = 1) -> int:
+    """How many numbers the first tensor of a nest has for an example; a whole one counts as ``whole``."""
     while not isinstance(x, Tensor):
         values = list(x.values()) if isinstance(x, Mapping) else list(x)
         x = values[0]
-    return max(1, x[:1].numel())
+    return max(1, x[:1].numel()) * (1 if x.is_floating_point() else whole)
 
 
 def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Tensor]:

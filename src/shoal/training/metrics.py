@@ -16,7 +16,7 @@ F1 and recall are over the classes in the truth: one that is predicted and never
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,6 +78,8 @@ class Metric:
     """For one that is the worst of groups: theirs."""
     of_groups: str = ""
     """And what to call these."""
+    undefined: str = ""
+    """Where it has no value."""
 
     def __call__(self, outcome: Outcome) -> float:
         return float(self.compute(outcome))
@@ -190,7 +192,8 @@ def _worst(
     task: Literal["classification", "regression"] = (
         "classification" if name.endswith("accuracy") else "regression"
     )
-    return Metric(name, compute, needs, task, higher, by_group, name.removeprefix("worst-group "))
+    of_groups, undefined = name.removeprefix("worst-group "), CONSTANT if needs == "output" else ""
+    return Metric(name, compute, needs, task, higher, by_group, of_groups, undefined)
 
 
 def _group_r(outcome: Outcome) -> Array:
@@ -208,6 +211,8 @@ def _points(outcome: Outcome) -> Array:
     return outcome.group_points
 
 
+ONE_CLASS = "all its examples are of one class, or an output is not finite"
+CONSTANT = "predictions or truths are all equal, or one is not finite"
 METRICS = {
     m.name: m
     for m in (
@@ -217,8 +222,8 @@ METRICS = {
         Metric("macro F1", lambda o: macro_f1(_predicted(o), o.y), "class"),
         Metric("weighted F1", lambda o: weighted_f1(_predicted(o), o.y), "class"),
         Metric("macro recall", lambda o: macro_recall(_predicted(o), o.y), "class"),
-        Metric("AUC", lambda o: auc(_output(o), o.y), "output"),
-        Metric("Pearson r", lambda o: pearson_r(_output(o), o.y), "output", "regression"),
+        Metric("AUC", lambda o: auc(_output(o), o.y), "output", undefined=ONE_CLASS),
+        Metric("Pearson r", lambda o: pearson_r(_output(o), o.y), "output", "regression", undefined=CONSTANT),
         _worst("worst-group Pearson r", _group_r, needs="output"),
         Metric("mse", _mean, task="regression", higher=False),
         _worst("worst-group mse", _points, higher=False),
@@ -240,6 +245,16 @@ def metric(wanted: str | Own) -> Metric:
     if str(wanted).lower() not in same:
         raise unknown_name("metric", wanted, METRICS)
     return same[str(wanted).lower()]
+
+
+def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
+    """A sentence for each measure of a split, as plain data, that has no value."""
+    missing = [name for name, value in values.items() if value is None]
+    known = {name: METRICS[name].undefined for name in missing if name in METRICS}
+    return [
+        f"There is no {name} of {split}: {known.get(name) or 'it is not a finite number'}."
+        for name in missing
+    ]
 
 
 def _own(function: Own) -> Metric:

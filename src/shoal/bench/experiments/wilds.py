@@ -12,7 +12,7 @@ from shoal.bench.paper import claims
 
 ROWS = {"fish": "Fish", "irm": "IRM", "coral": "Coral", "reweighted": "Reweighted", "groupdro": "GroupDRO"}
 """What the paper calls methods that it does not call as Shoal does; its own training of ERM is ours too."""
-OURS = "ERM (ours)"
+OURS, THEIRS = "ERM (ours)", "erm, by WILDS"
 
 
 def said(table: str, dataset: str) -> dict[str, Any]:
@@ -52,12 +52,15 @@ def _columns(
                 dataset=name,
                 title=name,
                 metric=claim["metric"],
-                paper=_named(claim["values"]),
+                paper=_named(claim["values"], [v.label for v in variants[name]]),
             )
         )
     return found
 
 
-def _named(values: dict[str, Any]) -> dict[str, Any]:
-    """ERM as the paper's authors trained it, which is what we repeat; WILDS' own is a row of its own."""
-    return {("erm" if k == OURS else "erm, by WILDS" if k == "ERM" else k): v for k, v in values.items()}
+def _named(values: dict[str, Any], rows: Sequence[str]) -> dict[str, Any]:
+    """Those of ``rows``. ERM is as the paper's authors trained it, which is what we repeat, and WILDS' own
+    beside it.
+    """
+    named = {("erm" if k == OURS else THEIRS if k == "ERM" else k): v for k, v in values.items()}
+    return {k: v for k, v in named.items() if k in rows or (k == THEIRS and "erm" in rows)}

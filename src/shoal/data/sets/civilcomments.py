@@ -25,7 +25,7 @@ PUBLISHED = Published(
     counts={
         "1.0": Counts(
             examples={"train": 269_038, "validation": 45_180, "test": 133_782},
-            source="the paper of Fish; WILDS 2 has the same",
+            source="the paper of Fish; that WILDS 2 has the same was not checked",
         ),
     },
 )

@@ -37,7 +37,7 @@ COUNTS = Counts(
         "test": 22_108,
     },
     domains={"validation": 6, "test": 6},
-    source="WILDS; train, validation, test also in the paper of Fish, the rest as commonly given",
+    source="the paper of Fish; id_validation, id_test and the six regions are not checked",
 )
 PUBLISHED = Published(
     title="FMoW-WILDS",

@@ -48,7 +48,7 @@ PUBLISHED = Published(
                 "test": 42_791,
             },
             domains={"train": 243, "validation": 32, "test": 48},
-            source="WILDS, as commonly given",
+            source="of WILDS 2.0; only train and id_test were found written, the others are not checked",
         ),
     },
 )

@@ -88,6 +88,7 @@ def load(
     fold: str = "A",
     nightlights: bool = True,
     augment: bool = True,
+    size: int = 224,
 ) -> DomainData:
     """Read the pictures of eight bands, which come normalised; the label is a village's wealth.
 
@@ -103,7 +104,10 @@ def load(
         fold: which countries are left out, A to E.
         nightlights: whether the band of nightly light is shown; else it is 0.
         augment: whether training pictures are mirrored at random, both ways.
+        size: of the pictures, in pixels each way; fewer than the files' 224 are means over them.
     """
+    if not isinstance(size, int) or not 8 <= size <= SHAPE[-1]:
+        raise InputError(f"size={size!r}; it must be a whole number from 8 to {SHAPE[-1]}.")
     if fold not in FOLDS:
         raise unknown_name("fold of poverty", fold, FOLDS)
     place = find(PUBLISHED, folder, version)
@@ -127,12 +131,13 @@ def load(
         stacked=place.version == "1.0",
         nightlights=nightlights,
         augment=augment,
+        size=size,
     )
     return DomainData(
         examples=examples.marked(splits),
         splits=splits,
         classes=None,
-        input_shape=SHAPE,
+        input_shape=(len(BANDS), size, size),
         model="resnet18",
         measures=("worst-group Pearson r", "Pearson r", "mse"),
         notes=notes(place, table, test=f"fold {fold}"),
@@ -161,7 +166,7 @@ def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool
 
 
 class Villages(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures as float32 (8, 224, 224), as they are in the files, with the wealth of each."""
+    """Pictures as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
 
     def __init__(
         self,
@@ -171,9 +176,10 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
         stacked: bool,
         nightlights: bool,
         augment: bool,
+        size: int = SHAPE[-1],
     ) -> None:
         self.folder, self.metadata, self.stacked = str(folder), metadata, stacked
-        self.nightlights, self.augment = nightlights, augment
+        self.nightlights, self.augment, self.size = nightlights, augment, size
         self.labels = metadata["y"].astype(np.float32)
         self.trained = np.zeros(len(self.labels), bool)
 
@@ -190,6 +196,8 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
             ) from error
         if not self.nightlights:
             x[-1] = 0
+        if self.size < SHAPE[-1]:
+            x = torch.nn.functional.adaptive_avg_pool2d(x, self.size)
         if self.augment and self.trained[index]:
             x = x.flip([axis for axis, chance in zip((1, 2), torch.rand(2), strict=True) if chance < 0.5])
         return x, torch.tensor(self.labels[index])
