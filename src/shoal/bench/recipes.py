@@ -35,6 +35,7 @@ class Changes:
     data_options: Mapping[str, Any] = field(default_factory=dict)
     """Of those datasets that have them."""
     batch: int | None = None
+    lr: float | None = None
     eval_limit: int | None = None
     precision: str | None = None
     seeds: int | None = None
@@ -113,9 +114,10 @@ def _run(
     epoch = max(1, math.ceil(examples / (batch * count)))
     steps = max(1, round((changes.epochs or said["epochs"]) * epoch))
     rate = dict(said["optimizer_options"])
+    rate["lr"] = changes.lr or rate["lr"]
     own = {**said["settings"].get(variant.algorithm, {}), **variant.settings}
     if walks:
-        rate["lr"] = said.get("fish_lr", rate["lr"]) * variant.rate
+        rate["lr"] = (changes.lr or said.get("fish_lr", rate["lr"])) * variant.rate
         rate["weight_decay"] = said.get("fish_weight_decay", rate.get("weight_decay", 0.0))
         own = {"meta_lr": said["epsilon"] / variant.rate, "inner_state": "carry", **own}
     decays = "decay" in said and not walks

@@ -59,6 +59,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         help="the paper's settings or its authors' program's",
     )
     of_wilds.add_argument("--epochs", type=float, help="(default: each recipe's own)")
+    of_wilds.add_argument("--lr", type=float, help="α (default: each recipe's own)")
     of_wilds.add_argument("--batch", type=count, metavar="B", help="(default: each recipe's own)")
     of_wilds.add_argument(
         "--eval-limit",
@@ -133,6 +134,7 @@ def _changes(given: Any) -> Any:
         model=given.model,
         data_options=data_options(given),
         batch=given.batch,
+        lr=given.lr,
         eval_limit=given.eval_limit,
         precision=given.precision,
         seeds=given.seeds,
