@@ -115,6 +115,9 @@ class TestSettings:
         assert found["coral"].settings == {"weight": 0.1}
         assert found["erm"].schedule == f"step:0.96:{found['erm'].eval_every}"
         assert all(c.warm_start is None for c in found.values())
+        assert {n for n, c in found.items() if c.data_options.get("group_by") == "year"} == {
+            *("irm", "coral", "groupdro", "reweighted")
+        }
 
     def test_as_many_seeds_as_the_benchmark_asks_for(self, data: Path) -> None:
         assert [c.seed for c in recipes.runs("camelyon17", [Variant("Fish")])] == list(range(10))

@@ -129,6 +129,28 @@ def test_domains_are_those_of_the_paper(root: Path) -> None:
 # Equality with the package
 
 
+def test_fmow_by_year_alone(root: Path) -> None:
+    both, years = (loaded("fmow", root, group_by=g).splits for g in ("year and region", "year"))
+    assert years["train"].examples().tolist() == both["train"].examples().tolist()
+    assert years["test"].names == both["test"].names
+    assert set(years["train"].names) == {name.split(",")[0] for name in both["train"].names}
+    for d, name in enumerate(years["train"].names):
+        parts = [both["train"].indices_of(n) for n, x in enumerate(both["train"].names) if x.startswith(name)]
+        assert sorted(years["train"].indices_of(d).tolist()) == sorted(np.concatenate(parts).tolist())
+    with pytest.raises(InputError, match="group_by"):
+        loaded("fmow", root, group_by="years")
+
+
+def test_smaller_villages_are_means(root: Path) -> None:
+    whole, small = (loaded("poverty", root, size=size) for size in (224, 28))
+    assert small.input_shape == (8, 28, 28)
+    index = int(whole.splits["test"].indices[0])
+    pictures = [d.examples[index][0] for d in (whole, small)]  # type: ignore[index]
+    assert torch.allclose(pictures[0].reshape(8, 28, 8, 28, 8).mean((2, 4)), pictures[1], atol=1e-5)
+    with pytest.raises(InputError, match="size=7"):
+        loaded("poverty", root, size=7)
+
+
 def agrees(data: DomainData, theirs: Any, name: str) -> None:
     from wilds.common.grouper import CombinatorialGrouper  # type: ignore[import-not-found]
 

@@ -263,3 +263,21 @@ def test_imitations_follow_the_seed(tmp_path: Path) -> None:
     assert first != other
     with pytest.raises(InputError, match="is there already"):
         fake_tokenizer(tmp_path / "0")
+
+
+@pytest.mark.parametrize(("theirs", "name"), [("civilcomments", "civilcomments")], indirect=["theirs"])
+def test_groups_of_their_baselines(theirs: Any, name: str, root: Path) -> None:
+    from wilds.common.grouper import CombinatorialGrouper
+
+    splits = loaded(name, root, group_by="black").splits
+    train = splits["train"]
+    grouper = CombinatorialGrouper(theirs, ["black", "y"])
+    rows = np.flatnonzero(np.asarray(theirs.split_array) == theirs.split_dict["train"])
+    codes = grouper.metadata_to_group(theirs.metadata_array[rows]).numpy()
+    wanted = {frozenset(rows[codes == code].tolist()) for code in set(codes.tolist())}
+    assert {frozenset(train.indices_of(d).tolist()) for d in range(len(train))} == wanted
+    assert (
+        loaded(name, root, group_by="black").splits["test"].names == loaded(name, root).splits["test"].names
+    )
+    with pytest.raises(InputError, match="group_by"):
+        loaded(name, root, group_by="blak")

@@ -140,16 +140,24 @@ def choose(records: Sequence[RunRecord]) -> int | None:
     found = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
     if not found:
         return None
-    lower = lower_is_better(_scores(records[next(iter(found))], "validation")["metric"])
+    lower = lower_is_better(judged(_scores(records[next(iter(found))], "validation"))[0])
     return min(found, key=lambda n: (found[n] if lower else -found[n], n))
 
 
 def validation_score(record: RunRecord) -> float | None:
-    """The mean over validation domains at the selected step; ``None`` if the run has diverged."""
+    """The mean over validation domains at the selected step, or what else selects; ``None`` without one."""
     if record.status != "finished":
         return None
-    score = statistics.fmean(_scores(record, "validation")["domains"].values())
-    return score if math.isfinite(score) else None
+    found = _scores(record, "validation")
+    score = judged(found)[1] if found.get("selects") else statistics.fmean(found["domains"].values())
+    return score if score is not None and math.isfinite(score) else None
+
+
+def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
+    """What a split is judged by and how well: the average, unless the training was to select by another."""
+    if name := scores.get("selects"):
+        return name, scores["metrics"][name]
+    return scores["metric"], scores["average"]
 
 
 def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
@@ -194,16 +202,17 @@ def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[s
     number = choose(records)
     if number is None:
         return trial | {"status": "diverged"}
-    test, config = _scores(records[number], "test"), tried[number]
+    (metric, test), config = judged(_scores(records[number], "test")), tried[number]
+    known = test is not None and math.isfinite(test)
     return trial | {
-        "status": "scored" if math.isfinite(test["average"]) else "diverged",
+        "status": "scored" if known else "diverged",
         "chosen": number,
         "settings": dict(config.settings),
         "lr": config.optimizer_options["lr"],
         "step": records[number].history[records[number].selected]["step"],
-        "metric": test["metric"],
+        "metric": metric,
         "validation": validation_score(records[number]),
-        "test": test["average"] if math.isfinite(test["average"]) else None,
+        "test": test if known else None,
     }
 
 

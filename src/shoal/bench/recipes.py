@@ -131,7 +131,7 @@ def _run(
         algorithm=variant.algorithm,
         label=variant.label,
         steps=steps,
-        data_options=dict(data_options),
+        data_options={**data_options, **({} if walks or kind.draw == "pooled" else said.get("grouped", {}))},
         settings=own,
         model=model,
         model_options={} if changes.model and changes.model_options is None else dict(options),

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
 from shoal.errors import InputError, check_names
+from shoal.training.metrics import METRICS
 
 
 class Key(NamedTuple):
@@ -247,7 +248,7 @@ def choose(candidates: Iterable[Candidate], lower: bool = False) -> Candidate | 
 
 
 def lower_is_better(metric: str) -> bool:
-    return metric != "accuracy"
+    return metric in METRICS and not METRICS[metric].higher
 
 
 def results(found: Sweep, dataset: str, rule: str = "training") -> dict[str, Any]:

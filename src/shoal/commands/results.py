@@ -119,7 +119,7 @@ def _groups(results: Results, given: Any) -> Made:
     return columns, rows[: given.limit], f"{table.text()}\n\n{counted}{how}{_scored(results)}"
 
 
-SPLITS = ("train", "validation", "test", "oracle")
+SPLITS = ("train", "validation", "test", "oracle", "id_validation", "id_test")
 MEASURED = ("runs", "seeds", "diverged", "mean", "sd")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, read_table
 from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 
 SUMMARY = (
     "CivilComments-WILDS: 448,000 comments, toxic or not, that mention 8 kinds of people. Reads WILDS' file."
@@ -34,6 +35,7 @@ OTHERS = (
     *("identity_any", "severe_toxicity", "obscene", "threat", "insult"),
     *("identity_attack", "sexual_explicit"),
 )
+GROUP_BY = ("identity", "black")
 NONE = "none"
 TOXIC = ("not toxic", "toxic")
 UNCOUNTED = frozenset(f"{NONE}, {toxic}" for toxic in TOXIC)
@@ -43,6 +45,7 @@ def load(
     *,
     folder: str | None = None,
     version: str | None = None,
+    group_by: str = "identity",
     tokenizer: str = DISTILBERT,
     max_tokens: int = 300,
     pad_to: int | str = MULTIPLE,
@@ -56,10 +59,13 @@ def load(
     Args:
         folder: ``civilcomments_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 1.0.
+        group_by: what a training domain is: ``identity``, or ``black``, as for WILDS' own baselines: whether
+            black people are mentioned, toxic or not.
         tokenizer: the model's whose tokens texts become, by name or by folder.
         max_tokens: what is longer is cut off.
         pad_to: batches are padded to a multiple of this, or with ``max`` all to ``max_tokens``.
     """
+    check_names("group_by", [group_by], GROUP_BY)
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_table(path, ("split", "toxicity", *IDENTITIES, *OTHERS))
@@ -78,6 +84,8 @@ def load(
         for name in SPLITS
         if name in split.values
     }
+    if group_by == "black" and "train" in splits:
+        splits["train"] = by_black(metadata["black"], metadata["y"], splits["train"].examples())
     check_splits(PUBLISHED, place.folder, splits)
     return DomainData(
         examples=TextRows(
@@ -107,6 +115,15 @@ def groups(mentioned: NDArray[np.bool_], toxic: NDArray[np.bool_], where: NDArra
         for (name, is_mentioned), label in product(who.items(), (0, 1))
     }
     return Domains.from_indices({name: rows for name, rows in found.items() if len(rows)})
+
+
+def by_black(black: NDArray[Any], y: NDArray[Any], rows: NDArray[Any]) -> Domains:
+    """Four groups that do not overlap."""
+    found = {
+        f"{('not black', 'black')[who]}, {TOXIC[label]}": rows[(black[rows] == who) & (y[rows] == label)]
+        for who, label in product((0, 1), (0, 1))
+    }
+    return Domains.from_indices({name: own for name, own in found.items() if len(own)})
 
 
 def _at_least_half(share: NDArray[np.float64]) -> NDArray[np.int64]:

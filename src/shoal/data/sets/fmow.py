@@ -23,7 +23,7 @@ from shoal.data.wilds import (
     notes,
     read_columns,
 )
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 
 SUMMARY = "FMoW-WILDS: 141,696 satellite pictures of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
@@ -71,11 +71,14 @@ CATEGORIES = (
     *("water_treatment_facility", "wind_farm", "zoo"),
 )
 
+GROUP_BY = ("year and region", "year")
+
 
 def load(
     *,
     folder: str | None = None,
     version: str | None = None,
+    group_by: str = "year and region",
     size: int = SIZE,
     bad: str = "stop",
     cache: bool = False,
@@ -88,10 +91,12 @@ def load(
     Args:
         folder: ``fmow_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 1.1, or 1.0, whose pictures lie in arrays; by default the newest that is there.
+        group_by: what a training domain is: ``year and region``, or ``year``, as for WILDS' own baselines.
         size: of the pictures, in pixels each way.
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; all of them take 21 GB.
     """
+    check_names("group_by", [group_by], GROUP_BY)
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_columns(path, COLUMNS, OTHERS)
@@ -116,7 +121,9 @@ def load(
     both = year * len(regions) + region
     domains = {}
     for name, where in splits.items():
-        if name == "train" and where.any():
+        if name == "train" and where.any() and group_by == "year":
+            domains[name] = by_group(year, str, where)
+        elif name == "train" and where.any():
             domains[name] = by_group(both, lambda code: _year_and_region(code, regions), where)
         elif where.any():
             domains[name] = by_group(region, lambda code: regions[code], where)
