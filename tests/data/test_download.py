@@ -31,8 +31,10 @@ from PIL import Image
 
 from shoal.cli import main
 from shoal.data import download as module
-from shoal.data.download import Download, Source, addresses, amount, drive, fetch, get, stays_inside, unpack
+from shoal.data import unpack as unpacking
+from shoal.data.download import Download, Source, addresses, drive, fetch, get
 from shoal.data.sets import load, registry
+from shoal.data.unpack import amount, stays_inside, unpack
 from shoal.errors import InputError
 
 Captured = pytest.CaptureFixture[str]
@@ -635,7 +637,7 @@ def test_links_within_the_archive_are_taken(tmp_path: Path) -> None:
 
 
 def test_tarfiles_own_check_is_on_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "stays_inside", lambda name: True)
+    monkeypatch.setattr(unpacking, "stays_inside", lambda name: True)
     (tmp_path / "evil.tgz").write_bytes(tarred(("../evil", {})))
     (tmp_path / "to").mkdir()
     with pytest.raises(InputError, match="cannot be unpacked"):
@@ -691,14 +693,14 @@ def test_ordinary_names_stay_inside() -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_bombs_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SMALL", 1000)
+    monkeypatch.setattr(unpacking, "SMALL", 1000)
     archive = tmp_path / f"bomb.{kind}"
     zeros = bytes(3_000_000)
     archive.write_bytes(zipped("a", content=zeros) if kind == "zip" else gzip.compress(_tar_of(zeros)))
     (tmp_path / "to").mkdir()
     with pytest.raises(InputError, match=r"says to hold 3\.0 MB, which is not believed of"):
         unpack(archive, tmp_path / "to", nothing)
-    monkeypatch.setattr(module, "SMALL", 2**30)
+    monkeypatch.setattr(unpacking, "SMALL", 2**30)
     free = shutil.disk_usage(tmp_path)._replace(free=2_999_999)
     with monkeypatch.context() as patch:
         patch.setattr(module.shutil, "disk_usage", lambda folder: free)

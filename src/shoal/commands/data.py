@@ -324,7 +324,8 @@ def checksums(given: Sequence[str], downloads: Sequence[Download]) -> dict[str, 
 
 
 def _fetched(download: Download, to: Path, sums: dict[str, str], given: Any) -> Got:
-    from shoal.data.download import amount, get
+    from shoal.data.download import get
+    from shoal.data.unpack import amount
     from shoal.training.stopping import Interrupted
 
     progress = _Progress()
@@ -378,7 +379,7 @@ def _planned(source: Source, mirror: str | None, sha256: str | None) -> dict[str
 
 
 def describe_plan(plan: dict[str, Any]) -> str:
-    from shoal.data.download import amount
+    from shoal.data.unpack import amount
 
     there = "is there: nothing would be fetched" if plan["there"] else "would be fetched"
     lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]

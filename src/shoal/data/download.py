@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import http.client
 import json
@@ -11,13 +10,9 @@ import os
 import re
 import shutil
 import ssl
-import stat
-import tarfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +22,7 @@ from urllib.parse import quote, urlsplit
 import shoal
 from shoal.data.folders import find_files
 from shoal.data.tree import Layout
+from shoal.data.unpack import Tell, amount, check_room, unpack
 from shoal.errors import InputError
 from shoal.files import write_atomically
 
@@ -40,13 +36,9 @@ STARTS = {".zip": b"PK", ".gz": b"\x1f\x8b", ".tgz": b"\x1f\x8b"}
 CHUNK = 2**20
 TIMEOUT = 60  # seconds without a byte
 PAUSES = (1, 2, 4, 8)  # seconds between attempts that bring nothing new
-BOMB = 200  # times its own size is more than an archive of pictures or text unpacks to
-SMALL = 2**30  # bytes that may be unpacked whatever the archive's size
 KEPT = "downloads"
 BEFORE = "as it came before"
 
-Tell = Callable[[str, str, int, int | None], None]
-"""Is told a file's name, ``fetched`` or ``unpacked``, how much of it, and of how much."""
 Say = Callable[[str], None]
 
 
@@ -74,14 +66,6 @@ class Source:
 def drive(number: str) -> str:
     """The address of a public file in Google Drive, past the page that asks whether one is sure."""
     return f"https://drive.usercontent.google.com/download?id={number}&export=download&confirm=t"
-
-
-def amount(size: int) -> str:
-    """Bytes in words."""
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size} bytes"
 
 
 @dataclass(frozen=True)
@@ -432,7 +416,7 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
             part.begin(url, "")
             raise ConnectionError("the server sent another part than was asked for")
         if total is not None:
-            _check_room(part.path.parent, total - had, name)
+            check_room(part.path.parent, total - had, name)
         with _writing(part.path):
             out = part.path.open("ab", buffering=0)
         with out:
@@ -488,24 +472,7 @@ def _writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_room(folder: Path, needed: int, name: str) -> None:
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise InputError(
-            f"{name} needs {amount(needed)}, and {str(folder)!r} has {amount(free)} free; make room, or "
-            "choose another folder with --to."
-        )
-
-
 # Unpacking
-
-
-def stays_inside(name: str) -> bool:
-    """Whether a path leads nowhere but down, on any system: no root, no drive, nothing like ``..``."""
-    parts = re.split(r"[/\\]", name)
-    upward = any(part not in ("", ".") and not part.strip(" .") for part in parts)
-    rooted = name.startswith(("/", "\\")) or ":" in parts[0]
-    return bool(name) and not rooted and not upward and "\0" not in name
 
 
 def _settle(download: Download, work: Path, folder: Path, tell: Tell) -> list[str]:
@@ -543,71 +510,3 @@ def _settle(download: Download, work: Path, folder: Path, tell: Tell) -> list[st
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
-
-
-def unpack(archive: Path, to: Path, tell: Tell) -> None:
-    """Unpacks a zip or tar file. One that would write elsewhere, or far more than it holds, is refused."""
-    try:
-        (_unzip if archive.suffix == ".zip" else _untar)(archive, to, tell)
-    except OSError as error:
-        if error.errno is not None and error.errno != errno.EINVAL:
-            raise
-        raise _broken(archive, error) from error
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise _broken(archive, error) from error
-
-
-def _broken(archive: Path, error: Exception) -> InputError:
-    why = (str(error).splitlines() or [type(error).__name__])[0]
-    return InputError(
-        f"{str(archive)!r} cannot be unpacked ({why}); remove it, and the same command fetches it anew."
-    )
-
-
-def _unzip(archive: Path, to: Path, tell: Tell) -> None:
-    with zipfile.ZipFile(archive) as file:
-        members = file.infolist()
-        for member in members:
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            _check_member(archive, member.filename, kind in (0, stat.S_IFREG, stat.S_IFDIR))
-        _check_sizes(archive, to, sum(m.file_size for m in members))
-        for done, member in enumerate(members, 1):
-            file.extract(member, to)
-            tell(archive.name, "unpacked", done, len(members))
-
-
-def _untar(archive: Path, to: Path, tell: Tell) -> None:
-    if not hasattr(tarfile, "data_filter"):
-        raise InputError("unpacking tar files safely needs Python 3.11.4 or newer.")
-    with tarfile.open(archive, "r:" if archive.suffix == ".tar" else "r:gz") as file:
-        members = file.getmembers()
-        for member in members:
-            link = member.issym() or member.islnk()
-            _check_member(archive, member.name, member.isreg() or member.isdir() or link)
-            if link:
-                _check_member(archive, member.linkname, True)
-        _check_sizes(archive, to, sum(m.size for m in members))
-
-        def each() -> Iterator[tarfile.TarInfo]:
-            for done, member in enumerate(members, 1):
-                yield member
-                tell(archive.name, "unpacked", done, len(members))
-
-        file.extractall(to, each(), filter="data")
-
-
-def _check_member(archive: Path, name: str, ordinary: bool) -> None:
-    if not ordinary or not stays_inside(name):
-        what = "leads out of the folder" if ordinary else "is neither a file nor a folder"
-        raise InputError(f"{str(archive)!r} is not unpacked: {name!r} in it {what}.")
-
-
-def _check_sizes(archive: Path, to: Path, total: int) -> None:
-    if total > max(SMALL, BOMB * archive.stat().st_size):
-        raise InputError(
-            f"{str(archive)!r} is not unpacked: it says to hold {amount(total)}, which is not believed of "
-            f"{amount(archive.stat().st_size)}."
-        )
-    _check_room(to, total, f"what is in {archive.name}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from shoal.data.download import Download, Source, stays_inside
+from shoal.data.download import Download, Source
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
+from shoal.data.unpack import stays_inside
 
 SUMMARY = "DomainNet: 586,575 pictures of 345 things in six styles, from real to sketch. Reads its folders."
 PAPER = (

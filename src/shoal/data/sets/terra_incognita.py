@@ -9,9 +9,10 @@ from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
-from shoal.data.download import Download, Source, stays_inside
+from shoal.data.download import Download, Source
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
+from shoal.data.unpack import stays_inside
 from shoal.errors import InputError
 
 SUMMARY = "TerraIncognita: 24,330 pictures of 9 animals or none by four camera traps. Reads its folders."
