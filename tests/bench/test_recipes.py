@@ -18,21 +18,7 @@ from shoal.data.fake import WILDS, maker
 from shoal.data.sets import load
 from shoal.errors import InputError
 
-# torchvision's operators, without which a CUDA build of it cannot be imported beside a CPU build of torch.
-SHIM = """
-import torch
-try:
-    import torchvision
-except Exception:
-    import sys
-    for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    torch._library_of_operators = torch.library.Library("torchvision", "DEF")
-    for operator in ("nms", "qnms"):
-        torch._library_of_operators.define(
-            f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-        )
-"""
+SHIM = Path(__file__).parents[1] / "shim"  # processes of their own need it to import transformers
 TEXT = ("civilcomments", "amazon")
 SMALL = Changes(epochs=1, seeds=1)
 
@@ -187,8 +173,7 @@ def test_from_files_to_a_table(
     """Train ERM and, from a warm start, Fish; select, predict; score what was predicted again; ablate."""
     if dataset in TEXT:
         pytest.importorskip("transformers")
-        (tmp_path / "sitecustomize.py").write_text(SHIM)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setenv("PYTHONPATH", str(SHIM))
         tiny = str(data / "tiny-bert")
         options = ["--model", tiny, "--data", f"tokenizer={tiny}", "max_tokens=16"]
     else:

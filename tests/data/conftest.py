@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -29,26 +28,14 @@ def scatter(src: torch.Tensor, index: torch.Tensor, dim_size: int, reduce: str) 
 
 
 @pytest.fixture(scope="session")
-def wilds_package() -> Iterator[Any]:
-    """`wilds`, whose import neither asks the network for a newer version nor needs torch_scatter.
-
-    torchvision comes as a CUDA build that lacks two operators; naming them is enough.
-    """
+def wilds_package() -> Any:
+    """`wilds`, whose import neither asks the network for a newer version nor needs torch_scatter."""
     pytest.importorskip("pandas")
-    library = None
-    try:
-        import torchvision  # noqa: F401
-    except ImportError:
-        pytest.skip("torchvision is not installed")
-    except RuntimeError:
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    import shim.sitecustomize  # noqa: F401
+
     sys.modules["outdated"] = ModuleType("outdated")  # has no check_outdated: no check
     stub("torch_scatter", scatter=scatter)
     stub("pytz", UTC=datetime.UTC)
     stub("tqdm", tqdm=lambda items, **options: items)
-    yield pytest.importorskip("wilds")
-    del library
+    pytest.importorskip("torchvision")
+    return pytest.importorskip("wilds")
