@@ -248,7 +248,8 @@ def choose(candidates: Iterable[Candidate], lower: bool = False) -> Candidate | 
 
 
 def lower_is_better(metric: str) -> bool:
-    return metric in METRICS and not METRICS[metric].higher
+    """One that is not ours, such as another program's error, is better when it is lower."""
+    return metric not in METRICS or not METRICS[metric].higher
 
 
 def results(found: Sweep, dataset: str, rule: str = "training") -> dict[str, Any]:
