@@ -10,7 +10,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.commands import compare, data, demo, evaluate, list, reproduce, results, resume, show, sweep, train
+from shoal.commands import (
+    compare,
+    data,
+    demo,
+    diagnose,
+    evaluate,
+    list,
+    report,
+    reproduce,
+    results,
+    resume,
+    show,
+    sweep,
+    track,
+    train,
+)
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
 
@@ -18,11 +33,14 @@ COMMANDS = {
     "demo": demo,
     "train": train,
     "compare": compare,
+    "track": track,
+    "diagnose": diagnose,
     "sweep": sweep,
     "resume": resume,
     "show": show,
     "evaluate": evaluate,
     "results": results,
+    "report": report,
     "list": list,
     "data": data,
     "reproduce": reproduce,

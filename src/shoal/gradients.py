@@ -56,6 +56,70 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
     return (inner_product(total, total) - squares) / count
 
 
+def gram_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
+    """All inner products g_i·g_j, (S, S); one tensor of each gradient at a time is put side by side."""
+    return torch.stack([_grams(same) for same in zip(*gradients, strict=True)]).sum(0)
+
+
+def gram_matrices(gradients: Sequence[Sequence[Tensor]], groups: Sequence[str]) -> dict[str, Tensor]:
+    """The same for each group of tensors: ``groups[p]`` names the one that tensor p belongs to.
+
+    They add up to :func:`gram_matrix`.
+    """
+    found: dict[str, Tensor] = {}
+    for group, same in zip(groups, zip(*gradients, strict=True), strict=True):
+        part = _grams(same)
+        found[group] = found[group] + part if group in found else part
+    return found
+
+
+def _grams(same: Sequence[Tensor]) -> Tensor:
+    rows = torch.stack([g.reshape(-1) for g in same])
+    return rows @ rows.T
+
+
+def cosines(gram: Tensor) -> Tensor:
+    """Inner products (…, S, S) as cosines; a zero gradient has cosine 0 with every other."""
+    norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    factor = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
+    return gram * factor[..., :, None] * factor[..., None, :]
+
+
+def cosine_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
+    """The cosines between all S gradients, (S, S).
+
+    >>> cosine_matrix([[torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 2.0])]])
+    tensor([[1., 0.],
+            [0., 1.]])
+    """
+    return cosines(gram_matrix(gradients))
+
+
+def mean_of_pairs(matrix: Tensor) -> Tensor:
+    """The mean over pairs i ≠ j of (…, S, S), as :func:`gip` from inner products or cosines."""
+    count = _pairs(matrix.shape[-1])
+    return (matrix.sum((-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / count
+
+
+def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
+    """|1/S Σ_i sign g_i|, a mean over parameters: 1 where all domains pull every one of them the same way.
+
+    Parameters whose gradient is zero in all domains, such as embeddings of words that did not occur, do not
+    count. For S random signs it is about √(2/(πS)), and 1/2 for S = 2: compare like with like.
+
+    Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
+    the parameters where this is at least τ.
+    """
+    _pairs(len(gradients))
+    total: list[Tensor] = []
+    reached: list[Tensor] = []
+    for same in zip(*gradients, strict=True):
+        signs = torch.stack([g.sign() for g in same])
+        total.append(signs.mean(0).abs().sum())
+        reached.append((signs != 0).any(0).sum())
+    return torch.stack(total).sum() / torch.stack(reached).sum().clamp(min=1)
+
+
 class Matching(NamedTuple):
     """What one sweep over the domains yields: losses (S,), ḡ, the measure's value and its gradient."""
 

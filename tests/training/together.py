@@ -203,6 +203,9 @@ def same() -> Iterator[tuple[str, Callable[[], Any]]]:
             f"random transforms, {workers} workers",
             lambda w=workers: outcome("fish", network(), train=noisy, workers=w, batch_size=9),
         )
+    for name in ("erm", "fish"):
+        for variant in ("odd", "pieces"):
+            yield f"{name}, tracked, {variant}", lambda n=name, o=VARIANTS[variant]: tracked(n, **o)
     yield "averaged", lambda: outcome("fish", network(), average="sma", average_start=2)
     yield "warm start", lambda: outcome("fish", network(), warm_start=3, batch_size=9)
     yield (
@@ -226,6 +229,17 @@ def apart() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "masks", masks
     yield "one example", lambda: refused(batch_size=1)
     yield "five pieces", lambda: refused(batch_size=9, accumulate=5)
+
+
+def tracked(name: str, **options: Any) -> dict[str, Any]:
+    """How well gradients agree, of which each process has a share of every batch."""
+    given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "track_every": 1} | options
+    model = network()
+    training = Training(
+        name, model, _as_domain_data(domains(0, 1, 2), None, None), Options(track_layers=True, **given)
+    )
+    training.run()
+    return {"weights": state(model), "agreement": training.agreement}
 
 
 def kept(name: str, **options: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import math
 import os
@@ -41,6 +42,8 @@ class RunRecord:
     """Steps that were not finite and were left out."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """What a reader of the scores of a split must know."""
+    agreement: tuple[Mapping[str, Any], ...] = ()
+    """How well gradients agreed along the way, if that was tracked (see :mod:`shoal.training.agreement`)."""
 
     def score(self, split: str, *, last: bool = False) -> float:
         """The average over a split's examples, at the selected step or the last; NaN without measurements."""
@@ -68,6 +71,22 @@ class RunRecord:
         points = [(m["passes"], m["scores"][split]["average"]) for m in self.history]
         return [p for p, _ in points], [s for _, s in points]
 
+    def _repr_html_(self) -> str:
+        """For notebooks: the scores at the selected step, of a split's first domains."""
+        config = self.config
+        title = f"{config.name} on {config.dataset}, seed {config.seed}: {self.status}"
+        rows = [("split", "domain", "metric", "score")]
+        for split, found in (self.history[self.selected]["scores"] if self.history else {}).items():
+            names, metric = list(found["domains"].items()), str(found["metric"])
+            rows.append((split, "all", metric, f"{found['average']:.4g}"))
+            rows += [(split, n, metric, "–" if v is None else f"{v:.4g}") for n, v in names[:10]]
+            rows += [(split, f"… {len(names) - 10:,} more", "", "")] * (len(names) > 10)
+        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
+        head, *body = [f"<tr>{row}</tr>" for row in cells]
+        head = head.replace("<td>", "<th>").replace("</td>", "</th>")
+        words = html.escape(f"{title}. {self.rule}. {self.error}".rstrip(" ."))
+        return f"<table><caption>{words}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "config": self.config.to_dict()}
 
@@ -76,6 +95,7 @@ class RunRecord:
         kept = {
             "history": tuple(content["history"]),
             "warm_up": tuple(content.get("warm_up", ())),
+            "agreement": tuple(content.get("agreement", ())),
             "config": RunConfig.from_dict(content["config"]),
         }
         return cls(**{**content, **kept})

@@ -30,7 +30,17 @@ EXAMPLE = (
     "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
     "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
-HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_every", "predictions")
+HOW = (
+    "workers",
+    "compile",
+    "deterministic",
+    "checkpoint_every",
+    "keep",
+    "log_every",
+    "predictions",
+    "track_every",
+    "track_layers",
+)
 """Options that change no result."""
 
 
@@ -116,6 +126,13 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--log-every", type=count, default=50, metavar="K", help="steps (default: %(default)s)"
     )
+    group.add_argument(
+        "--track-every",
+        type=count,
+        metavar="K",
+        help="steps between measurements of how well the domains' gradients agree",
+    )
+    group.add_argument("--track-layers", action="store_true", help="--track-every: in each layer too")
     group.add_argument(
         "--checkpoint-every",
         type=count,

@@ -193,6 +193,82 @@ def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
+def tracking_figure(results: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """Fish beside ERM, mean and standard deviation over seeds: how well gradients agree, and scores.
+
+    Values before an update are dotted and those after it solid; a point is the mean over a fortieth of the
+    training (of raw inner products the median, a few of which are huge). Dashed: a constant classifier.
+    """
+    figure = _figure(12, 4.0)
+    left, middle, right = figure.subplots(1, 3)
+    for method, name in (("Fish", "fish"), ("ERM", "erm")):
+        colour = COLOURS[method]
+        for axes, kind, middle_of in ((left, "normalised", np.nanmean), (middle, "raw", np.nanmedian)):
+            for when, line in (("before", ":"), ("after", "-")):
+                curves = [_smooth(r["iterations"], r[name][when][kind], middle_of) for r in results]
+                _band(axes, curves, colour, line, f"{method}, {when} the update")
+        scores = [(r["scores"]["iterations"], _floats(r["scores"][name])) for r in results]
+        metric = results[0]["scores"]["metric"]
+        _band(right, [(x, y * _scale(metric)) for x, y in scores], colour, "-", None)
+    for axes, key in ((left, "normalised"), (middle, "raw"), (right, "score")):
+        known = [r["constant"][key] for r in results if r["constant"] and r["constant"][key] is not None]
+        if known:
+            level = float(np.mean(known)) * (_scale(metric) if axes is right else 1)
+            label = "constant classifier" if axes is left else None
+            axes.axhline(level, color="#555555", linewidth=1.2, linestyle="--", label=label)
+        wrong = [r["constant"]["wrong"]["normalised"] for r in results if r["constant"]]
+        if axes is left and wrong and None not in wrong:
+            label = "constant and wrong"
+            axes.axhline(float(np.mean(wrong)), color="#555555", linewidth=1.2, linestyle="-.", label=label)
+        axes.set(xlabel="iteration")
+        _tidy(axes)
+    left.set(title="cosine between domains' gradients", ylabel="normalised GIP")
+    middle.set(title="inner product between them", ylabel="GIP")
+    middle.set_yscale("symlog", linthresh=_threshold(results))
+    middle.yaxis.get_major_locator().set_params(numticks=7)
+    unit = " (%)" if _scale(metric) == 100 else ""
+    right.set(title="unseen domain", ylabel=f"{metric}{unit}")
+    figure.suptitle(_plain(title))
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=9, loc="outside lower center", ncols=6)
+    return figure
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if "accuracy" in metric else 1.0
+
+
+def _floats(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if v is None else v for v in values], dtype=float)
+
+
+def _smooth(x: Sequence[int], y: Sequence[float | None], middle: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The middle of at least five values each, at the mean of their iterations; forty points at most."""
+    parts = max(min(2, len(x)), min(40, len(x) // 5))
+    values = np.array_split(_floats(y), parts)
+    places = np.array([np.mean(part) for part in np.array_split(np.array(x, dtype=float), parts)])
+    return places, np.array([middle(v) if np.isfinite(v).any() else np.nan for v in values])
+
+
+def _band(axes: Any, curves: Sequence[tuple[Any, Any]], colour: str, line: str, label: str | None) -> None:
+    """The mean over seeds, and within a standard deviation of it."""
+    length = min(len(y) for _, y in curves)
+    x, every = curves[0][0][:length], np.array([y[:length] for _, y in curves], dtype=float)
+    mean = every.mean(0)
+    axes.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
+    if len(curves) > 1:
+        spread = every.std(0, ddof=1)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)
+
+
+def _threshold(results: Sequence[Mapping[str, Any]]) -> float:
+    """Where the axis of raw inner products turns from linear to logarithmic: near the smaller of them."""
+    sizes = [
+        abs(v) for r in results for m in ("fish", "erm") for v in r[m]["after"]["raw"] if v not in (None, 0.0)
+    ]
+    return float(10 ** np.ceil(np.log10(np.quantile(sizes, 0.3)))) if sizes else 1.0
+
+
 def compare_figure(
     rows: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, title: str
 ) -> Figure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ class Fit:
     rule: str
     seconds: float
     captured: bool
+    agreement: list[dict[str, Any]] = field(default_factory=list)
+    """How well the domains' gradients agreed, where it was tracked."""
 
     @property
     def last(self) -> Point:
@@ -135,6 +137,7 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
         rule=training.selected[1],
         seconds=training.seconds,
         captured=training.unroll > 0,
+        agreement=list(training.agreement),
     )
 
 

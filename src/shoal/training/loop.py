@@ -21,6 +21,7 @@ from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
 from shoal.models import FeatureModel
+from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
@@ -114,9 +115,12 @@ class Training:
                 _compile(module)
         self.evaluator = self._make_evaluator(found.numbers)
         self._refreshing: MetaBatchLoader | None = None
+        self.tracking = self._make_tracking()
 
         self.step = 0
         self.history: list[Point] = []
+        self.agreement: list[dict[str, Any]] = []
+        """What was tracked; only the newest measurement has its matrix, the log has all of them."""
         self.best: tuple[Point, dict[str, Tensor]] | None = None
         self.final: tuple[Point, dict[str, Tensor]] | None = None
         self.seconds, self._began = 0.0, time.monotonic()
@@ -181,6 +185,22 @@ class Training:
             uncounted=self.data.uncounted,
         )
 
+    def _make_tracking(self) -> Tracking | None:
+        options = self.options
+        if options.track_every is None:
+            return None
+        capture = self.unroll > 0 and self.gathers and not draws(self.algorithm)
+        return Tracking(
+            Agreement(self.algorithm, self.engine, layers=options.track_layers, capture=capture),
+            self.data.splits["train"],
+            self.sampler,
+            self.examples,
+            every=options.track_every,
+            count=options.track_domains,
+            workers=options.workers,
+            share=(self.processes.index, self.processes.count),
+        )
+
     def _warm_training(self) -> Training:
         steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
         plateau = self.options.warm_start == "plateau"
@@ -194,6 +214,9 @@ class Training:
             schedule=None,
             average=None,
             average_start=None,
+            track_every=None,
+            track_layers=False,
+            track_domains=None,
             patience=5 if plateau else None,
             select="best" if plateau else "last",
             eval_every=max(1, one_pass // 10) if plateau else steps,
@@ -216,9 +239,8 @@ class Training:
             return 1
         # About ten batches to a graph, so that launching it pays also where a step is a single batch.
         batches = max(1, 10 // self.sampler.domains_per_step)
-        return math.gcd(
-            options.steps, self.eval_every, batches, options.log_every, options.checkpoint_every or 0
-        )
+        regular = (options.log_every, options.checkpoint_every or 0, options.track_every or 0)
+        return math.gcd(options.steps, self.eval_every, batches, *regular)
 
     @property
     def finished(self) -> bool:
@@ -272,6 +294,7 @@ class Training:
                 began, first = time.monotonic(), self.step
                 stop = self._next_stop(chunk)
                 yield from self._advance(advance, stop, signals)
+                self._tracked(journal)
                 self._read()
                 if self.step % options.log_every == 0:
                     self._log(journal)
@@ -294,6 +317,8 @@ class Training:
                     raise Interrupted(self._how_to_go_on(journal), number)
         finally:
             progress.close()
+            if self.tracking is not None:
+                self.tracking.close()
 
     def _next_stop(self, chunk: int) -> int:
         """The next step at which something is to be done, ``chunk`` steps from here at the latest."""
@@ -335,12 +360,16 @@ class Training:
         )
         captured = LoadedSteps(self.algorithm, self.engine) if self.unroll else None
         for batches in loader:
+            if self.tracking is not None:
+                self.tracking(self.step, batches)
             log = captured.run(batches) if captured else self.engine.step(self.algorithm, batches)
             yield 1, [[b.domain for b in batches]], {k: v[None] for k, v in log.items()}
 
     def _gathered(self) -> Iterator[tuple[int, list[Any], Log]]:
         captured = GatheredSteps(self.algorithm, self.engine, self.examples, self.sampler, self.unroll)
         for step in range(self.step, self.options.steps, self.unroll):
+            if self.tracking is not None:
+                self.tracking(step)
             yield self.unroll, *captured.run(step)
 
     def _agreed(self, chunk: int, due: bool, asked: bool) -> tuple[int, bool, bool]:
@@ -350,6 +379,16 @@ class Training:
         mine = (chunk, float(due)) if self.processes.main else (0, 0.0)
         chunks, dues, askers = self.processes.numbers(*mine, float(asked))
         return int(chunks), dues > 0, askers > 0
+
+    def _tracked(self, journal: Journal | None) -> None:
+        """Writes down what was measured of the gradients' agreement."""
+        for found in self.tracking.read() if self.tracking is not None else []:
+            if self.agreement:
+                self.agreement[-1].pop("matrix", None)
+            self.agreement.append(dict(found))
+            if journal is not None:
+                seconds = round(self.seconds_now, 3)
+                journal.line({"phase": "agreement", **found, "seconds": seconds})
 
     def _read(self) -> None:
         """Losses and norms of the steps since the last reading: the one place that waits for the device."""

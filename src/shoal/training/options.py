@@ -38,6 +38,8 @@ COUNTS = (
     "log_every",
     "checkpoint_every",
     "keep",
+    "track_every",
+    "track_domains",
 )
 CHOICES = {
     "select": ("best", "last"),
@@ -115,6 +117,13 @@ class Options:
     """Examples a batch in evaluation; by default as many as are cheap, up to 1,024."""
     log_every: int = 50
     """Steps between lines of the log."""
+    track_every: int | None = None
+    """Steps between measurements of how well the domains' gradients agree (see
+    :mod:`shoal.training.agreement`); they change nothing in the training."""
+    track_layers: bool = False
+    """Measure it in each layer too."""
+    track_domains: int | None = None
+    """Domains that a measurement compares: by default those of a step, and 2 where a step has one batch."""
     checkpoint_every: int | None = None
     """Steps between checkpoints, in a run with a folder; by default at evaluations and every five minutes."""
     keep: int = 2
@@ -151,6 +160,10 @@ class Options:
             value = getattr(self, name)
             if value is not None and value not in known:
                 raise InputError(f"{name} must be {' or '.join(map(repr, known))}, got {value!r}.")
+        if self.track_domains == 1:
+            raise InputError("track_domains must be at least 2: gradients are compared in pairs.")
+        if self.track_every is None and (self.track_layers or self.track_domains):
+            raise InputError("track_layers and track_domains belong to track_every, such as track_every=50.")
         check_names("split", self.eval_splits, get_args(Split))
         if self.metric is not None:
             metric(self.metric)

@@ -29,6 +29,7 @@ def _phase_state(training: Training, whole: bool) -> dict[str, Any]:
         "seconds": training.seconds_now,
         "skipped": training.skipped,
         "history": [point.to_dict() for point in training.history],
+        "agreement": training.agreement,
         "best": training.history.index(training.best[0]) if training.best else None,
     }
     if whole:
@@ -62,6 +63,7 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
     training.step, training.seconds = state["step"], state["seconds"]
     training.skipped = list(state["skipped"])
     training.history = [Point.from_dict(point) for point in state["history"]]
+    training.agreement = [dict(found) for found in state.get("agreement", [])]
     if "algorithm" not in state:  # a phase that is over
         return
     if state["best"] is not None and loaded.best is not None:

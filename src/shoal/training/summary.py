@@ -37,6 +37,7 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
         "skipped": len(training.skipped),
         "notes": dict(training.data.notes),
+        "agreement": tuple(training.agreement),
     }
 
 

@@ -1,0 +1,125 @@
+"""`shoal diagnose`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from shoal.commands.arguments import (
+    add_data,
+    add_data_dir,
+    add_device,
+    count,
+    data_options,
+    in_data_dir,
+    make_folder,
+)
+from shoal.commands.showing import draw, show
+from shoal.errors import InputError
+
+SUMMARY = "Look at the domains before training: do they differ, in what, and what does it cost?"
+EXAMPLE = (
+    "Example: shoal diagnose rotated-digits. All domains are looked at, those of the test split too: it is a "
+    "look at data, not a test of a method. Random numbers come from --seed alone."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXAMPLE
+    parser.add_argument("dataset", help="see `shoal list datasets`")
+    add_data(parser, "the dataset's")
+    add_data_dir(parser)
+    parser.add_argument("--model", help="(default: the dataset's own)")
+    parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
+    parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument(
+        "--examples", type=count, default=2000, metavar="N", help="to look at in all (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--domains", type=count, default=12, metavar="N", help="to look at (default: at most %(default)s)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("shoal-diagnose"), metavar="DIR", help="(default: %(default)s)"
+    )
+    add_device(parser)
+
+
+@in_data_dir
+def run(given: Any) -> None:
+    from shoal.bench.diagnose import diagnose
+    from shoal.data import sets
+    from shoal.files import write_atomically
+    from shoal.models import build
+    from shoal.report import diagnose as view
+    from shoal.training.processes import together
+
+    if together():
+        raise InputError("diagnose runs in one process; start it without torchrun.")
+    data = sets.load(given.dataset, **data_options(given))
+    make_folder(given.out)
+
+    def make(seed: int) -> Any:
+        name = given.model or data.model
+        return build(name, input_shape=data.input_shape, classes=data.classes, seed=seed)
+
+    progress = _Progress()
+    try:
+        found = diagnose(
+            data,
+            make,
+            steps=given.steps,
+            seed=given.seed,
+            batch_size=given.batch,
+            lr=given.lr,
+            examples=given.examples,
+            domains=given.domains,
+            device=given.device,
+            tell=progress.tell,
+        )
+    finally:
+        progress.end()
+    command = comparison(given)
+    result = {"dataset": given.dataset, **found.to_dict()}
+    result["reading"] = view.reading(result, command)
+    content = json.dumps(result, ensure_ascii=False, indent=1)
+    write_atomically(given.out / "diagnosis.json", content.encode())
+    pictures = draw(lambda: view.figure(result, given.dataset), given.out / "diagnosis")
+    saved = f"{found.seconds:.0f} s. Saved in {given.out}: diagnosis.json."
+    show(result, f"{view.text(result, command)}\n\n{saved}", given, pictures)
+
+
+def comparison(given: Any) -> str:
+    """The beginning of a `shoal compare` on the same data."""
+    words = ["shoal", "compare", given.dataset]
+    words += ["--data", *given.data] if given.data else []
+    words += ["--bad-images", given.bad_images] if given.bad_images else []
+    words += ["--data-dir", str(given.data_dir)] if given.data_dir else []
+    words += ["--model", given.model] if given.model else []
+    return shlex.join(words)
+
+
+class _Progress:
+    """On stderr: one line that changes on a terminal, elsewhere a line for each part of the work."""
+
+    def __init__(self) -> None:
+        self.terminal, self.part = sys.stderr.isatty(), ""
+
+    def tell(self, line: str) -> None:
+        part = line.partition(":")[0]
+        if self.terminal:
+            sys.stderr.write(f"\r\x1b[K{line}"[:130])
+            sys.stderr.flush()
+        elif part != self.part:
+            print(part, file=sys.stderr, flush=True)
+        self.part = part
+
+    def end(self) -> None:
+        if self.terminal and self.part:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()

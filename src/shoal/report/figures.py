@@ -1,0 +1,282 @@
+"""The pictures of a report, each a small matplotlib figure; :func:`svg` makes one ready for a page.
+
+They show themselves in a notebook:
+
+>>> from shoal.report import figures
+>>> figures.curves({"oslo": [([100, 200], [0.5, 0.7])]}, "accuracy").axes[0].get_ylabel()
+'accuracy (%)'
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import statistics
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import numpy as np
+
+from shoal.report.plots import _figure, _plain
+from shoal.report.tables import _clean
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+INK, FAINT = "#222222", "#dddddd"
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5d3a9b", "#7f7f7f")
+"""They differ also in grey and for colour-blind readers; a page has others of its own for the dark."""
+ON_PAGE = {INK: "currentColor", FAINT: "var(--line)"} | {c: f"var(--c{n})" for n, c in enumerate(PALETTE)}
+WIDTH = 4.4
+LONGEST = 24
+"""Characters of a name in a picture."""
+MOST = 8
+"""Curves in a panel; beyond, the legend counts them."""
+THIN = 5
+"""Runs shown behind a mean."""
+LINES = ("solid", "dashed")
+STYLE: dict[Any, Any] = {
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "font.size": 9,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "shoal",
+}
+
+Runs = Sequence[tuple[Sequence[float], Sequence[float | None]]]
+"""One (steps, values) a run."""
+
+
+def unit(metric: str | None) -> tuple[float, str]:
+    """What to multiply values by, and what to call them: accuracies are shown in percent."""
+    return (100.0, "accuracy (%)") if metric == "accuracy" else (1.0, metric or "score")
+
+
+def short(name: object, longest: int = LONGEST) -> str:
+    text = _clean(str(name))
+    return _plain(text if len(text) <= longest else text[: longest - 1] + "…")
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(STYLE)
+
+
+def _panel(height: float) -> tuple[Figure, Any]:
+    figure = _figure(WIDTH, height)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def bars(
+    rows: Sequence[Mapping[str, Any]],
+    metric: str | None,
+    domain: str | None = None,
+    baseline: str | None = None,
+) -> Figure:
+    """A bar an algorithm with its deviation over seeds, in a ``domain`` left out or on average.
+
+    ``rows`` are those of :func:`shoal.bench.compare.results`. One of only some seeds is hollow, one without
+    a score says why.
+    """
+    _figure(1, 1)  # says what to install
+    scale, label = unit(metric)
+    with _style():
+        figure, axes = _panel(0.75 + 0.24 * max(2, len(rows)))
+        reach = 0.0
+        ends = []
+        for place, row in enumerate(rows):
+            found = row["average"] if domain is None else row["domains"][domain]
+            if found["mean"] is None:
+                ends.append((0.0, "diverged" if (found.get("trials") or {}).get("diverged") else "no score"))
+                continue
+            mean, sd = scale * found["mean"], scale * (found["sd"] or 0)
+            colour = PALETTE[4] if row["algorithm"] == baseline else PALETTE[0]
+            whole = None not in found["values"]
+            axes.barh(
+                place, mean, 0.7, color=colour if whole else "none", edgecolor=colour, linewidth=1, zorder=2
+            )
+            if found["sd"] is not None:
+                axes.errorbar(mean, place, xerr=sd, color=INK, capsize=2.5, linewidth=1, zorder=3)
+            ends.append((mean + sd, f"{mean:.1f}" if metric == "accuracy" else f"{mean:.3g}"))
+            reach = max(reach, abs(mean) + sd)
+        for place, (end, text) in enumerate(ends):
+            axes.text(max(end, 0) + 0.015 * (reach or 1), place, text, va="center", fontsize=8)
+        low = min([0.0, *(end for end, _ in ends)])
+        axes.set_yticks(range(len(rows)), [short(row["algorithm"]) for row in rows])
+        axes.set(xlim=(1.15 * low, 1.17 * (reach or 1)), ylim=(len(rows) - 0.4, -0.6), xlabel=label)
+        axes.set_title("average over these domains" if domain is None else short(domain))
+        axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    return figure
+
+
+def curves(
+    lines: Mapping[str, Runs],
+    metric: str | None,
+    title: str = "",
+    dashed: Sequence[str] = (),
+    limits: tuple[float, float] | None = None,
+) -> Figure:
+    """A curve for every name: the mean over its runs, and a few of these thin behind it.
+
+    Of several runs the mean goes as far as all of them do. Names in ``dashed`` are those of domains that
+    were trained on; ``limits`` are the lowest and highest value to show.
+    """
+    _figure(1, 1)
+    scale, label = unit(metric)
+    with _style():
+        shown = list(lines)[:MOST]
+        figure, axes = _panel(2.05 + 0.17 * -(-min(len(lines), MOST + 1) // 2))
+        for number, name in enumerate(shown):
+            colour, style = PALETTE[number % len(PALETTE)], LINES[name in dashed]
+            runs = [_finite(*run) for run in lines[name]]
+            for steps, values in runs[:THIN] if len(runs) > 1 else []:
+                axes.plot(steps, [scale * v for v in values], color=colour, alpha=0.3, linewidth=0.7)
+            steps, values = _mean(runs)
+            mark = "o" if len(steps) == 1 else None
+            axes.plot(
+                steps,
+                [scale * v for v in values],
+                color=colour,
+                linestyle=style,
+                marker=mark,
+                markersize=4,
+                linewidth=1.7,
+                label=short(name),
+            )
+        if len(lines) > MOST:
+            axes.plot([], [], color="none", label=f"… {len(lines) - MOST:,} more")
+        axes.set(xlabel="step", ylabel=label)
+        if limits is not None:
+            axes.set_ylim(scale * limits[0], scale * limits[1])
+        axes.set_title(short(title, 2 * LONGEST))
+        axes.grid(axis="y", color=FAINT, linewidth=0.6)
+        axes.locator_params(axis="x", nbins=5)
+        if lines:
+            figure.legend(frameon=False, loc="outside lower center", ncols=2)
+    return figure
+
+
+def _finite(steps: Sequence[float], values: Sequence[float | None]) -> tuple[list[float], list[float]]:
+    known = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None and math.isfinite(v)]
+    return [s for s, _ in known], [v for _, v in known]
+
+
+def _mean(runs: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
+    found = [dict(zip(*run, strict=True)) for run in runs]
+    steps = [s for s in (found[0] if found else ()) if all(s in run for run in found)]
+    return steps, [statistics.fmean(run[s] for run in found) for s in steps]
+
+
+def matrix(names: Sequence[str], values: Sequence[Sequence[float | None]], title: str = "") -> Figure:
+    """A square for every pair of domains, from −1 (blue) over 0 (white) to 1 (red).
+
+    Of more than ten domains there are no numbers, of more than 25 no names.
+    """
+    _figure(1, 1)
+    from matplotlib import colormaps
+
+    with _style():
+        size = len(names)
+        figure, axes = _panel(WIDTH if size > 4 else 3.3)
+        grid = np.array([[math.nan if v is None else v for v in row] for row in values], dtype=float)
+        axes.pcolormesh(grid, cmap="RdBu_r", vmin=-1, vmax=1, edgecolors="none", rasterized=size > 12)
+        for i in range(size if size <= 10 else 0):
+            for j in range(size):
+                if math.isfinite(grid[i, j]):
+                    shade = colormaps["RdBu_r"]((grid[i, j] + 1) / 2)[:3]
+                    light = float(np.dot(shade, (0.3, 0.59, 0.11))) > 0.5
+                    text, ink = (
+                        f"{grid[i, j]:.2f}",
+                        "#111111" if light else "#ffffff",
+                    )  # black would be left to the page
+                    axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", color=ink, fontsize=7.5)
+        places = [n + 0.5 for n in range(size)]
+        shown = [short(n) for n in names] if size <= 25 else [""] * size
+        axes.set_xticks(places, shown, rotation=90 if size > 4 else 0)
+        axes.set_yticks(places, shown)
+        axes.set_ylim(size, 0)
+        figure.suptitle(title, fontsize=9.5)
+        axes.tick_params(length=0)
+    return figure
+
+
+_LINKS = re.compile(r"url\(#([^)]+)\)")
+_FONT = re.compile(r"font: ([^;]*?)(\d[\d.]*px) [^;]*")
+_LONG = re.compile(r"-?\d+\.\d{2,}")
+_DROPPED = ("metadata", "style")
+_PLACES = ("d", "transform", "x", "y", "width", "height")
+
+
+def svg(figure: Figure, title: str, name: str) -> str:
+    """A figure as an element of a page: text stays text, colours are the page's, and ``name`` starts its ids.
+
+    It is written anew from its parsed form, so that nothing in it can be markup.
+    """
+    file = io.StringIO()
+    with _style(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # signs that matplotlib's font lacks; a browser has others
+        figure.savefig(file, format="svg", transparent=True)
+    root = ElementTree.fromstring(file.getvalue())
+    _bare(root)
+    used = {link for e in root.iter() for link in _links(e)}
+    for element in root.iter():
+        _adapted(element, used, name)
+    for size in ("width", "height", "version"):
+        root.attrib.pop(size, None)
+    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "class": "plot"}
+    heading = ElementTree.Element("title", {"id": f"{name}-title"})
+    heading.text = _clean(title)
+    root.insert(0, heading)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _bare(element: ElementTree.Element) -> None:
+    """Names without namespaces, as HTML takes them; without what only other programs read."""
+    element.tag = element.tag.rpartition("}")[2]
+    element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
+    if element.tag != "text":
+        element.text = None
+    element.tail = None
+    for child in list(element):
+        _bare(child)
+        if child.tag in _DROPPED:
+            element.remove(child)
+
+
+def _links(element: ElementTree.Element) -> list[str]:
+    found = [link for value in element.attrib.values() for link in _LINKS.findall(value)]
+    href = element.get("href", "")
+    return [*found, href[1:]] if href.startswith("#") else found
+
+
+def _adapted(element: ElementTree.Element, used: set[str], name: str) -> None:
+    given = element.attrib
+    if given.get("id") not in used:
+        given.pop("id", None)
+    for key, value in given.items():
+        if key == "id":
+            given[key] = f"{name}-{value}"
+        elif key == "href" and value.startswith("#"):
+            given[key] = f"#{name}-{value[1:]}"
+        elif key == "style":
+            for colour, ours in ON_PAGE.items():
+                value = value.replace(colour, ours)
+            given[key] = _FONT.sub(r"font-size: \2", value)
+        elif key in _PLACES and "scale" not in value:
+            given[key] = " ".join(_LONG.sub(lambda m: f"{float(m[0]):.1f}", value).split())
+        given[key] = _LINKS.sub(rf"url(#{name}-\1)", given[key])
+    if element.tag == "text" and "fill" not in given.get("style", ""):
+        given["style"] = "fill: currentColor; " + given.get("style", "")

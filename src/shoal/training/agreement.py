@@ -1,0 +1,242 @@
+"""How well the gradients of the domains agree while a training goes on.
+
+Measured before a step, on one batch of each of a few domains: the step's own where each of its batches is of
+one domain, else batches drawn for this alone. With g_i the gradient of domain i's mean loss over what the
+optimizer trains, that is
+
+- ``mean_cosine`` and ``mean_inner_product`` over pairs i ≠ j (see :mod:`shoal.gradients`),
+- ``sign_agreement``, the mean over parameters of |mean of signs|,
+- ``matrix``, the cosines of all pairs, up to :data:`LARGEST` domains,
+- ``layers``, the mean cosine over the parameters of each module.
+
+Where there are more domains than are measured at once, those of a measurement are dealt by a keyed
+permutation, so that every pair comes in its turn, whatever their number; which ones depends on the seed and
+the step alone. No weight, buffer, gradient or random number of the training is touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from shoal.algorithms.base import Algorithm, Log
+from shoal.data.batch import DomainBatch
+from shoal.data.domains import Domains
+from shoal.data.loader import MetaBatchLoader, seeded
+from shoal.data.sampler import DomainBatchSampler, key
+from shoal.errors import InputError
+from shoal.gradients import (
+    Gradient,
+    cosines,
+    gradient,
+    gram_matrices,
+    mean_of_pairs,
+    sign_agreement,
+)
+from shoal.replay import leaves_no_trace
+from shoal.training.capture import Replay, _leaves
+from shoal.training.engine import Engine
+
+LARGEST = 50
+"""Most domains that a measurement compares by default, and whose matrix is written down."""
+DRAWN = 41  # what a key is for
+
+
+class Pending(NamedTuple):
+    """A measurement that is still on the device."""
+
+    step: int
+    domains: Sequence[str]
+    grams: Tensor
+    """Inner products (layers, S, S)."""
+    signs: Tensor
+
+
+class Agreement:
+    """Measures how well gradients agree, on batches that it is given.
+
+    Of several processes each has its share of every batch: gradients are averaged over them before anything
+    else is done, and all find the same. They are computed in the precision of the training, one domain at a
+    time, and compared in float32.
+
+    ``capture`` replays the measurement as a CUDA graph, as long as batches have the same shapes.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, engine: Engine, *, layers: bool = False, capture: bool = False
+    ) -> None:
+        self.algorithm, self.engine, self.layers = algorithm, engine, layers
+        self.groups = layer_names(algorithm, engine.params) if layers else [""] * len(engine.params)
+        self.names = list(dict.fromkeys(self.groups))
+        self._replay = Replay(self._measure, algorithm, engine) if capture else None
+        self._batches: list[DomainBatch] = []
+        self._kinds: list[Any] = []
+
+    def __call__(self, step: int, domains: Sequence[str], batches: Sequence[DomainBatch]) -> Pending:
+        """Compares batches of at least two domains; nothing waits for the device."""
+        # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
+        with seeded(step), leaves_no_trace(self.algorithm):
+            log = self._run([b._replace(domain=None) for b in batches])
+        return Pending(step, list(domains), log["grams"], log["signs"])
+
+    def _run(self, batches: list[DomainBatch]) -> Log:
+        leaves = [leaf for b in batches for leaf in _leaves((b.x, b.y))]
+        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
+        if self._replay is None or (self._kinds and kinds != self._kinds):
+            return self._compared([self._gradient(b) for b in batches])
+        if not self._kinds:
+            own = [(tree_map(torch.clone, b.x), b.y.clone()) for b in batches]
+            self._batches, self._kinds = [DomainBatch(x, y, None) for x, y in own], kinds
+        else:
+            torch._foreach_copy_([leaf for b in self._batches for leaf in _leaves((b.x, b.y))], leaves)
+        return self._replay()
+
+    def _measure(self) -> Log:
+        return self._compared([self._gradient(b) for b in self._batches])
+
+    def _gradient(self, batch: DomainBatch) -> Gradient:
+        """Of the mean loss of a whole batch, in float32."""
+        engine, total = self.engine, Gradient()
+        scale = engine.scale.value if engine.scale is not None else None
+        for weight, (part,) in engine.parts([batch]):
+            loss = self.algorithm.domain_loss(part) * weight
+            found = gradient(loss if scale is None else loss * scale, engine.params)
+            total = found if not total else list(torch._foreach_add(total, found))
+            del loss
+        total = [g.float() if g.dtype in (torch.bfloat16, torch.float16) else g for g in total]
+        return engine.average(total if scale is None else list(torch._foreach_div(total, scale)))
+
+    def _compared(self, gradients: Sequence[Gradient]) -> Log:
+        grams = gram_matrices(gradients, self.groups)
+        return {"grams": torch.stack([grams[n] for n in self.names]), "signs": sign_agreement(gradients)}
+
+    def read(self, pending: Pending) -> dict[str, Any]:
+        """A measurement as plain data; what is not finite is ``None``."""
+        grams = pending.grams.double()
+        whole = grams.sum(0)
+        matrix = cosines(whole)
+        found: dict[str, Any] = {
+            "step": pending.step,
+            "domains": list(pending.domains),
+            "mean_cosine": _number(mean_of_pairs(matrix)),
+            "mean_inner_product": _number(mean_of_pairs(whole)),
+            "sign_agreement": _number(pending.signs),
+        }
+        if len(matrix) <= LARGEST:
+            found["matrix"] = [[_number(v) for v in row] for row in matrix.tolist()]
+        if self.layers:
+            each = mean_of_pairs(cosines(grams)).tolist()
+            found["layers"] = {n: _number(v) for n, v in zip(self.names, each, strict=True)}
+        return found
+
+
+def layer_names(algorithm: Algorithm, params: Sequence[Tensor]) -> list[str]:
+    """For each parameter the name of the module that it is in; one that several share has its first."""
+    names: dict[int, str] = {}
+    for name, p in algorithm.named_parameters():
+        names.setdefault(id(p), name.removeprefix("model.").rpartition(".")[0] or "(model)")
+    return [names[id(p)] for p in params]
+
+
+class Tracking:
+    """The measurements of a training: when there is one, on which domains and which batches."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        domains: Domains,
+        sampler: DomainBatchSampler,
+        examples: Any,
+        *,
+        every: int,
+        count: int | None = None,
+        workers: int = 0,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.agreement, self.domains, self.every = agreement, domains, every
+        self.sampler, self.examples, self.share, self.workers = sampler, examples, share, workers
+        slots = sampler.domains_per_step
+        if len(domains) < 2:
+            only = domains.names[0]
+            raise InputError(f"track_every compares domains, and there is only one to train on ({only!r}).")
+        self.count = min(count or max(2, min(slots, LARGEST)), len(domains))
+        self.own = sampler.draw == "domains" and not sampler.by_size and slots >= self.count
+        """Whether a step's own batches are measured."""
+        self._drawn: Iterator[list[DomainBatch]] | None = None
+        self.unread: list[Pending] = []
+
+    def __call__(self, step: int, batches: Sequence[DomainBatch] | None = None) -> None:
+        """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
+        if step % self.every:
+            return
+        if self.own and batches is None:
+            batches = self._gathered(step)
+        elif batches is None or not self.own:
+            batches = self._next(step)
+        chosen = list(batches)[: self.count]
+        names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
+        self.unread.append(self.agreement(step, names, chosen))
+
+    def _gathered(self, step: int) -> list[DomainBatch]:
+        """The step's own batches, from examples in memory."""
+        first, stride = self.share
+        found = []
+        for domain, rows in self.sampler.plan(step)[: self.count]:
+            index = torch.from_numpy(rows[first::stride]).to(self.examples.device)
+            x, y = self.examples.batch(index)
+            found.append(DomainBatch(x, y, domain))
+        return found
+
+    def _next(self, step: int) -> list[DomainBatch]:
+        """Drawn for this alone, and read ahead by worker processes where the training has some."""
+        if self._drawn is None:
+            first = step // self.every
+            seed = int(key(self.sampler.seed, DRAWN)[0] >> np.uint64(1))
+            drawn: Any = _Every(
+                DomainBatchSampler(self.domains, self.sampler.batch_size, self.count, seed=seed, steps=1),
+                self.every,
+            )
+            loader = MetaBatchLoader(
+                self.examples,
+                drawn,
+                workers=min(self.workers, 1),
+                device=self.agreement.engine.device,
+                start=first,
+                stop=first + 2**40,
+                share=self.share,
+            )
+            self._drawn = iter(loader)
+        return next(self._drawn)
+
+    def close(self) -> None:
+        """Lets a worker process go that reads ahead; another measurement would start one again."""
+        self._drawn = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """What was measured since it was last asked; this waits for the device."""
+        unread, self.unread = self.unread, []
+        return [self.agreement.read(pending) for pending in unread]
+
+
+class _Every:
+    """Of a sampler's steps every ``every``-th."""
+
+    def __init__(self, sampler: DomainBatchSampler, every: int) -> None:
+        self.sampler, self.every = sampler, every
+        self.seed, self.domains_per_step = sampler.seed, sampler.domains_per_step
+
+    def plans(self, start: int, stop: int) -> tuple[list[list[int | None]], NDArray[np.int64]]:
+        found = [self.sampler.plans(k * self.every, k * self.every + 1) for k in range(start, stop)]
+        return [d for domains, _ in found for d in domains], np.concatenate([rows for _, rows in found])
+
+
+def _number(value: float | Tensor) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

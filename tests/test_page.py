@@ -1,0 +1,486 @@
+"""The page of a report: what it says, that it is safe, and that it works in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.bench import compare
+from shoal.bench.config import RunConfig
+from shoal.bench.record import RunRecord, Store
+from shoal.cli import main
+from shoal.commands.report import collect, grouped
+from shoal.report import figures, page
+
+DOMAINS = ("0°", "15°", "30°")
+NASTY = (
+    "<script>alert(1)</script>",
+    "</style><img src=x onerror=alert(2)>",
+    "\"'><b>$x_1$ &amp; </script>",
+    "long " * 60,
+    "שלום \u202e漢字\x00",
+)
+
+
+def scores(values: dict[str, float | None], metric: str = "accuracy") -> dict[str, Any]:
+    known = [v for v in values.values() if v is not None]
+    mean = sum(known) / len(known)
+    return {"metric": metric, "average": mean, "mean": mean, "domains": values, "sizes": [9] * len(values)}
+
+
+def made(
+    algorithm: str = "erm", seed: int = 0, test: float = 0.5, out: str = "0°", **changes: Any
+) -> RunRecord:
+    config = RunConfig("digits", algorithm, 200, data_options={"test": out}, seed=seed, label=algorithm)
+    rest = [d for d in DOMAINS if d != out]
+    history = tuple(
+        {
+            "step": step,
+            "passes": step,
+            "loss": 1.0,
+            "scores": {
+                "train": scores(dict.fromkeys(rest, 0.9)),
+                "validation": scores(dict.fromkeys(rest, 0.8)),
+                "test": scores({out: test * step / 200}),
+            },
+        }
+        for step in (100, 200)
+    )
+    usual = RunRecord(config, "finished", history, 1, "best on validation", 1.5, {"device": "cpu"})
+    return replace(usual, **changes)
+
+
+def comparison(better: float = 0.1) -> list[RunRecord]:
+    """Fish is better than ERM by ``better``, give or take a little; in seconds that differ."""
+    noise = (0.0, 0.01, 0.02)
+    gain = {"erm": 0.0, "fish": better}
+    return [
+        made(name, seed, 0.5 + gain[name] + noise[seed] * (1 + gain[name]), out, seconds=10.0 * seed + n)
+        for n, (name, out) in enumerate((name, out) for name in gain for out in DOMAINS[:2])
+        for seed in range(3)
+    ]
+
+
+def save(folder: Path, *records: RunRecord) -> Path:
+    store = Store(folder / "runs")
+    for record in records:
+        store.save(record)
+    return folder
+
+
+def written(folder: Path, *arguments: str) -> str:
+    out = folder / "report.html"
+    assert main(["report", str(folder), "-o", str(out), *arguments]) == 0
+    return out.read_text(encoding="utf-8")
+
+
+class Reader(HTMLParser):
+    """What a browser would make of a page: tags, addresses and text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.events: list[str] = []
+        self.ids: list[str] = []
+        self.words: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "action", "data", "xlink:href"):
+                self.links.append(value or "")
+            if name == "id":
+                self.ids.append(value or "")
+            if name.startswith("on"):
+                self.events.append(name)
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def groups(*records: RunRecord) -> list[page.Group]:
+    return grouped([page.Run(r, f"{r.config.identity}.json") for r in records], [], [])
+
+
+def test_a_comparison_in_plain_words(tmp_path: Path) -> None:
+    text = Reader(written(save(tmp_path, *comparison()))).text
+    assert "fish and erm were compared on the unseen domains 0° and 15°, with 3 seeds." in text
+    assert "Best on average: fish (61.1 ± 1.1 accuracy (%), mean ± standard deviation)." in text
+    assert "It is ahead of erm by more than two standard errors: +10.1 ± 0.1 accuracy (%) in pairs" in text
+    assert "Luck alone would do that 18 times in 100." in text
+    assert "12 runs (12 finished)" in text
+    assert "n = 3" in text
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([made("erm", s, 0.5) for s in range(2)], "not a comparison: there is one algorithm alone"),
+        ([made(n, 0, t) for n, t in (("erm", 0.5), ("fish", 0.6))], "one seed cannot tell that from luck"),
+        ([made(n, 0, t) for n, t in (("erm", 0.7), ("fish", 0.6))], "No algorithm did better than erm"),
+        ([made(n, 0, t) for n, t in (("coral", 0.7), ("fish", 0.6))], "ERM is not among them"),
+        (
+            [made("erm", s, 0.5) for s in (0, 1)] + [made("fish", s, 0.4 + 0.3 * s) for s in (0, 1)],
+            "It cannot be told apart from erm: +5.0 ± 21.2 accuracy (%)",
+        ),
+        (
+            [made("erm"), made("fish", status="diverged", error="NaN", history=(), selected=-1)],
+            "Best on average: erm",
+        ),
+    ],
+)
+def test_what_the_headline_dares_to_say(records: list[RunRecord], said: str) -> None:
+    (group,) = groups(*records)
+    assert said in " ".join(page.headline(group))
+
+
+def test_runs_without_validation_are_no_comparison() -> None:
+    records = [made("erm"), made("fish")]
+    bare = [
+        replace(r, history=tuple({**m, "scores": {"test": m["scores"]["test"]}} for m in r.history))
+        for r in records
+    ]
+    (group,) = groups(*bare)
+    assert group.kind == "runs"
+    assert "This is not a comparison" in page.headline(group)[1]
+    assert [row["average"]["mean"] for row in group.result["rows"]] == [0.5, 0.5]
+
+
+def test_runs_with_other_steps_are_not_mixed() -> None:
+    longer = made("fish", config=replace(made("fish").config, steps=400))
+    found = groups(made("erm"), made("fish"), longer)
+    assert [(g.kind, len(g.runs)) for g in found] == [("comparison", 2), ("runs", 1)]
+    assert [g.apart for g in found] == ["steps 200", "steps 400"]
+    assert [g.apart for g in groups(made("erm"), made("fish"))] == [""]
+
+
+def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
+    records = comparison()
+    save(tmp_path, *records)
+    result = compare.results([r.config for r in records], records) | {"unable": {"irm": "too shy"}}
+    path = tmp_path / "compare-digits.json"
+    path.write_text(json.dumps(result))
+    runs, kept, troubles = collect([tmp_path])
+    (group,) = grouped(runs, kept, troubles)
+    assert group.planned
+    assert len(group.chosen) == 12
+    assert "Not compared: irm (too shy)." in Reader(written(tmp_path)).text
+    path.write_text(json.dumps(result | {"runs": 3}))
+    runs, kept, troubles = collect([tmp_path])
+    assert not grouped(runs, kept, troubles)[0].planned
+    assert "older than its runs" in troubles[0].words
+    path.write_text("[]")
+    assert "not the result of a comparison" in Reader(written(tmp_path)).text
+
+
+def test_the_best_settings_of_a_seed_are_marked(tmp_path: Path) -> None:
+    weak, strong = made("fish"), made("fish", test=0.9)
+    good = tuple(
+        {**m, "scores": {**m["scores"], "validation": scores({"15°": 0.99})}} for m in strong.history
+    )
+    strong = replace(strong, history=good, config=replace(strong.config, settings={"meta_lr": 0.1}))
+    (group,) = groups(made("erm"), weak, strong)
+    assert group.chosen == {made("erm").config.identity, strong.config.identity}
+    assert group.result["rows"][0]["average"]["mean"] == pytest.approx(0.9)
+
+
+def test_a_sweep(tmp_path: Path) -> None:
+    def run(algorithm: str, trial: int, test: float) -> RunRecord:
+        one = made(algorithm, trial, test)
+        protocol = {"leave_out": ["0°"], "trial": trial}
+        return replace(one, config=replace(one.config, data_options={}, protocol=protocol))
+
+    records = [
+        run(a, t, 0.5 + 0.1 * (a == "fish") + 0.01 * t * (1 + (a == "erm")))
+        for a in ("erm", "fish")
+        for t in (0, 1)
+    ]
+    save(tmp_path, *records)
+    failed = tmp_path / "runs" / "failed"
+    failed.mkdir()
+    (failed / "0123456789abcdef.txt").write_text("{}\n\nRuntimeError: <b>out of memory</b>\n")
+    text = Reader(written(tmp_path)).text
+    assert "were compared on the unseen domain 0°, with 2 trials." in text
+    assert "training-domain validation" in text
+    assert "RuntimeError: <b>out of memory</b>" in text
+
+
+def test_what_diverged_or_failed_is_there(tmp_path: Path) -> None:
+    lost = made("fish", status="diverged", error="the loss was <nan>", history=(), selected=-1)
+    save(tmp_path, made("erm"), lost)
+    (tmp_path / "runs" / "0000000000000000.json").write_text("{")
+    text = Reader(written(tmp_path)).text
+    assert "2 runs (1 finished, 1 diverged)" in text or "2 runs (1 diverged, 1 finished)" in text
+    assert "the loss was <nan>" in text
+    assert "is not a run record" in text
+
+
+def nasty() -> list[RunRecord]:
+    """Everything that comes from outside, as bad as it gets."""
+    found = []
+    for number, text in enumerate(NASTY):
+        record = made("erm", number, 0.5, text)
+        config = replace(
+            record.config,
+            dataset=text,
+            label=text,
+            settings={text: text},
+            data_options={"test": text, text: text},
+        )
+        point = record.history[0]
+        point = {**point, "scores": {**point["scores"], text: scores({text: 0.5, "b": None}, text)}}
+        matrix = {"domains": [text, "b"], "values": [[1, None], [0.25, 1]]}
+        found.append(
+            replace(
+                record,
+                config=config,
+                history=(point,),
+                selected=0,
+                error=text,
+                rule=text,
+                environment={text: text},
+                notes={text: text},
+                agreement=({"step": 1, "mean_cosine": 0.5, "sign_agreement": None, "matrix": matrix},),
+            )
+        )
+    return found
+
+
+def test_nothing_from_outside_becomes_markup(tmp_path: Path) -> None:
+    folder = tmp_path / "<script>alert(3)<"
+    folder.mkdir()
+    save(folder, *nasty())
+    html = written(folder, "--title", NASTY[0])
+    found = Reader(html)
+    assert found.tags.count("script") == 1
+    assert found.tags.count("style") == 1
+    assert not {"img", "b"} & set(found.tags)
+    assert not found.events
+    assert "\u202e" not in html
+    assert "\x00" not in html
+    assert NASTY[0] in found.text
+    assert "\"'><b>$x_1$ &amp; </script>" in found.text
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
+    html = written(save(tmp_path, *comparison()))
+    assert all(link.startswith(("#", "data:")) for link in Reader(html).links)
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_pictures_have_names_of_their_own_and_text_as_text(tmp_path: Path) -> None:
+    html = written(save(tmp_path, *comparison()))
+    found = Reader(html)
+    assert len(found.ids) == len(set(found.ids))
+    assert found.tags.count("svg") == 3 + 2  # two domains and their average; two algorithms
+    for link in re.findall(r"url\(#([^)]+)\)", html) + [x[1:] for x in found.links if x.startswith("#")]:
+        assert link in found.ids
+    drawing = html[html.index("<svg") : html.rindex("</svg>")]
+    assert "<text" in drawing
+    assert "fish" in drawing
+    assert "currentColor" in drawing
+    assert not re.search("|".join(figures.ON_PAGE), drawing)
+
+
+def test_agreement_is_drawn_where_it_was_measured() -> None:
+    def point(step: int) -> dict[str, Any]:
+        matrix = {"domains": ["15°", "30°"], "values": [[1.0, 0.25], [0.25, 1.0]]}
+        return {"step": step, "mean_cosine": 0.1, "sign_agreement": 0.6, "matrix": matrix}
+
+    tracked = [made(name, agreement=(point(1), point(2))) for name in ("erm", "fish")]
+    content = page.context(page.Content(groups(*tracked)))
+    assert len(content["groups"][0]["agreement"]) == 2
+    assert len(content["groups"][0]["matrices"]) == 2
+    assert "0.25" in content["groups"][0]["matrices"][0]
+    walked = {"step": 1, "domains": ["30°", "15°"], "matrix": [[1.0, 0.5], [0.25, 1.0]]}
+    assert page.cosines_of(made(), walked) == (["15°", "30°"], [[1.0, 0.25], [0.5, 1.0]])
+    assert page.cosines_of(made(), {"step": 1, "domains": ["30°"]}) is None
+    content = page.context(page.Content(groups(made())))
+    assert content["groups"][0]["agreement"] == content["groups"][0]["matrices"] == []
+
+
+def test_many_curves_and_domains_are_counted() -> None:
+    lines = {f"domain {n}": [([1, 2], [0.5, None])] for n in range(12)}
+    assert "… 4 more" in figures.svg(figures.curves(lines, "accuracy"), "t", "p")
+    assert page.listed(range(10)) == "0, 1, 2, 3, 4, 5 and 4 more"
+    assert page.listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_a_large_matrix_stays_small() -> None:
+    size = 50
+    values = [[1.0 if i == j else 0.1 for j in range(size)] for i in range(size)]
+    made = figures.svg(figures.matrix([f"domain {i}" for i in range(size)], values, "cosines"), "t", "p")
+    assert len(made) < 40_000
+    assert 'href="data:image/png;base64,' in made
+
+
+def test_a_mean_goes_as_far_as_every_run() -> None:
+    assert figures._mean([([1, 2], [0.0, 1.0]), ([1], [1.0])]) == ([1], [0.5])
+    assert figures._mean([]) == ([], [])
+
+
+def test_every_run_has_its_settings_and_its_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "record.json").write_text(json.dumps(made("fish").to_dict()))
+    (folder / "config.yaml").write_text("command: shoal train fish --set 'a b'\n")
+    save(tmp_path, made("erm", 7))
+    text = Reader(written(tmp_path)).text
+    assert "shoal train fish --set 'a b'" in text
+    assert "shoal.bench.run.run(RunConfig(dataset='digits', algorithm='erm', steps=200" in text
+    assert "data_options.test: 0°" in text
+    out = tmp_path / "one.html"
+    assert main(["report", str(folder / "record.json"), "-o", str(out)]) == 0
+    assert "1 run (1 finished)" in Reader(out.read_text()).text
+
+
+def test_python_says_the_same_run() -> None:
+    config = made("fish", 3).config
+    assert eval(page.python(config).removeprefix("shoal.bench.run.run")).identity == config.identity
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{}/empty"], "there is no record of a run in"),
+        (["{}/nowhere"], "there is no folder"),
+        (["{}/a.json"], "is no record of a run; give a folder or a record.json"),
+        (["{}/full", "-o", "{}/nowhere/x.html"], "there is no folder"),
+        (["{}/full", "-o", "{}/empty"], "is a folder; give a file such as"),
+    ],
+)
+def test_wrong_input(tmp_path: Path, capsys: Any, arguments: list[str], said: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.json").write_text("{}")
+    save(tmp_path / "full", made())
+    assert main(["report", *(a.format(tmp_path) for a in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert len(error.splitlines()) == 1
+
+
+def test_without_jinja2_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    save(tmp_path, made())
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert main(["report", str(tmp_path), "-o", str(tmp_path / "x.html")]) == 2
+    assert "pip install 'shoal[report]'" in capsys.readouterr().err
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_a_page_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    save(tmp_path, made())
+    (tmp_path / "report.html").write_text("old")
+    assert written(tmp_path).startswith("<!DOCTYPE html>")
+    assert not list(tmp_path.glob(".report*"))
+
+
+def test_a_record_shows_itself_in_a_notebook() -> None:
+    shown = made()._repr_html_()
+    assert "erm on digits, seed 0: finished" in shown
+    assert "<td>test</td><td>0°</td><td>accuracy</td><td>0.5</td>" in shown
+    for record in nasty():
+        tags = set(Reader(record._repr_html_()).tags)
+        assert tags == {"table", "caption", "thead", "tbody", "tr", "th", "td"}
+    assert "diverged" in made(status="diverged", history=(), selected=-1)._repr_html_()
+
+
+def test_images_with_the_models_mistakes(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    train = ["train", "erm", "--dataset", "rotated-digits", "--steps", "3", "--out", str(tmp_path / "run")]
+    assert main([*train, "--data", "test=75°"]) == 0
+    found = Reader(written(tmp_path, "--samples", "4"))
+    assert found.tags.count("img") % 4 == 0
+    assert found.tags.count("img") >= 8
+    assert "never trained on" in found.text
+    assert "taken for" in found.text
+    assert "shoal train erm --dataset rotated-digits" in found.text or "pytest" in found.text
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --virtual-time-budget=3000 --enable-logging=stderr --dump-dom"
+)
+CLICKS = """<script>
+const table = document.querySelector("table.runs"), heads = [...table.tHead.rows[0].cells];
+const column = heads.findIndex(h => h.textContent.startsWith("seconds"));
+const order = () => [...table.tBodies].map(b => b.rows[0].cells[column].dataset.v).join(",");
+const said = [];
+for (const _ of [1, 2]) {
+  heads[column].firstElementChild.click();
+  said.push(order(), heads[column].getAttribute("aria-sort"));
+}
+const scores = document.querySelector("table.scores");
+scores.tHead.rows[0].cells[1].firstElementChild.click();
+said.push([...scores.tBodies[0].rows].map(r => r.cells[0].firstChild.data.trim()).join(","));
+const box = document.getElementById("filter");
+box.value = "fish";
+box.dispatchEvent(new Event("input"));
+said.push([...table.tBodies].filter(b => !b.hidden).length);
+const drawn = [...document.querySelectorAll("svg.plot")].map(p => p.getBoundingClientRect());
+said.push(drawn.filter(b => b.width > 100 && b.height > 50).length + " of " + drawn.length);
+said.push(document.documentElement.scrollWidth <= innerWidth);
+document.body.dataset.said = JSON.stringify(said);
+</script></body>"""
+
+
+@pytest.fixture(scope="module")
+def browse(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on this machine")
+    profile = tmp_path_factory.mktemp("profile")
+
+    def dump(path: Path, width: int) -> tuple[str, list[str]]:
+        flags = [*FLAGS.split(), f"--user-data-dir={profile}", f"--window-size={width},900"]
+        done = subprocess.run(
+            [CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+    return dump
+
+
+@pytest.mark.parametrize("width", [500, 1280])
+def test_in_a_browser_tables_sort_and_pictures_show(browse: Any, tmp_path: Path, width: int) -> None:
+    html = written(save(tmp_path, *comparison(), made("fish", 9, status="diverged")))
+    clicked = tmp_path / "clicked.html"
+    clicked.write_text(html.replace("</body>", CLICKS), encoding="utf-8")
+    dom, console = browse(clicked, width)
+    assert not console
+    said = json.loads(re.search(r'data-said="([^"]*)"', dom)[1].replace("&quot;", '"'))  # type: ignore[index]
+    up, first, down, second, algorithms, fish, drawn, fits = said
+    seconds = [float(v) for v in up.split(",")]
+    assert seconds == sorted(seconds)
+    assert (first, second) == ("ascending", "descending")
+    assert [float(v) for v in down.split(",")] == sorted(seconds, reverse=True)
+    assert algorithms == "erm,fish"
+    assert fish == 7
+    assert drawn.split(" of ")[0] == drawn.split(" of ")[1] != "0"
+    assert fits
+
+
+def test_in_a_browser_names_are_harmless(browse: Any, tmp_path: Path) -> None:
+    written(save(tmp_path, *nasty()))
+    dom, console = browse(tmp_path / "report.html", 500)
+    assert not console
+    assert dom.count("<script") == 1
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom
