@@ -160,6 +160,8 @@ class DomainData:
     scored by, and may be others. ``notes`` says what a reader of results must know of a split, such as that
     selecting on it peeks at the test domain. ``measures`` names what the dataset is judged by, first what
     selects (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
+    ``class_names`` are what the classes are called, in their order. ``inputs`` says in plain data how a raw
+    table, picture or text becomes what the model takes, so that a trained model can be used on new ones.
     """
 
     examples: Dataset
@@ -170,6 +172,8 @@ class DomainData:
     notes: Mapping[str, str] = field(default_factory=dict)
     measures: tuple[str, ...] = ()
     uncounted: frozenset[str] = frozenset()
+    class_names: tuple[str, ...] = ()
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def task(self) -> Task:
