@@ -41,12 +41,23 @@ OFFICIAL: dict[str, tuple[tuple[int, ...], int | None, int]] = {
     "amazon": ((512,), 5, 1_000_124),
 }
 WORDS = 30_000
+
+
+def official(dataset: str, said: dict[str, Any]) -> tuple[tuple[int, ...], int | None, int]:
+    """With pictures of the recipe's own size, where it says one."""
+    shape, classes, examples = OFFICIAL[dataset]
+    if size := said.get("data_options", {}).get("size"):
+        shape = (shape[0], size, size)
+    return shape, classes, examples
+
+
 COLUMNS = [
     *[
         "dataset",
         "model",
         "precision",
         "S × batch",
+        "input",
         "ERM steps/s",
         "Fish steps/s",
         "Fish : S plain steps",
@@ -58,7 +69,7 @@ COLUMNS = [
 
 class Stepper:
     def __init__(self, name: str, dataset: str, said: dict[str, Any], given: Any, precision: str) -> None:
-        shape, classes, _ = OFFICIAL[dataset]
+        shape, classes, _ = official(dataset, said)
         options = {k: v for k, v in said["model_options"].items() if k != "pretrained"}
         if "pretrained" in said["model_options"]:
             options["pretrained"] = False
@@ -82,7 +93,7 @@ class Stepper:
 
 
 def batches(dataset: str, said: dict[str, Any], given: Any) -> list[DomainBatch]:
-    shape, classes, _ = OFFICIAL[dataset]
+    shape, classes, _ = official(dataset, said)
     size = given.batch or said["batch"]
     draw = torch.Generator(device=given.device).manual_seed(0)
     place: dict[str, Any] = {"device": given.device, "generator": draw}
@@ -142,7 +153,7 @@ def measure(dataset: str, preset: str, precision: str, given: Any) -> str:
     seeds = len(said["folds"]) if "folds" in said else said["seeds"]
     how = "captured" if fish.reason is None else "step by step"
     return (
-        f"| {dataset} | {said['model']} | {precision} | {walk} × {size} | {1 / one:.1f} | {1 / meta:.2f} | "
+        f"| {dataset} | {said['model']} | {precision} | {walk} × {size} | {'×'.join(map(str, official(dataset, said)[0]))} | {1 / one:.1f} | {1 / meta:.2f} | "
         f"{ratio:.3f} | {memory:.1f} | {hours:.1f} | {fish_hours:.1f} | {seeds} | {how} |"
     )
 
