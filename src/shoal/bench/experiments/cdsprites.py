@@ -102,14 +102,18 @@ def figure(
     walk = {"meta_lr": 0.3, "inner_state": "carry"}
     plain = [Method(m.label, m.algorithm, {} if m is ERM else walk, m.draw) for m in (ERM, FISH, REGROUPED)]
     ten = passes or PASSES[10]
-    adam, direct = [], []
-    for number in sorted(numbers, key=lambda n: n != 10):
-        own = passes or PASSES.get(number, OTHER_PASSES)
-        adam += configs((ERM, FISH, REGROUPED, REPTILE), [number], seeds, passes=own, **common)
-        direct += configs((IDGM,), [number], seeds, passes=own, **common)
+
+    def every_number(*methods: Method) -> list[RunConfig]:
+        found = []
+        for number in sorted(numbers, key=lambda n: n != 10):
+            own = passes or PASSES.get(number, OTHER_PASSES)
+            found += configs(methods, [number], seeds, passes=own, **common)
+        return found
+
     return {
-        "Adam": adam,
-        "IDGM": direct,
+        # ERM's steps are short and those of a walk long: side by side on a GPU they would wait for each other.
+        "Adam": every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
+        "IDGM": every_number(IDGM),
         "plain SGD": configs(plain, [10], seeds, passes=ten, optimizer=SGD, **common),
         "random palette": configs(
             (ERM, FISH, REGROUPED), [10], seeds, passes=ten, palette="random", **common
