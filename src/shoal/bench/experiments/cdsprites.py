@@ -111,7 +111,7 @@ def figure(
         return found
 
     return {
-        # ERM's steps are short and those of a walk long: side by side on a GPU they would wait for each other.
+        # ERM's steps are short, a walk's long: side by side on a GPU they would wait for each other.
         "Adam": every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
         "IDGM": every_number(IDGM),
         "plain SGD": configs(plain, [10], seeds, passes=ten, optimizer=SGD, **common),
