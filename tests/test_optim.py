@@ -621,6 +621,27 @@ def test_closures(as_keyword):
     assert same(model, plain)
 
 
+class Plain(torch.optim.Optimizer):
+    """Calls the closure as it finds things, as optimizers without ``enable_grad`` do."""
+
+    def step(self, closure=None):
+        loss = closure()
+        with torch.no_grad():
+            for p in (p for group in self.param_groups for p in group["params"]):
+                p -= 0.1 * p.grad
+        return loss
+
+
+def test_a_closure_has_gradients_whatever_the_inner_optimizer_does():
+    model, batches = make_model(), make_batches(4)
+    plain = copy.deepcopy(model)
+    fish = Fish(Plain(model.parameters(), {}), 2)
+    for batch in batches:
+        fish.step(closure_of(model, fish, batch))
+    train(plain, Fish(SGD(plain.parameters(), 0.1), 2), batches)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-7)
+
+
 @STATES
 def test_lbfgs_walks(inner_state):
     make = lambda params: torch.optim.LBFGS(params, lr=0.1, max_iter=4)  # noqa: E731
@@ -678,6 +699,8 @@ def test_slow_weights_shows_theta_and_puts_the_walk_back(raises):
             assert same(model, theta)
             with pytest.raises(RuntimeError, match=r"step\(\) inside slow_weights\(\)"):
                 fish.step()
+            with pytest.raises(RuntimeError, match=r"state_dict\(\) inside slow_weights\(\)"):
+                fish.state_dict()  # beside a model that holds θ it would go on from the wrong place
             if raises:
                 raise Stop
     except Stop:

@@ -166,7 +166,8 @@ class Fish(Optimizer):
             for grad in grads:
                 grad.mul_(scale.to(grad.device).reciprocal())
         if found is None:
-            return self.inner.step() if closure is None else self.inner.step(closure)
+            # Not every optimizer turns gradients on for the closure, which here are off.
+            return self.inner.step() if closure is None else self.inner.step(torch.enable_grad()(closure))
         step_unless(self.inner, found)
         return None
 
@@ -192,6 +193,8 @@ class Fish(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, with the walk under ``"fish"``: where it stands and from where it left."""
+        if self._showing_slow:
+            raise RuntimeError("state_dict() inside slow_weights(): leave the block first, the walk is at θ̃.")
         every = [p for group in self.param_groups for p in group["params"]]
         numbers = {id(p): n for n, p in enumerate(every)}
         slow = {}

@@ -262,6 +262,68 @@ def test_resuming_goes_on_as_if_never_stopped(sampler: DomainBatchSampler, step:
     assert list(sampler)[:slots] == [b.tolist() for _, b in sampler.plan((step // 7 + 1) * 7)]
 
 
+@settings(max_examples=30, deadline=None)
+@given(samplers(), st.integers(0, 30), st.data())
+def test_resuming_within_a_step(sampler: DomainBatchSampler, step: int, data: st.DataObject) -> None:
+    slots = sampler.domains_per_step
+    sampler.steps = 7
+    straight = [batch for _ in range(6) for batch in sampler]
+    drawn = step * slots + data.draw(st.integers(0, slots - 1))
+    sampler.set_step(*divmod(drawn, slots))
+    assert list(sampler) == straight[drawn : (step // 7 + 1) * 7 * slots]
+    assert next(iter(sampler)) == straight[(step // 7 + 1) * 7 * slots]  # the next pass is a whole one
+
+
+def test_epochs_are_passes() -> None:
+    sampler = DomainBatchSampler(np.arange(60) % 3, 4, 2, steps=5)
+    passes = [list(sampler) for _ in range(3)]
+    for epoch in (1, 1, 0, 2):
+        sampler.set_epoch(epoch)
+        assert list(sampler) == passes[epoch]
+    sampler.set_step(7, 1)
+    sampler.set_epoch(1)  # step 7 is in it
+    assert list(sampler) == passes[1][5:]
+    sampler.set_step(7)
+    with pytest.raises(InputError, match=r"set_step\(7\) is in pass 1 of 5 steps, but .* begins pass 0"):
+        sampler.set_epoch(0)
+    with pytest.raises(InputError, match="batch=2 of a step of 2"):
+        sampler.set_step(0, 2)
+
+
+# Parts of batches
+
+
+@settings(max_examples=40, deadline=None)
+@given(samplers(), st.integers(1, 4), st.integers(1, 3))
+def test_processes_split_each_batch_and_deal_none(
+    sampler: DomainBatchSampler, processes: int, pieces: int
+) -> None:
+    """At the same place all processes are in one domain, and together have the batch of a single one."""
+    slots, size = sampler.domains_per_step, sampler.batch_size * processes * pieces
+    make = lambda **more: DomainBatchSampler(  # noqa: E731
+        sampler.domains, size, slots, seed=sampler.seed, steps=3, **more
+    )
+    shares = [list(make(share=(i, processes), pieces=pieces)) for i in range(processes)]
+    plan = [pair for step in range(3) for pair in make().plan(step)]
+    assert {len(part) for share in shares for part in share} == {sampler.batch_size}
+    assert all(len(share) == len(make(pieces=pieces)) == 3 * slots * pieces for share in shares)
+    for place, (domain, batch) in enumerate(plan):
+        assert domain is not None
+        mine = set(sampler.domains.indices_of(domain).tolist())
+        now = slice(place * pieces, (place + 1) * pieces)
+        parts = [part for share in shares for part in share[now]]
+        assert all(set(part) <= mine for part in parts)
+        assert Counter(chain(*parts)) == Counter(batch.tolist())
+
+
+def test_pieces_resume_by_optimizer_steps() -> None:
+    """A trainer that accumulates two pieces has made three steps after six of them."""
+    sampler = DomainBatchSampler(np.arange(60) % 3, 8, 2, share=(1, 2), pieces=2, steps=5)
+    straight = list(sampler)
+    sampler.set_step(*divmod(3, 2))
+    assert list(sampler) == straight[6:]
+
+
 def test_in_a_plain_dataloader() -> None:
     labels = np.repeat(["x", "y", "z"], [30, 3, 12])
     sampler = DomainBatchSampler(labels, batch_size=5, domains_per_step=2)
@@ -291,6 +353,12 @@ def test_default_domains_per_step() -> None:
         ({"draw": "balanced", "by_size": True}, 'by_size=True with draw="balanced"'),
         ({"steps": 0}, "steps=0"),
         ({"seed": "a"}, "seed='a'"),
+        ({"share": (0, 3)}, "batch_size=2 cannot be cut into 3 equal parts .* a multiple of 3"),
+        ({"share": (0, 2), "pieces": 2}, r"4 equal parts \(2 processes, pieces=2\)"),
+        ({"share": (2, 2)}, r"share=\(2, 2\); processes are counted from 0, so it must be below 2"),
+        ({"share": 2}, r"share=2; it must be a pair \(process, processes\)"),
+        ({"share": (-1, 2)}, r"share\[0\]=-1"),
+        ({"pieces": 0}, "pieces=0"),
     ],
 )
 def test_refused_at_construction(arguments: dict, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -123,6 +124,12 @@ class DomainBatchSampler(Sampler[list[int]]):
     One iteration is ``steps`` steps (by default as many as it takes to draw as many examples as there are);
     the next iteration goes on from there, so pass p starts at step p · ``steps``. :meth:`set_step` resumes
     anywhere; a pass resumed midway ends where it would have ended.
+
+    For other people's trainers, an iteration can yield less than whole batches. ``share=(i, n)`` is for the
+    i-th of n processes: its part of *every* batch, so that all of them are in the same domain at the same
+    time. ``pieces=k`` yields that in k pieces, one after the other, for a trainer that accumulates gradients
+    over k batches. All parts are equally large, as averaging their gradients asks for. What is planned does
+    not change: :meth:`plan` and :meth:`plans` give whole batches.
     """
 
     def __init__(
@@ -135,6 +142,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         by_size: bool = False,
         seed: int = 0,
         steps: int | None = None,
+        share: tuple[int, int] = (0, 1),
+        pieces: int = 1,
     ) -> None:
         if draw not in get_args(Draw):
             raise unknown_name("draw", draw, get_args(Draw))
@@ -143,6 +152,12 @@ class DomainBatchSampler(Sampler[list[int]]):
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         self.draw, self.by_size, self.seed = draw, by_size, _integer("seed", seed, None)
         self.batch_size = _integer("batch_size", batch_size)
+        self.share, self.pieces = _checked_share(share), _integer("pieces", pieces)
+        if self.batch_size % (parts := self.share[1] * self.pieces):
+            raise InputError(
+                f"batch_size={self.batch_size} cannot be cut into {parts} equal parts ({self.share[1]} "
+                f"processes, pieces={self.pieces}); it must be a multiple of {parts}."
+            )
         count = len(self.domains)
         default = count if count <= 16 else 5
         self.domains_per_step = _integer(
@@ -160,7 +175,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         if draw != "pooled":
             self._pool = None
         self.steps = _integer("steps", steps)
-        self._next = 0
+        self._next, self._batch = 0, 0
+        self._told = False  # by set_step, where to start
 
     def plan(self, step: int) -> list[tuple[int | None, NDArray[np.int64]]]:
         """The S batches of a step: each the domain's number (``None`` if mixed) and B example indices."""
@@ -232,17 +248,39 @@ class DomainBatchSampler(Sampler[list[int]]):
             words = key(self.seed, EXAMPLES, d[..., None], passes)
         return self.domains.indices[start + permute(words, n, element)]
 
-    def set_step(self, step: int) -> None:
-        """Let the next iteration start at this step."""
-        self._next = _integer("step", step, 0)
+    def set_step(self, step: int, batch: int = 0) -> None:
+        """Let the next iteration start at this step, or within it, after so many of its S batches.
+
+        After n batches, as somebody's trainer counts its optimizer steps: ``set_step(*divmod(n, S))``.
+        """
+        step, batch = _integer("step", step, 0), _integer("batch", batch, 0)
+        if batch >= self.domains_per_step:
+            raise InputError(f"batch={batch} of a step of {self.domains_per_step}; it must be below that.")
+        self._next, self._batch, self._told = step, batch, True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next iteration be pass ``epoch``, as trainers ask for; a step set within it stays."""
+        epoch = _integer("epoch", epoch, 0)
+        if self._next // self.steps == epoch:
+            return
+        if self._told:
+            asked = f"set_step({self._next}) is in pass {self._next // self.steps}"
+            raise InputError(
+                f"{asked} of {self.steps} steps, but the trainer begins pass {epoch}; "
+                "let the trainer say where to resume, or let steps be the whole training."
+            )
+        self._next, self._batch = epoch * self.steps, 0
 
     def __iter__(self) -> Iterator[list[int]]:
-        first = self._next
-        self._next = (first // self.steps + 1) * self.steps
-        return (batch.tolist() for _, rows in planned(self, first, self._next) for batch in rows)
+        first, skipped = self._next, self._batch
+        self._next, self._batch, self._told = (first // self.steps + 1) * self.steps, 0, False
+        mine, every = self.share
+        batches = (batch for _, rows in planned(self, first, self._next) for batch in rows)
+        parts = (batch[mine::every] for batch in islice(batches, skipped, None))
+        return (piece.tolist() for part in parts for piece in np.split(part, self.pieces))
 
     def __len__(self) -> int:
-        return self.steps * self.domains_per_step
+        return self.steps * self.domains_per_step * self.pieces
 
 
 BLOCK = 64
@@ -265,3 +303,16 @@ def _integer(name: str, value: Any, least: int | None = 1) -> int:
     if least is not None and number < least:
         raise InputError(f"{name}={number}; it must be at least {least}.")
     return number
+
+
+def _checked_share(share: Any) -> tuple[int, int]:
+    try:
+        mine, every = share
+    except (TypeError, ValueError):
+        raise InputError(
+            f"share={share!r}; it must be a pair (process, processes), such as (0, 2)."
+        ) from None
+    mine, every = _integer("share[0]", mine, 0), _integer("share[1]", every)
+    if mine >= every:
+        raise InputError(f"share={(mine, every)}; processes are counted from 0, so it must be below {every}.")
+    return mine, every
