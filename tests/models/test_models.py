@@ -16,6 +16,7 @@ INPUTS: dict[str, list[tuple[int, ...]]] = {
     "mnist-cnn": [(2, 28, 28), (1, 8, 9)],
     "mlp": [(1,), (13,)],
     "linear": [(4,)],
+    "tabular": [(1,), (13,)],
 }
 WRONG: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64), (3, 64, 32), (3, 28, 28)],
@@ -23,6 +24,7 @@ WRONG: dict[str, list[tuple[int, ...]]] = {
     "mnist-cnn": [(28, 28), (0, 28, 28), (1, 7, 28)],
     "mlp": [(), (1, 16, 16), (0,)],
     "linear": [(2, 2)],
+    "tabular": [(), (2, 2), (0,)],
 }
 CASES = [(name, shape) for name, shapes in INPUTS.items() for shape in shapes]
 
@@ -38,7 +40,7 @@ def test_only_models_are_offered() -> None:
 @pytest.mark.parametrize("batch", [1, 5])
 def test_outputs(name: str, shape: tuple[int, ...], batch: int) -> None:
     x = torch.rand(batch, *shape)
-    model = models.build(name, input_shape=shape, classes=3, seed=0)
+    model = models.build(name, input_shape=shape, classes=3, seed=0).eval()
     assert model(x).shape == (batch, 3)
     torch.testing.assert_close(model(x), model.head(model.features(x)))
     assert model.features(x).ndim == 2
@@ -47,7 +49,7 @@ def test_outputs(name: str, shape: tuple[int, ...], batch: int) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_an_output_does_not_depend_on_batch_mates(name: str, shape: tuple[int, ...]) -> None:
-    model = models.build(name, input_shape=shape, classes=2, seed=0).double()
+    model = models.build(name, input_shape=shape, classes=2, seed=0).double().eval()
     x = torch.rand(4, *shape, dtype=torch.float64)
     torch.testing.assert_close(model(x)[:1], model(x[:1]))
 
@@ -124,13 +126,42 @@ def test_mnist_cnn_can_be_narrow_by_whole_groups() -> None:
             mnist_cnn.build((1, 28, 28), 10, width=width)
 
 
+def test_tabular_starts_linear_and_can_bend() -> None:
+    model = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=2).double().eval()
+    x, y = torch.randn(2, 5, 3, dtype=torch.float64)
+    middle = (model(x) + model(y)) / 2
+    torch.testing.assert_close(model((x + y) / 2), middle)
+    for block in list(model.features)[1:]:  # type: ignore[call-overload]
+        nn.init.normal_(block.change[-1].weight)
+    assert not torch.allclose(model((x + y) / 2), (model(x) + model(y)) / 2)
+    # What bends is left out at random in training, what is linear never is.
+    model.train()
+    assert not torch.equal(model(x), model(x))
+    straight = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=0).train()
+    assert torch.equal(straight(x.float()), straight(x.float()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"width": 0}, "width of model 'tabular' must be a whole number of at least 1; not 0"),
+        ({"depth": -1}, "depth of model 'tabular' must be a whole number of at least 0; not -1"),
+        ({"width": 2.5}, "width of model 'tabular'"),
+        ({"dropout": 1}, "dropout of model 'tabular' must be at least 0 and below 1; not 1"),
+    ],
+)
+def test_wrong_options_of_tabular(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        models.build("tabular", input_shape=(3,), classes=2, seed=0, **options)
+
+
 def test_feature_model_reshapes_nothing() -> None:
     model = FeatureModel(nn.Conv2d(1, 2, 3), nn.Linear(2, 2))
     with pytest.raises(RuntimeError):
         model(torch.rand(4, 1, 8, 8))
 
 
-@pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mnist-cnn", "mlp"])
+@pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mnist-cnn", "mlp", "tabular"])
 def test_second_derivatives_exist(name: str) -> None:
     """Gradient matching differentiates the gradient."""
     shape = INPUTS[name][0]

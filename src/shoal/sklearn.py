@@ -1,0 +1,302 @@
+"""scikit-learn estimators that learn from several domains, which come in as ``groups``.
+
+>>> from sklearn.datasets import make_classification
+>>> X, y = make_classification(300, random_state=0)
+>>> hospital = ["oslo", "lima", "kyoto"] * 100
+>>> DomainClassifier("fish", random_state=0).fit(X, y, groups=hospital).predict(X[:3]).shape
+(3,)
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
+
+from shoal.algorithms import Algorithm, algorithm_class, settings_of
+from shoal.bench.config import OPTIMIZERS
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.domains import Domains
+from shoal.data.sampler import DomainBatchSampler
+from shoal.data.splits import hold_out
+from shoal.errors import InputError, check_names
+from shoal.models import build
+from shoal.training.fit import fit
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.preprocessing import LabelEncoder, StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError(
+        f"shoal.sklearn needs scikit-learn 1.6 or later ({error}): pip install 'shoal[sklearn]'"
+    ) from error
+
+__all__ = ["DomainClassifier", "DomainRegressor"]
+
+PASSES, LEAST, MOST = 30, 50, 2000
+"""How long a training is by default: passes over the examples, and the bounds of that in steps."""
+ROWS = 8192
+"""Predicted at a time."""
+FLOATS = (np.float64, np.float32)
+
+ModelMaker = Callable[[tuple[int, ...], int | None], nn.Module]
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class _DomainEstimator(BaseEstimator):
+    """What both estimators share: the parameters, the training and the model's outputs."""
+
+    # With metadata routing enabled, whoever is given groups hands them on to `fit` unasked.
+    __metadata_request__fit: ClassVar[dict[str, bool]] = {"groups": True}
+
+    def __init__(
+        self,
+        algorithm: str | type[Algorithm] = "fish",
+        *,
+        model: str | ModelMaker | None = None,
+        settings: Mapping[str, Any] | None = None,
+        steps: int | None = None,
+        batch_size: int = 32,
+        domains_per_step: int | None = None,
+        draw: str | None = None,
+        lr: float = 1e-3,
+        optimizer: str | OptimizerMaker = "adam",
+        validation: float | None = None,
+        patience: int | None = None,
+        standardize: bool = True,
+        random_state: Any = None,
+        device: str | torch.device | None = None,
+        verbose: int = 0,
+    ) -> None:
+        self.algorithm = algorithm
+        self.model = model
+        self.settings = settings
+        self.steps = steps
+        self.batch_size = batch_size
+        self.domains_per_step = domains_per_step
+        self.draw = draw
+        self.lr = lr
+        self.optimizer = optimizer
+        self.validation = validation
+        self.patience = patience
+        self.standardize = standardize
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def _train(self, X: NDArray[Any], y: NDArray[Any], groups: Any, classes: int | None) -> None:
+        """Fits the model to checked rows and targets that are numbers already."""
+        if len(y) < 2:
+            raise InputError(f"n_samples={len(y)}: there must be at least two rows to learn from.")
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        domains = _domains(groups, len(y))
+        options = self._method(domains, groups is not None)
+        splits = self._splits(domains, seed)
+        self.scaler_ = StandardScaler().fit(X[splits["train"].examples()]) if self.standardize else None
+        x = torch.tensor(self._scaled(X), dtype=torch.float32)
+        options["steps"] = self._steps(splits["train"], options["domains_per_step"])
+        data = DomainData(TensorData(x, torch.tensor(y)), splits, classes, tuple(x.shape[1:]), model="")
+        run = fit(
+            model=self._made(data.input_shape, classes, seed),
+            train=data,
+            batch_size=self.batch_size,
+            optimizer=self._optimizer(),
+            lr=self.lr,
+            patience=self.patience,
+            eval_splits=[split for split in splits if split != "train"],
+            seed=seed,
+            device=self.device,
+            progress=bool(self.verbose),
+            **options,
+        )
+        self._own = callable(self.model)  # which may insist on the precision that it was trained in
+        self.model_ = run.model.cpu()  # so that what was trained on a GPU can be unpickled anywhere
+        self.algorithm_ = type(run.algorithm).__name__
+        self.domains_ = list(domains.names)
+        self.n_iter_ = run.last.step
+        self.history_ = [point.to_dict() for point in run.history]
+
+    def _method(self, domains: Domains, grouped: bool) -> dict[str, Any]:
+        """The algorithm and what belongs to it; ERM where it has fewer than two domains to work with."""
+        cls = _algorithm(self.algorithm)
+        settings = dict(self.settings or {})
+        check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
+        if len(domains) > 1 or not (cls.compares_domains or cls.knows_domains):
+            drawn = {"draw": self.draw, "domains_per_step": self.domains_per_step}
+            return {"algorithm": cls, "settings": settings, **drawn}
+        given = f"one group only ({domains.names[0]!r})" if grouped else "no groups"
+        warnings.warn(
+            f"{cls.__name__} needs several domains and fit was given {given}: it trains as ERM.", stacklevel=4
+        )
+        return {"algorithm": "erm", "settings": {}, "draw": None, "domains_per_step": None}
+
+    def _splits(self, domains: Domains, seed: int) -> dict[str, Domains]:
+        share = self.validation
+        if share is None:
+            return {"train": domains}
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+            raise InputError(f"validation must be None or a share between 0 and 1; got {share!r}.")
+        train, held = hold_out(domains, float(share), seed)
+        return {"train": train, "validation": held}
+
+    def _steps(self, train: Domains, domains_per_step: int | None) -> int:
+        if self.steps is not None:
+            return self.steps
+        a_pass = DomainBatchSampler(train, self.batch_size, domains_per_step, draw="pooled").steps
+        return min(max(PASSES * a_pass, LEAST), MOST)
+
+    def _made(self, input_shape: tuple[int, ...], classes: int | None, seed: int) -> nn.Module:
+        if self.model is None or isinstance(self.model, str):
+            return build(self.model or "tabular", input_shape=input_shape, classes=classes, seed=seed)
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            raise InputError(
+                "model must be a name, such as 'tabular', or a function that makes one, "
+                f"model(input_shape, classes); got {type(self.model).__name__}."
+            )
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            torch.default_generator.manual_seed(seed)
+            made = self.model(input_shape, classes)
+        if not isinstance(made, nn.Module):
+            raise InputError(f"model must make a torch.nn.Module, got {type(made).__name__}.")
+        return made
+
+    def _optimizer(self) -> OptimizerMaker:
+        if not isinstance(self.optimizer, str):
+            return self.optimizer
+        check_names("optimizer", [self.optimizer], OPTIMIZERS)
+        return partial(getattr(torch.optim, OPTIMIZERS[self.optimizer]), lr=self.lr)
+
+    def _scaled(self, X: NDArray[Any]) -> NDArray[Any]:
+        scaled: NDArray[Any] = X if self.scaler_ is None else self.scaler_.transform(X)
+        return scaled
+
+    def _outputs(self, X: Any) -> NDArray[np.float64]:
+        """What the model makes of new rows; ours in double precision, so that no row's depends on the others.
+
+        In single precision a matrix product rounds differently for other numbers of rows.
+        """
+        check_is_fitted(self, "model_")
+        x = torch.tensor(self._scaled(validate_data(self, X, reset=False, dtype=FLOATS)))
+        model = self.model_ if self._own else copy.deepcopy(self.model_).double()
+        x = x.float() if self._own else x.double()
+        with torch.no_grad():
+            return torch.cat([model(part) for part in x.split(ROWS)]).double().numpy()
+
+
+class DomainClassifier(ClassifierMixin, _DomainEstimator):
+    """A classifier for domains that it has not seen, trained by any of Shoal's algorithms. ::
+
+        DomainClassifier("fish").fit(X, y, groups=hospital).score(X_new, y_new)
+
+    Labels may be of any type. Without groups, or with a single one, an algorithm that needs several domains
+    trains as ERM, and says so in a warning.
+
+    Args:
+        algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
+        model: the name of a network for flat features, or ``model(input_shape, classes)``, which makes one;
+            ``classes`` is ``None`` for regression. By default ``"tabular"``.
+        settings: the algorithm's own, such as ``{"meta_lr": 0.1}``.
+        steps: each takes ``batch_size`` rows from each of ``domains_per_step`` domains. By default as many as
+            make 30 passes over the rows, but at least 50 and at most 2,000.
+        batch_size: rows from each domain in a step.
+        domains_per_step: by default every domain where there are at most 16, else 5.
+        draw: how batches are drawn, if not as the algorithm asks; ``"regrouped"`` mixes the domains of each
+            step: the control for what grouping does.
+        lr: the learning rate of an ``optimizer`` that is named.
+        optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, or a function from parameters to one of torch's.
+        validation: the share of every domain that is not trained on, but chooses the best of ten evaluations
+            (accuracy, or the mean squared error). By default all rows are trained on and the last step
+            counts.
+        patience: stop after so many evaluations without improvement; needs ``validation``.
+        standardize: bring every column to mean 0 and deviation 1 in the rows trained on.
+        random_state: decides everything that is drawn; ``None`` takes NumPy's global state, as usual.
+        device: such as ``"cuda"``, for the training; by default CUDA where there is one.
+        verbose: above 0, show a progress line.
+
+    Attributes:
+        classes_: the labels, sorted.
+        model_: the trained network, on the CPU, in eval mode. It takes standardised columns.
+        algorithm_: what was trained with in the end, such as ``"Fish"``.
+        domains_: the groups' names, sorted.
+        n_iter_: steps that were trained.
+        history_: what was measured along the way, as plain data.
+    """
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
+        X, y = validate_data(self, X, y, dtype=FLOATS)
+        check_classification_targets(y)
+        encoder = LabelEncoder().fit(y)
+        classes = encoder.classes_
+        if len(classes) < 2:
+            raise InputError(f"y has one class only, {classes[0]!r}; a classifier needs at least two.")
+        self._train(X, encoder.transform(y).astype(np.int64), groups, len(classes))
+        self.classes_ = classes
+        return self
+
+    def decision_function(self, X: Any) -> NDArray[np.float64]:
+        """Logits (n, classes); of two classes their difference, (n,), which is above 0 for the second."""
+        logits = self._outputs(X)
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Probabilities (n, classes), in the order of ``classes_``."""
+        probabilities: NDArray[np.float64] = torch.softmax(torch.from_numpy(self._outputs(X)), 1).numpy()
+        return probabilities
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The likeliest label of each row."""
+        best = self._outputs(X).argmax(1)
+        return self.classes_[best]
+
+
+class DomainRegressor(RegressorMixin, _DomainEstimator):
+    """A regressor for domains that it has not seen; see :class:`DomainClassifier` for its parameters.
+
+    It learns standardised targets, ``(y - target_[0]) / target_[1]``, by squared error.
+    """
+
+    def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
+        """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
+        X, y = validate_data(self, X, y, dtype=FLOATS, y_numeric=True)
+        y = y.astype(np.float64)
+        spread = float(y.std())
+        self.target_ = (float(y.mean()), spread if spread > 0 else 1.0)
+        self._train(X, ((y - self.target_[0]) / self.target_[1]).astype(np.float32), groups, None)
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:
+        """One number a row, on the scale of the targets."""
+        outputs = self._outputs(X)
+        mean, spread = self.target_
+        return outputs * spread + mean
+
+
+def _algorithm(given: Any) -> type[Algorithm]:
+    if isinstance(given, type) and issubclass(given, Algorithm):
+        return given
+    if not isinstance(given, str):
+        raise InputError(f"algorithm must be a name (`shoal list algorithms`) or a class; got {given!r}.")
+    return algorithm_class(given)
+
+
+def _domains(groups: Any, rows: int) -> Domains:
+    if groups is None:
+        return Domains.from_sizes({"all": rows})
+    domains = Domains.from_labels(groups)
+    if len(domains.indices) != rows:
+        raise InputError(
+            f"groups has {len(domains.indices)} labels and X has {rows} rows; give one label for each row."
+        )
+    return domains

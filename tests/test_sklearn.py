@@ -1,0 +1,294 @@
+"""The scikit-learn estimators: its conventions, its tools, and the same results as ``shoal.fit``."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+import shoal
+from shoal import models
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.domains import Domains
+from shoal.errors import InputError
+from shoal.models import tabular
+
+pytest.importorskip("sklearn")
+
+import sklearn
+from scipy.sparse import csr_matrix
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, LeaveOneGroupOut, cross_val_predict, cross_validate
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from shoal.sklearn import DomainClassifier, DomainRegressor
+
+QUICK: dict[str, Any] = {"steps": 20, "random_state": 0}
+Estimator = type[DomainClassifier] | type[DomainRegressor]
+BOTH = pytest.mark.parametrize("cls", [DomainClassifier, DomainRegressor])
+
+
+@parametrize_with_checks([DomainClassifier(), DomainRegressor()])
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Fish needs several domains", UserWarning)
+        check(estimator)
+
+
+def table(rows: int = 120) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Three hospitals, and two classes that one column tells apart."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4))
+    y = x[:, 0] + 0.1 * rng.normal(size=rows) > 0
+    return x, y.astype(int), np.array(["a", "b", "<script>"])[np.arange(rows) % 3]
+
+
+X, Y, HOSPITAL = table()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [("ill", "well"), (1, 2), (False, True), (-1.0, 1.0), ("z", "a"), (10**12, 3)],
+    ids=["words", "from 1", "bools", "floats", "unsorted", "far apart"],
+)
+def test_labels_of_any_type(labels: tuple[Any, Any]) -> None:
+    y = np.array(labels)[Y]
+    model = DomainClassifier("fish", steps=60, lr=0.01, random_state=0).fit(X, y, groups=HOSPITAL)
+    assert list(model.classes_) == sorted(labels)
+    assert model.score(X, y) > 0.9
+    found = model.predict(X)
+    assert found.dtype == y.dtype
+    assert model.predict_proba(X).shape == (120, 2)
+    second = model.decision_function(X) > 0
+    assert list(model.classes_[second.astype(int)]) == list(found)
+
+
+def test_three_classes_of_lists() -> None:
+    y = [["low", "mid", "high"][int(v)] for v in np.digitize(X[:, 0], [-0.5, 0.5])]
+    model = DomainClassifier("fish", steps=80, lr=0.01, random_state=0).fit(X.tolist(), y, HOSPITAL.tolist())
+    assert model.decision_function(X).shape == (120, 3)
+    assert list(model.classes_[model.predict_proba(X).argmax(1)]) == list(model.predict(X))
+    assert model.score(X, y) > 0.8
+
+
+def test_the_same_as_shoal_fit_by_hand() -> None:
+    found = DomainClassifier("fish", settings={"meta_lr": 0.3}, **QUICK).fit(X, Y, groups=HOSPITAL)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    x = torch.tensor((X - X.mean(0)) / X.std(0), dtype=torch.float32)
+    domains = Domains.from_labels(HOSPITAL)
+    net = models.build("tabular", input_shape=(4,), classes=2, seed=seed)
+    data = DomainData(TensorData(x, torch.tensor(Y)), {"train": domains}, 2, (4,), "")
+    by_hand = shoal.fit("fish", net, data, steps=20, settings={"meta_lr": 0.3}, seed=seed, progress=False)
+    with torch.no_grad():
+        expected = by_hand.model(x).softmax(1).numpy()
+    np.testing.assert_allclose(found.predict_proba(X), expected, atol=1e-5)
+    for mine, theirs in zip(found.model_.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_a_regressor_is_the_same_as_by_hand_up_to_the_targets_scale() -> None:
+    target = 1000 + 50 * X[:, 0]
+    found = DomainRegressor("irm", **QUICK).fit(X, target, groups=HOSPITAL)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    x = torch.tensor((X - X.mean(0)) / X.std(0), dtype=torch.float32)
+    y = torch.tensor((target - target.mean()) / target.std(), dtype=torch.float32)
+    net = models.build("tabular", input_shape=(4,), classes=None, seed=seed)
+    sites = {name: (x[rows], y[rows]) for name in sorted(set(HOSPITAL)) for rows in [name == HOSPITAL]}
+    shoal.fit("irm", net, sites, steps=20, seed=seed, progress=False)
+    with torch.no_grad():
+        expected = net(x).numpy() * target.std() + target.mean()
+    np.testing.assert_allclose(found.predict(X), expected, rtol=1e-4)
+
+
+def test_groups_matter() -> None:
+    def found(groups: NDArray[Any]) -> NDArray[np.float64]:
+        return DomainClassifier("fish", **QUICK).fit(X, Y, groups).predict_proba(X)
+
+    assert not np.allclose(found(HOSPITAL), found(np.sort(HOSPITAL)))
+
+
+@BOTH
+def test_random_state_decides_everything_and_the_world_is_left_alone(cls: Estimator) -> None:
+    np.random.seed(3)
+    torch.manual_seed(3)
+    before = np.random.get_state()[1].copy(), torch.get_rng_state()  # type: ignore[union-attr]
+    model = cls("fish", validation=0.2, **QUICK).fit(X, Y, HOSPITAL)
+    assert np.array_equal(np.random.get_state()[1], before[0])
+    assert torch.equal(torch.get_rng_state(), before[1])
+    torch.manual_seed(99)
+    again = clone(model).fit(X, Y, HOSPITAL)
+    assert np.array_equal(model.predict(X), again.predict(X))
+    other = clone(model).set_params(random_state=1).fit(X, Y, HOSPITAL)
+    assert not np.array_equal(model.history_[0]["loss"], other.history_[0]["loss"])
+
+
+@BOTH
+def test_pickled_after_fitting(cls: Estimator) -> None:
+    wide = partial(tabular.build, width=8, depth=1)
+    model = cls("coral", model=wide, settings={"weight": 0.5}, **QUICK).fit(X, Y, HOSPITAL)
+    copy = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(copy.predict(X), model.predict(X))
+    assert copy.get_params()["settings"] == {"weight": 0.5}
+    assert not hasattr(clone(copy), "model_")
+    with pytest.raises(NotFittedError):
+        clone(copy).predict(X)
+
+
+@pytest.mark.parametrize("routing", [False, True], ids=["without routing", "with routing"])
+@BOTH
+def test_leave_one_group_out(cls: Estimator, routing: bool) -> None:
+    """Every fold trains on the two hospitals that are left."""
+    params: dict[str, Any] = {"params": {"groups": HOSPITAL}} | ({} if routing else {"groups": HOSPITAL})
+    with sklearn.config_context(enable_metadata_routing=routing):
+        found = cross_validate(
+            cls("fish", **QUICK), X, Y, cv=LeaveOneGroupOut(), return_estimator=True, **params
+        )
+        predicted = cross_val_predict(cls("fish", **QUICK), X, Y, cv=LeaveOneGroupOut(), **params)
+    assert [e.domains_ for e in found["estimator"]] == [["a", "b"], ["<script>", "b"], ["<script>", "a"]]
+    assert {e.algorithm_ for e in found["estimator"]} == {"Fish"}
+    last = HOSPITAL == "b"
+    assert np.array_equal(predicted[last], found["estimator"][2].predict(X[last]))
+
+
+@pytest.mark.parametrize("routing", [False, True], ids=["without routing", "with routing"])
+def test_in_a_pipeline(routing: bool) -> None:
+    pipe = make_pipeline(MinMaxScaler(), DomainClassifier("fish", **QUICK))
+    groups = {"groups" if routing else "domainclassifier__groups": HOSPITAL}
+    with sklearn.config_context(enable_metadata_routing=routing):
+        pipe.fit(X, Y, **groups)
+    assert pipe[-1].domains_ == ["<script>", "a", "b"]
+    assert pipe.predict(X).shape == (120,)
+
+
+@pytest.mark.parametrize("routing", [False, True], ids=["without routing", "with routing"])
+def test_grid_search_over_algorithms_and_settings(routing: bool) -> None:
+    """Without routing a search keeps groups for the folds; a pipeline's prefix brings them to ``fit``."""
+    name = "" if routing else "domainclassifier__"
+    model = DomainClassifier(lr=0.01, **QUICK)
+    rates = [{"meta_lr": 0.05}, {"meta_lr": 1.0}]
+    grid = [{f"{name}algorithm": ["erm"]}, {f"{name}algorithm": ["fish"], f"{name}settings": rates}]
+    search = GridSearchCV(model if routing else make_pipeline(model), grid, cv=LeaveOneGroupOut())
+    with sklearn.config_context(enable_metadata_routing=routing):
+        search.fit(X, Y, groups=HOSPITAL, **({} if routing else {f"{name}groups": HOSPITAL}))
+    scores = search.cv_results_["mean_test_score"]
+    assert scores[1] != scores[2]
+    best = search.best_estimator_ if routing else search.best_estimator_[-1]
+    assert best.domains_ == ["<script>", "a", "b"]
+
+
+@BOTH
+def test_a_validation_share_selects(cls: Estimator) -> None:
+    model = cls("fish", validation=0.25, patience=1, steps=200, random_state=0).fit(X, Y, HOSPITAL)
+    points = model.history_
+    assert sum(points[0]["scores"]["validation"]["sizes"]) == 30
+    assert model.n_iter_ == points[-1]["step"]
+    assert model.n_iter_ < 200
+
+
+@pytest.mark.parametrize("groups", [None, ["rome"] * 120], ids=["none", "one"])
+def test_without_domains_to_compare_it_is_erm(groups: Any) -> None:
+    said = "no groups" if groups is None else r"one group only \('rome'\)"
+    with pytest.warns(UserWarning, match=f"^Fish needs several domains.*{said}: it trains as ERM.$"):
+        model = DomainClassifier("fish", settings={"meta_lr": 0.1}, **QUICK).fit(X, Y, groups)
+    assert model.algorithm_ == "ERM"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        erm = DomainClassifier("erm", **QUICK).fit(X, Y, groups)
+        assert DomainClassifier("sam", **QUICK).fit(X, Y, groups).algorithm_ == "SAM"
+    assert np.array_equal(model.predict_proba(X), erm.predict_proba(X))
+
+
+def test_the_warning_points_at_who_called_fit() -> None:
+    with pytest.warns(UserWarning, match="trains as ERM") as seen:
+        DomainClassifier(**QUICK).fit(X, Y)
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"algorithm": "fisch"}, "unknown algorithm 'fisch'.*'fish'"),
+        ({"algorithm": None}, "algorithm must be a name.*got None"),
+        ({"settings": {"metalr": 1}}, "unknown setting of Fish: 'metalr'.*'meta_lr'"),
+        ({"model": "tabula"}, "unknown model 'tabula'.*'tabular'"),
+        ({"model": torch.nn.Linear(4, 2)}, "function that makes one.*got Linear"),
+        ({"model": lambda shape, classes: "net"}, "must make a torch.nn.Module, got str"),
+        ({"optimizer": "adamm"}, "unknown optimizer 'adamm'"),
+        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"lr": 0.0}, "lr must be positive"),
+        ({"validation": 1}, "validation must be None or a share between 0 and 1; got 1"),
+        ({"patience": 2}, "patience need validation"),
+        ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
+    ],
+)
+def test_wrong_parameters_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DomainClassifier(**given).fit(X, Y, HOSPITAL)
+
+
+def test_wrong_data_are_named() -> None:
+    model = DomainClassifier(**QUICK)
+    with pytest.raises(TypeError, match="Sparse data was passed for X, but dense data is required"):
+        model.fit(csr_matrix(X), Y, HOSPITAL)
+    with pytest.raises(ValueError, match="Input X contains NaN"):
+        model.fit(np.where(X > 2, np.nan, X), Y, HOSPITAL)
+    with pytest.raises(InputError, match="groups has 100 labels and X has 120 rows"):
+        model.fit(X, Y, HOSPITAL[:100])
+    with pytest.raises(InputError, match="domain label at position 1 is None"):
+        model.fit(X, Y, ["a", None, *HOSPITAL[2:]])
+    with pytest.raises(InputError, match=r"y has one class only, .*'ill'"):
+        model.fit(X, ["ill"] * 120, HOSPITAL)
+    with pytest.raises(InputError, match="for classification and the targets are numbers"):
+        DomainRegressor("cdann", **QUICK).fit(X, X[:, 0], HOSPITAL)
+
+
+def test_domains_smaller_than_a_batch_and_pandas() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=list("wxyz"))
+    tiny = pandas.Series(["alone", *["few"] * 3, *HOSPITAL[4:]], dtype="category")
+    model = DomainClassifier("fish", validation=0.2, **QUICK).fit(frame, pandas.Series(Y), groups=tiny)
+    assert list(model.feature_names_in_) == list("wxyz")
+    assert model.domains_ == ["<script>", "a", "alone", "b", "few"]
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["x", "w", "y", "z"]])
+
+
+def test_outputs_do_not_depend_on_the_scale_of_columns() -> None:
+    """Up to rounding, where inputs are standardised; otherwise they do."""
+    factors, shifts = np.array([1e3, 1e-3, 1.0, 7.0]), np.array([1e4, 0.0, -5.0, 2.0])
+
+    def found(standardize: bool, x: NDArray[Any]) -> NDArray[np.float64]:
+        return DomainClassifier("fish", standardize=standardize, **QUICK).fit(x, Y, HOSPITAL).predict_proba(x)
+
+    np.testing.assert_allclose(found(True, X), found(True, X * factors + shifts), atol=1e-4)
+    assert not np.allclose(found(False, X), found(False, X * factors), atol=1e-4)
+
+
+def test_steps_by_default_grow_with_the_rows_within_bounds() -> None:
+    def steps(rows: int) -> int:
+        return DomainClassifier("erm")._steps(Domains.from_sizes({"all": rows}), None)
+
+    assert [steps(n) for n in (10, 320, 10**6)] == [50, 300, 2000]
+
+
+def test_scikit_learn_is_imported_by_nobody_else_and_its_absence_is_named() -> None:
+    code = (
+        "import sys, shoal, shoal.training.fit\n"
+        "assert 'sklearn' not in sys.modules\n"
+        "sys.modules['sklearn'] = sys.modules['sklearn.base'] = None\n"
+        "import shoal.sklearn"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stderr.strip().endswith("pip install 'shoal[sklearn]'")
