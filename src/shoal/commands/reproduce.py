@@ -3,36 +3,111 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
+import shlex
+import shutil
+import signal
 import sys
-from collections.abc import Callable
-from functools import partial
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.commands import tables
-from shoal.commands.arguments import add_device, add_running, count, make_folder
+from shoal.commands import sweep, tables, track
+from shoal.commands.arguments import add_device, add_running, count, in_data_dir, make_folder
 from shoal.commands.showing import draw, run_all, samples, show
+from shoal.errors import InputError
 
-SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers."
+if TYPE_CHECKING:
+    from shoal.bench.evidence import Records
+    from shoal.report.evidence import Item
+
+SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers, or judge all it says."
+OUT = Path("shoal-reproduce")
+OF_ALL = {
+    "all": "--all",
+    "run_too": "--run",
+    "sources": "--from",
+    "budget": "--budget",
+    "all_out": "--out",
+    "all_data_dir": "--data-dir",
+    "all_device": "--device",
+}
+"""What is typed before an experiment's name belongs to none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Example: shoal reproduce linear. Each experiment has its own --help."
-    what = parser.add_subparsers(title="experiments", metavar="WHAT", required=True)
+    parser.epilog = (
+        "Examples: shoal reproduce linear; shoal reproduce --all --from ~/gpu/shoal-reproduce. "
+        "Each experiment has its own --help."
+    )
+    _add_all(parser)
+    what = parser.add_subparsers(title="experiments", metavar="WHAT")
     for name, (summary, options, action) in EXPERIMENTS.items():
         own = what.add_parser(
             name, help=summary, description=f"{summary}.", formatter_class=parser.formatter_class
         )
-        own.add_argument(
-            "--out", type=Path, default=Path("shoal-reproduce"), metavar="DIR", help="(default: %(default)s)"
-        )
+        own.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="(default: %(default)s)")
         own.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
         options(own)
         own.set_defaults(what=name, action=action)
 
 
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    every = parser.add_argument_group(
+        "every claim of the paper", "Reads the records that are there and writes one page, evidence.html."
+    )
+    every.add_argument("--all", action="store_true", help="judge every claim; runs the cheap experiments")
+    every.add_argument(
+        "--run",
+        dest="run_too",  # what is called `run` is the command
+        action="store_true",
+        help="also the expensive ones, and tables of datasets that are there",
+    )
+    every.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="folders with more records, such as those a GPU made",
+    )
+    every.add_argument(
+        "--budget", type=float, metavar="MINUTES", help="stop running after so long; what is finished counts"
+    )
+    every.add_argument("--out", type=Path, dest="all_out", metavar="DIR", help=f"(default: {OUT})")
+    every.add_argument(
+        "--data-dir",
+        type=Path,
+        dest="all_data_dir",
+        metavar="DIR",
+        help="where datasets are (default: $SHOAL_DATA)",
+    )
+    every.add_argument(
+        "--device",
+        dest="all_device",
+        metavar="DEVICE",
+        help="cpu, cuda, cuda:1 … (default: cuda where there is one)",
+    )
+    parser.set_defaults(what=None, action=_every_claim)
+
+
 def run(given: Any) -> None:
+    if given.what is None and not given.all:
+        raise InputError(
+            f"say which experiment ({', '.join(EXPERIMENTS)}), or --all to judge every claim of the paper."
+        )
+    if given.what is None:
+        given.out, given.device, given.data_dir = given.all_out or OUT, given.all_device, given.all_data_dir
+    elif early := [option for name, option in OF_ALL.items() if getattr(given, name)]:
+        raise InputError(
+            f"{early[0]} goes without an experiment, or after its name where it has it: {given.what}."
+        )
     make_folder(given.out)
     given.action(given)
 
@@ -72,6 +147,8 @@ def _linear(given: Any) -> None:
         sys.stderr.write("\r\x1b[K")
     printed = linear.printed_accuracies()
     write_atomically(given.out / "linear.json", json.dumps(results).encode())
+    about = {"printed": printed, "environment": _environment()}
+    write_atomically(given.out / "linear-about.json", json.dumps(about).encode())
     path, ends = view.tables(results, linear.EARLY)
     pictures = []
     for decay in (linear.DECAYS[0], linear.DECAYS[-2]):
@@ -142,6 +219,7 @@ def _theorem(given: Any) -> None:
         gaps: Any = r["one_minus_cos"]
         table.add(r["domains"], orders, f"{gaps[0]:.1e}", f"{gaps[-1]:.1e}", f"{r['slope']:.3f}")
     write_atomically(given.out / "theorem.json", json.dumps(results).encode())
+    write_atomically(given.out / "theorem-about.json", json.dumps({"environment": _environment()}).encode())
     pictures = draw(lambda: theorem_figure(results), given.out / "theorem")
     text = (
         f"{table.text()}\n\nAs α falls, what Fish adds to plain training turns towards the gradient of the\n"
@@ -185,6 +263,14 @@ def _cost(given: Any) -> None:
     show(found, text, given, [])
 
 
+def _environment() -> dict[str, str]:
+    import torch
+
+    from shoal.training.summary import environment
+
+    return environment(torch.device("cpu"))
+
+
 def _nothing(parser: argparse.ArgumentParser) -> None:
     pass
 
@@ -202,3 +288,197 @@ EXPERIMENTS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Cal
     "smoothfish": ("SmoothFish's γ from 0 to 1, on WILDS", tables.add_ablation, tables.wilds),
 }
 """By name: what it is, its options, what it does."""
+
+
+# Every claim
+
+
+@in_data_dir
+def _every_claim(given: Any) -> None:
+    from shoal.bench import evidence
+    from shoal.report import evidence as view
+
+    if given.budget is not None and not given.budget > 0:
+        raise InputError(f"--budget must be above 0 minutes, got {given.budget:g}.")
+    folders = [given.out, *given.sources]
+    records, failed = evidence.collect(folders), dict[str, str]()
+    jobs = list(_jobs(records, given))
+    if jobs:
+        failed = _done(jobs, given.budget)
+        records = evidence.collect(folders)
+    items = _judged(records, failed, given.out)
+    content = view.Content(
+        items,
+        made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        sources=[str(folder) for folder in folders],
+        notes=[*(f"{name}: {why}" for name, why in failed.items()), *records.broken],
+    )
+    written = _written(content, given.out)
+    counts = ", ".join(f"{n} {word}" for word, n in view.counted(items).items())
+    text = f"{view.terminal(items).text()}\n\n{len(items)} claims: {counts}. Written: {', '.join(written)}."
+    show(
+        {"claims": [item.to_dict() for item in items], "notes": list(content.notes), "files": written},
+        text,
+        given,
+    )
+
+
+def _judged(records: Records, failed: Mapping[str, str], out: Path) -> list[Item]:
+    """Twice where records are missing: what stands in the way is looked for only then."""
+    import torch
+
+    from shoal.bench import evidence
+    from shoal.report.evidence import Item
+
+    claims = evidence.every_claim()
+    first = [evidence.judge(claim, records) for claim in claims]
+    missing = {
+        c.needs
+        for c, found in zip(claims, first, strict=True)
+        if found.lacks or found.verdict == evidence.NOT_RUN
+    }
+    gpu = torch.cuda.is_available()
+    why = evidence.obstacles(sorted(missing), _loads, gpu) if missing else {}
+    why |= {name: f"It was begun and did not come to its end: {text}" for name, text in failed.items()}
+    commands = evidence.commands(shlex.quote(str(out)))
+    return [Item(c, evidence.judge(c, records, why), commands[c.needs]) for c in claims]
+
+
+@lru_cache(maxsize=32)
+def _loads(name: str) -> None:
+    from shoal.data.sets import load
+
+    load(name)
+
+
+Job = tuple[str, Any, list[str]]
+"""An experiment's name, the command's module and what is typed after it."""
+
+
+def _jobs(records: Records, given: Any) -> Iterator[Job]:
+    """What to run: the cheap ones if they are missing, with --run whatever else is not complete."""
+    from shoal.bench import evidence
+
+    out, this = ["--out", str(given.out)], sys.modules[__name__]
+    device = ["--device", given.device] if given.device else []
+    for name in evidence.CHEAP:
+        if not (records.first(f"{name}.json") and records.first(f"{name}-about.json")):
+            yield name, this, [name, *out]
+    if not given.run_too:
+        return
+    if not records.first("cost.json"):
+        yield "cost", this, ["cost", *out, *device]
+    seeds, usual = evidence.tracked(records, "cdsprites")
+    if not usual or len(seeds) < evidence.TRACKED:
+        yield "track", track, ["cdsprites", "--out", str(given.out / "track"), *device]
+    if _brought(records, given.out / "cdsprites"):
+        yield "cdsprites", this, ["cdsprites", *out, *device]
+    for name, wanted in evidence.datasets().items():
+        there = [dataset for dataset in wanted if _there(dataset)]
+        if not there:
+            continue
+        if name == "track-wilds":
+            for dataset in there:
+                where = ["--preset", "paper", "--out", str(given.out / "track")]
+                yield f"track {dataset}", track, [dataset, *where, *device]
+        elif name == "domainbed":
+            where = ["--trials", "5", "--out", str(given.out / "domainbed")]
+            yield name, sweep, ["--datasets", *there, "--algorithms", *evidence.swept(), *where, *device]
+        else:
+            yield name, this, [name, "--datasets", *there, *out, *device]
+
+
+def _brought(records: Records, folder: Path) -> bool:
+    """Copies the runs that are elsewhere to where the experiment looks for them; whether some are missing."""
+    found = records.sprites
+    every = [c.identity for configs in found.parts.values() for c in configs] if found.usual else []
+    missing = [identity for identity in every if identity not in found.known]
+    for identity in every if missing else ():
+        path = folder / f"{identity}.json"
+        if identity in found.known and not path.exists():
+            folder.mkdir(exist_ok=True)
+            shutil.copy2(found.known[identity].path, path)
+    return bool(missing) or not every
+
+
+def _there(dataset: str) -> bool:
+    try:
+        _loads(dataset)
+    except (InputError, OSError, ImportError):
+        return False
+    return True
+
+
+def _done(jobs: Iterable[Job], minutes: float | None) -> dict[str, str]:
+    """Runs one after the other; by name, what was wrong with those that did not come to their end."""
+    failed: dict[str, str] = {}
+    with _alarm(minutes) as rung:
+        for name, module, arguments in jobs:
+            if rung:
+                failed[name] = "the budget was spent before it began."
+                continue
+            print(f"{name}: {_typed(module, arguments)}", file=sys.stderr, flush=True)
+            try:
+                _call(module, arguments)
+            except InputError as error:
+                failed[name] = str(error)
+            except KeyboardInterrupt:
+                if not rung:
+                    raise
+                failed[name] = f"stopped after {minutes:g} minutes, as asked; what is finished is kept."
+    return failed
+
+
+def _typed(module: Any, arguments: Sequence[str]) -> str:
+    return shlex.join(["shoal", module.__name__.rpartition(".")[2], *arguments])
+
+
+def _call(module: Any, arguments: Sequence[str]) -> None:
+    """A command without what it prints at its end, which the page will say."""
+    parser = argparse.ArgumentParser(prog="shoal", formatter_class=argparse.HelpFormatter)
+    parser.add_argument("--json", action="store_true")
+    module.add_arguments(parser)
+    with contextlib.redirect_stdout(io.StringIO()):
+        module.run(parser.parse_args(list(arguments)))
+
+
+@contextlib.contextmanager
+def _alarm(minutes: float | None) -> Iterator[list[bool]]:
+    """Interrupts as Ctrl-C would after so many minutes; the list is then no longer empty."""
+    rung: list[bool] = []
+    main = threading.current_thread() is threading.main_thread()
+    if minutes is None or not main or not hasattr(signal, "setitimer"):
+        yield rung
+        return
+
+    def ring(number: int, frame: object) -> None:
+        rung.append(True)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    try:
+        yield rung
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _written(content: Any, out: Path) -> list[str]:
+    """The page, and the same as Markdown and as data, which need nothing installed."""
+    from shoal.files import write_atomically
+    from shoal.report import evidence as view
+
+    files = {
+        "evidence.json": lambda: json.dumps([item.to_dict() for item in content.items], ensure_ascii=False),
+        "evidence.md": lambda: view.markdown(content),
+        "evidence.html": lambda: view.render(content),
+    }
+    written = []
+    for name, make in files.items():
+        try:
+            write_atomically(out / name, make().encode(errors="replace"))
+            written.append(str(out / name))
+        except InputError as error:
+            print(f"shoal: no {name}: {error}", file=sys.stderr)
+    return written

@@ -169,6 +169,11 @@ def _domains(record: RunRecord, metric: str | None) -> dict[str, float]:
 
 def render(content: Content) -> str:
     """The page."""
+    return filled("page.html", context(content))
+
+
+def filled(name: str, values: Mapping[str, Any]) -> str:
+    """One of the templates in this folder; whatever goes into it is escaped."""
     try:
         import jinja2
     except ImportError:
@@ -181,7 +186,7 @@ def render(content: Content) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return surroundings.get_template("page.html").render(context(content))
+    return surroundings.get_template(name).render(values)
 
 
 def context(content: Content) -> dict[str, Any]:
@@ -334,7 +339,7 @@ def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, Any]:
     return {"text": _spread(values, sign), "value": values["mean"], "n": of}
 
 
-class _Drawn:
+class Drawn:
     """Pictures with names of their own on the page."""
 
     def __init__(self, name: str) -> None:
@@ -348,7 +353,7 @@ class _Drawn:
 
 
 def _pictures(group: Group, name: str) -> dict[str, Any]:
-    draw, result = _Drawn(name), group.result
+    draw, result = Drawn(name), group.result
     metric, rows = result["metric"], result["rows"]
     domains = list(result["left_out"])
     places: list[str | None] = [*([None] if len(domains) > 1 else []), *domains[:BARS]]
@@ -450,7 +455,7 @@ def agreement_of(record: RunRecord) -> list[Mapping[str, Any]]:
     return [point for point in found if isinstance(point, Mapping) and "step" in point]
 
 
-def _agreement(group: Group, draw: _Drawn) -> dict[str, Any]:
+def _agreement(group: Group, draw: Drawn) -> dict[str, Any]:
     runs = [r for r in _shown(group) if agreement_of(r.record)]
     curves = []
     for key, label in AGREEMENT.items():

@@ -1,4 +1,4 @@
-"""The paper's numbers, as data."""
+"""The paper's numbers and claims, as data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import yaml
 
 
 def claims(name: str) -> list[dict[str, Any]]:
-    """What the paper says in its part ``name``."""
+    """What the paper says in its part ``name``; of the part ``claims`` all that is judged."""
     text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     found: list[dict[str, Any]] = yaml.safe_load(text)
     return found
