@@ -215,6 +215,20 @@ def test_sprite_data_keeps_the_interface_without_holding_images(sprites: DomainD
     assert elsewhere.masks.device == elsewhere.palette.device == elsewhere.device
 
 
+def test_sprites_are_drawn_once_and_where_they_are_used() -> None:
+    asked: list[torch.device] = []
+
+    def draw(device: torch.device) -> torch.Tensor:
+        asked.append(device)
+        return torch.zeros(4, 32, 32, dtype=torch.uint8, device=device)
+
+    made = cdsprites.SpriteData(draw, torch.zeros(4).long(), torch.zeros(2, 3), torch.zeros(4).long())
+    elsewhere = made.to("meta")
+    assert not asked
+    assert elsewhere.masks.shape == elsewhere.masks.shape == (4, 32, 32)
+    assert asked == [torch.device("meta")]
+
+
 def test_an_archives_own_images_are_used(tmp_path: Path) -> None:
     latents = latent_grid((0, 1, 2))[::10_007]
     classes = np.concatenate([np.zeros((len(latents), 1), np.int64), latents.numpy()], 1)

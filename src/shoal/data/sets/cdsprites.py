@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -41,17 +42,29 @@ class SpriteData(TensorData):
 
     Kept as one byte a pixel and one colour number an example: a twelfth of the images' memory.
     So there is no ``x`` attribute here; images come from indexing and from :meth:`batch`.
+
+    ``masks`` may be a function that draws them on a device. It is called when they are first needed, so that
+    what is trained on an accelerator is drawn there and never crosses the host's memory.
     """
 
-    def __init__(self, masks: Tensor, colours: Tensor, palette: Tensor, y: Tensor) -> None:
-        if not len(masks) == len(colours) == len(y):
+    def __init__(
+        self, masks: Tensor | Callable[[torch.device], Tensor], colours: Tensor, palette: Tensor, y: Tensor
+    ) -> None:
+        count = len(masks) if isinstance(masks, Tensor) else len(y)
+        if not count == len(colours) == len(y):
             raise InputError(
-                f"{len(masks)} masks, {len(colours)} colours and {len(y)} labels: must be equally many."
+                f"{count} masks, {len(colours)} colours and {len(y)} labels: must be equally many."
             )
-        self.masks = masks
+        self._masks = masks
         self.colours = colours
         self.palette = palette
         self.y = y
+
+    @property
+    def masks(self) -> Tensor:
+        if not isinstance(self._masks, Tensor):
+            self._masks = self._masks(self.device)
+        return self._masks
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         return self.masks[index] * self.palette[self.colours[index]][:, None, None], self.y[index]
@@ -64,7 +77,8 @@ class SpriteData(TensorData):
     def to(self, device: torch.device | str) -> Self:
         if self.device == torch.device(device):
             return self
-        return type(self)(*(t.to(device) for t in (self.masks, self.colours, self.palette, self.y)))
+        masks = self._masks.to(device) if isinstance(self._masks, Tensor) else self._masks
+        return type(self)(masks, *(t.to(device) for t in (self.colours, self.palette, self.y)))
 
 
 def load(
@@ -126,6 +140,7 @@ def load(
         classes=2,
         input_shape=(3, size, size),
         model="sprite-cnn",
+        class_names=("square", "ellipse"),
         notes={"validation": "drawn like the test domain, so selecting on it is oracle-like"},
     )
 
@@ -136,14 +151,18 @@ def deal(available: int, parts: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(available, generator=generator)[: parts * part].view(parts, part)
 
 
-def _drawn(size: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _drawn(size: int) -> tuple[Tensor, Callable[[Tensor], Any]]:
     latents = latent_grid(SHAPES_USED)
+    return latents, lambda rows: partial(_draw_on, latents=latents[rows], size=size)
+
+
+def _draw_on(device: torch.device, latents: Tensor, size: int) -> Tensor:
     # A CUDA device draws all 491,520 in a tenth of a second, and the same pixels (benchmarks/cuda_checks.py).
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return latents, lambda rows: render(latents[rows], size, device=device).cpu()
+    where = "cuda" if device.type == "cpu" and torch.cuda.is_available() else device
+    return render(latents, size, device=where).to(device)
 
 
-def _archived(path: str | Path, size: int) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+def _archived(path: str | Path, size: int) -> tuple[Tensor, Callable[[Tensor], Any]]:
     images, latents = read_archive(path)
     used = torch.isin(latents[:, 0], torch.tensor(SHAPES_USED)).nonzero().squeeze(1)
     step = FULL_SIZE // size
