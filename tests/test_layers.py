@@ -18,6 +18,8 @@ LAYERS = (
     ("algorithms",),
     ("training",),
     ("bench",),
+    ("trained",),
+    ("export",),
     ("report",),
     ("commands", "cli", "sklearn"),
 )

@@ -9,12 +9,19 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from shoal.errors import InputError
+    from shoal.trained import Trained, load
     from shoal.training.fit import Fit, fit
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
-_HOME = {"fit": "shoal.training.fit", "Fit": "shoal.training.fit", "InputError": "shoal.errors"}
+_HOME = {
+    "fit": "shoal.training.fit",
+    "Fit": "shoal.training.fit",
+    "load": "shoal.trained",
+    "Trained": "shoal.trained",
+    "InputError": "shoal.errors",
+}
 
-__all__ = ["Fit", "InputError", "__version__", "fit"]
+__all__ = ["Fit", "InputError", "Trained", "__version__", "fit", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 FILES = {"rotated-mnist": "mnist", "coloured-mnist": "mnist", "heart": "heart_disease"}
 WITH_DOMAINS = [name for name in registry.names() if hasattr(registry.module(name), "DOMAINS")]
-OWN = {"image-folder", "manifest"}  # whose domains are the user's
+OWN = {"image-folder", "manifest", "table"}  # whose domains are the user's
 PICTURES = {name for name in registry.names() if hasattr(registry.module(name), "LAYOUT")} | OWN
 OF_WILDS = {name for name in registry.names() if hasattr(registry.module(name), "PUBLISHED")}
 IN_MEMORY = [n for n in registry.names() if n not in PICTURES | OF_WILDS]  # others: test_tree, test_wilds_*

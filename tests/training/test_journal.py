@@ -48,7 +48,7 @@ def test_what_there_is_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     folder = trained("--json")
     assert {p.name for p in folder.iterdir()} == {
         *(".lock", "checkpoints", "config.yaml", "metrics.jsonl"),
-        *("model.safetensors", "record.json", "tensorboard"),
+        *("model.safetensors", "record.json", "tensorboard", "inputs.json", "card.md"),
     }
     shown = json.loads(capsys.readouterr().out)
     assert json.loads((folder / "record.json").read_text()) == shown

@@ -29,6 +29,7 @@ from shoal.errors import InputError, check_names
 from shoal.models import build
 from shoal.models.backbones import fitting
 from shoal.training import predictions
+from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
@@ -221,7 +222,10 @@ class Turns:
                 self.training.restore_selected()
                 if self.training.options.predictions:
                     write_predictions(self.training, self.config, self.folder)
-                journal.finish(self.training.model.state_dict(), self.record.to_dict())
+                training, config, record = self.training, self.config, self.record.to_dict()
+                recipe = {"name": config.model or training.data.model, "options": config.model_options}
+                files = partial(beside, training, recipe, record, journal)
+                journal.finish(training.model.state_dict(), record, files)
             else:
                 journal.record(self.record.to_dict())
 

@@ -81,6 +81,26 @@ def _rgb(image: Image) -> Image:
     return image
 
 
+def described(
+    size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
+) -> dict[str, Any]:
+    """How a picture becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
+    return {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
+
+
+def factors(mean: Sequence[float], deviation: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """What bytes are multiplied by, and what is then added: less ``mean`` and over ``deviation``."""
+    scale = torch.tensor([1 / (255 * d) for d in deviation])
+    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])
+    return scale[:, None, None], shift[:, None, None]
+
+
+def numbers(picture: Image, scale: Tensor, shift: Tensor) -> Tensor:
+    """A picture's bytes as float32 (3, h, w), scaled and shifted."""
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
+    return pixels.float().mul_(scale).add_(shift)
+
+
 def resize(image: Image, size: int, box: Box) -> Image:
     """That part of the picture at ``size`` × ``size``, whatever its shape was."""
     from PIL import Image
@@ -123,8 +143,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             raise InputError(f"cache={cache!r}; it must be true, false, or null to decide by size.")
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
         self.split = np.zeros(len(files), np.uint8) if split is None else split
-        self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
-        self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
+        self.scale, self.shift = factors(mean, deviation)
         # In memory that processes share: what one found bad, no other opens or reports again.
         self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
         self.kept: Kept | None = None
@@ -143,7 +162,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             chances = augment.draw()
             found, image, box = self._read(index, partial(augment.box, chances))
             picture = augment.recolour(chances, resize(image, self.size, box))
-        return self._numbers(picture), int(self.files.labels[found])
+        return numbers(picture, self.scale, self.shift), int(self.files.labels[found])
 
     def marked(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
@@ -158,10 +177,6 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         same = copy.copy(self)
         same.augment = None
         return same
-
-    def _numbers(self, picture: Image) -> Tensor:
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
-        return pixels.float().mul_(self.scale).add_(self.shift)
 
     def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[int, Image, Box]:
         """The file or what takes its place, decoded, and which one it is."""
@@ -338,6 +353,8 @@ def image_data(
         classes=len(files.classes),
         input_shape=(3, size, size),
         model="small-cnn",
+        class_names=files.classes,
+        inputs=described(size),
     )
 
 

@@ -457,18 +457,9 @@ class TextRows(Dataset[Item]):
 
     def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
         """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
-        longest = max(len(x["input_ids"]) for x, _ in items)
-        if self.pad_to == "max":
-            longest = self.max_tokens
-        else:
-            multiple = int(self.pad_to)
-            longest = max(longest, min(self.max_tokens, -(-longest // multiple) * multiple))
-        ids = torch.full((len(items), longest), self._tools()[2])
-        mask = torch.zeros_like(ids)
-        for n, (x, _) in enumerate(items):
-            ids[n, : len(x["input_ids"])] = x["input_ids"]
-            mask[n, : len(x["input_ids"])] = x["attention_mask"]
-        return {"input_ids": ids, "attention_mask": mask}, torch.tensor([y for _, y in items])
+        every = [x["input_ids"] for x, _ in items]
+        x = padded(every, self.max_tokens, self.pad_to, self._tools()[2])
+        return x, torch.tensor([y for _, y in items])
 
     def _tools(self) -> tuple[Any, TokenCache, int]:
         """The tokenizer, the cache of its tokens, and the id it pads with."""
@@ -481,6 +472,22 @@ class TextRows(Dataset[Item]):
         return self._made
 
 
+def padded(every: Sequence[Tensor], max_tokens: int, pad_to: int | str, filler: int) -> dict[str, Tensor]:
+    """Texts' ids as one batch, padded to the longest of them (see ``pad_to``), and a mask that is 0 there."""
+    longest = max(map(len, every))
+    if pad_to == "max":
+        longest = max_tokens
+    else:
+        multiple = int(pad_to)
+        longest = max(longest, min(max_tokens, -(-longest // multiple) * multiple))
+    ids = torch.full((len(every), longest), filler)
+    mask = torch.zeros_like(ids)
+    for n, own in enumerate(every):
+        ids[n, : len(own)] = own
+        mask[n, : len(own)] = 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
 def identity(tokenizer: Any) -> str:
     """Stands for all that decides what tokens a text becomes."""
     inside = getattr(tokenizer, "backend_tokenizer", None)
@@ -489,6 +496,14 @@ def identity(tokenizer: Any) -> str:
     else:
         told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
     return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+
+
+def described(
+    tokenizer: str, max_tokens: int, pad_to: int | str = MULTIPLE, column: str = ""
+) -> dict[str, Any]:
+    """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
+    found = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
+    return {**found, "column": column} if column else found
 
 
 def load_tokenizer(name: str) -> Any:

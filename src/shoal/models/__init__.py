@@ -39,6 +39,7 @@ def build(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model: FeatureModel = maker(tuple(input_shape), classes, **options)
+    model.recipe = {"name": name, "options": options}
     return model
 
 

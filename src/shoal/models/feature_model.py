@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,6 +15,9 @@ class FeatureModel(nn.Module):
 
     ``features`` must give what ``head`` takes; nothing is reshaped in between.
     """
+
+    recipe: Mapping[str, Any] | None = None
+    """The name and options that :func:`shoal.models.build` made it by."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()

@@ -21,14 +21,16 @@ NAMED = 8
 def table(result: Mapping[str, Any], written: Callable[[str], str] = str) -> Table:
     """A row for every algorithm, best first; ``written`` is how names of domains go into the heading."""
     metric, baseline = result["metric"] or "score", result["baseline"]
-    several = len(result["left_out"]) > 1
+    several, intervals, also = len(result["left_out"]) > 1, has_intervals(result), _also(result)
     found = Table(
         [
             "rank",
             "algorithm",
             *(written(_clean(name)) for name in result["left_out"]),
             *([f"average {metric}"] if several else []),
+            *(f"average {name}" if several else name for name in also),
             *([f"against {baseline}"] if baseline else []),
+            *(["95 % interval"] if intervals else []),
             *(["mean rank"] if several else []),
             f"validation {metric}",
         ]
@@ -40,11 +42,38 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str) -> Tab
             row["algorithm"],
             *(_cell(values) for values in row["domains"].values()),
             *([_cell(row["average"])] if several else []),
+            *(_spread(row["also"][name]) if name in row["also"] else "–" for name in also),
             *([_against(row, baseline)] if baseline else []),
+            *([_interval(row["over_domains"], result)] if intervals else []),
             *([mean_rank] if several else []),
             _spread(row["validation"]),
         )
     return found
+
+
+def has_intervals(result: Mapping[str, Any]) -> bool:
+    """Whether some row has an interval over domains; results of an earlier version have none."""
+    found = [row.get("over_domains") or {} for row in result["rows"]]
+    return any(about.get("low") is not None for about in found)
+
+
+def _also(result: Mapping[str, Any]) -> list[str]:
+    """Measures that have a value somewhere, beside the one that all are judged by."""
+    known = [
+        name for row in result["rows"] for name, v in row.get("also", {}).items() if v["mean"] is not None
+    ]
+    return list(dict.fromkeys(known))
+
+
+def _interval(about: Mapping[str, Any] | None, result: Mapping[str, Any]) -> str:
+    if about is None or about["low"] is None:
+        return "–"
+    low, high = (_signed(about[end], result["metric"]) for end in ("low", "high"))
+    return f"{low} to {high}"
+
+
+def _signed(value: float, metric: str | None) -> str:
+    return _spread({"mean": value, "sd": None, "metric": metric}, "+")
 
 
 def _cell(values: Mapping[str, Any]) -> str:
@@ -82,7 +111,8 @@ def _four_digits(size: float) -> str:
 def words(result: Mapping[str, Any]) -> list[str]:
     """How the numbers came about, and what they do and do not say."""
     metric, seeds = result["metric"] or "score", len(result["seeds"])
-    unit = "in percent " if metric == "accuracy" else "(lower is better) " if result["metric"] else ""
+    better = "(lower is better) " if result["lower_is_better"] else "(higher is better) "
+    unit = "in percent " if metric == "accuracy" else better if result["metric"] else ""
     over = (
         f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {result['seeds'][0]} alone"
     )
@@ -90,7 +120,7 @@ def words(result: Mapping[str, Any]) -> list[str]:
     draws = f"the defaults and {tried - 1} random draw{'s' * (tried > 2)} of settings"
     choice = "Settings and step are those" if tried > 1 else "The step is the one"
     lines = [
-        f"{metric.capitalize()} {unit}in a domain left out of training; {over}.",
+        f"{metric[:1].upper()}{metric[1:]} {unit}in a domain left out of training; {over}.",
         f"Each algorithm and seed tried {draws if tried > 1 else 'the defaults'}.",
         f"{choice} with the best validation {metric} in the training domains.",
     ]
@@ -98,10 +128,58 @@ def words(result: Mapping[str, Any]) -> list[str]:
     usual = sum(row["chosen"].get("0", 0) for row in result["rows"])
     if tried > 1 and scored:
         lines.append(f"The defaults were chosen in {usual} of {scored} trials.")
-    ran = result["runs"] - result["runs_missing"]
+    fits = result.get("fits", 0)
+    ran = result["runs"] - result["runs_missing"] - fits
     on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
-    lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}, {_hours(result['seconds'])} of training.")
-    return [*lines, *verdict(result), *_troubles(result)]
+    more = f" and {fits:,} of scikit-learn" if fits else ""
+    took = _hours(result["seconds"])
+    lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}{more}, {took} of training.")
+    found = over_domains(result) if has_intervals(result) else verdict(result)
+    return [*lines, *found, *recommended(result), *_troubles(result)]
+
+
+def over_domains(result: Mapping[str, Any]) -> list[str]:
+    """Whose interval over domains against the baseline leaves zero out, each taken alone."""
+    rows = [r for r in result["rows"] if (r.get("over_domains") or {}).get("low") is not None]
+    sign = -1 if result["lower_is_better"] else 1
+    sure = [r for r in rows if r["over_domains"]["low"] > 0 or r["over_domains"]["high"] < 0]
+    better = [r["algorithm"] for r in sure if sign * r["over_domains"]["mean"] > 0]
+    worse = [r["algorithm"] for r in sure if sign * r["over_domains"]["mean"] < 0]
+    said = [f"{how}: {', '.join(names)}" for how, names in (("better", better), ("worse", worse)) if names]
+    return [
+        f"The interval is of the difference to {result['baseline']} over {len(result['left_out'])} domains "
+        f"(Student's t, seeds averaged), each row alone; without zero in it: {'; '.join(said) or 'none'}."
+    ]
+
+
+def recommended(result: Mapping[str, Any]) -> list[str]:
+    """Which to take, in one sentence with its reason; nothing where nothing can be said."""
+    about = result.get("recommendation")
+    if about is None:
+        return []
+    take, count, domains = about["take"], about["compared"], about["domains"]
+    among = " and ".join(about["among"])
+    level = f"95 %, Bonferroni-corrected for {count} comparison{'s' * (count != 1)}"
+    if (interval := about["interval"]) is not None:
+        of_two = f", the better of {among}," if len(about["among"]) > 1 else ""
+        return [
+            f"Recommendation: take {take}, which over {domains} domains differs from {about['reference']}"
+            f"{of_two} for the better by {_signed(interval['mean'], result['metric'])}, with an interval "
+            f"({_interval(interval, result)}; {level}) that excludes zero."
+        ]
+    why = f"it is the better of {among} on average, and " if len(about["among"]) > 1 else ""
+    if domains < 3:
+        few = "one domain left out gives" if domains == 1 else f"{domains} domains left out give"
+        return [
+            f"Recommendation: take {take}; {why}{few} no interval over domains, so no evidence for others."
+        ]
+    if not count:
+        return []
+    who = "the other row does not beat" if count == 1 else f"none of the {count} other rows beats"
+    return [
+        f"Recommendation: take {take}; {why}{who} it by an interval over {domains} domains that excludes "
+        f"zero ({level})."
+    ]
 
 
 def _hours(seconds: float) -> str:
@@ -163,11 +241,14 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    return "\n".join([table(result).text(), "", *words(result)])
+    """For a terminal: the table, what to take, then the rest."""
+    first = recommended(result)
+    rest = [line for line in words(result) if line not in first]
+    return "\n".join([table(result).text(), "", *first, *([""] if first else []), *rest])
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    heading = f"# Algorithms on {html.escape(result['dataset'])}"
+    heading = f"# Algorithms on {html.escape(result.get('title') or result['dataset'])}"
     lines = [f"- {html.escape(line, quote=False)}" for line in words(result)]
     return "\n".join([heading, "", table(result, html.escape).markdown(), "", *lines, ""])
 
@@ -192,4 +273,6 @@ def figure(result: Mapping[str, Any]) -> Any:
         raise InputError("there is no result yet.")
     seeds = len(result["seeds"])
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    return compare_figure(rows, result["metric"], result["baseline"], f"{result['dataset']}, {over}")
+    return compare_figure(
+        rows, result["metric"], result["baseline"], f"{result.get('title') or result['dataset']}, {over}"
+    )

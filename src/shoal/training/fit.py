@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import concatenate
 from shoal.errors import InputError, unknown_name
 from shoal.training import predictions
+from shoal.training.card import beside
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.history import Point
@@ -120,7 +122,9 @@ def fit(
         if name := training.options.predictions:
             seed = ("seed", str(training.options.seed))
             predictions.write(training, Path(folder) / "predictions", "data" if name is True else name, seed)
-        journal.finish(model.state_dict(), {**summary(training), "config": config})
+        record = {**summary(training), "config": config}
+        recipe = getattr(model, "recipe", None)
+        journal.finish(model.state_dict(), record, partial(beside, training, recipe, record, journal))
     return found
 
 

@@ -20,7 +20,7 @@ except ImportError:  # Windows
 
 
 class RunFolder:
-    """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors.
+    """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors, card.md.
 
     ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
     operating system's and ends with the process, however that ends. Where there are no such locks (Windows,
@@ -59,6 +59,11 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def inputs(self) -> Path:
+        """How the model is built and what becomes its input; see :func:`shoal.training.summary.about`."""
+        return self.path / "inputs.json"
 
     @property
     def finished(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,7 +54,7 @@ class Journal:
     def __enter__(self) -> Self:
         if self.processes.main:
             self.folder.__enter__()
-            for name in ("config.yaml", "record.json", "model.safetensors"):
+            for name in ("config.yaml", "record.json", "model.safetensors", "inputs.json", "card.md"):
                 for left in self.folder.path.glob(f".{name}.*"):  # half written by one that was killed
                     left.unlink(missing_ok=True)
         return self
@@ -126,11 +126,22 @@ class Journal:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             self._write(self.folder.config, text.encode())
 
-    def finish(self, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-        """The selected weights and then the record, which says that the run is complete."""
+    def begun(self) -> dict[str, Any]:
+        """What was run, as it was written down when it began."""
+        return dict(yaml.safe_load(self.folder.config.read_text(encoding="utf-8")))
+
+    def finish(
+        self,
+        weights: Mapping[str, Tensor],
+        record: Mapping[str, Any],
+        beside: Callable[[], Mapping[str, bytes]] | None = None,
+    ) -> None:
+        """The selected weights, files for those who use them, and the record: the run is complete then."""
         if self.processes.main:
             content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
             self._write(self.folder.model, content)
+            for name, content in _made(beside).items():
+                self._write(self.folder.path / name, content)
             self.record(record)
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -145,3 +156,14 @@ class Journal:
                 f"{path} could not be written ({error.strerror}). Nothing that was saved before is lost: "
                 f"make room, then go on with: {self.going_on}"
             ) from error
+
+
+def _made(beside: Callable[[], Mapping[str, bytes]] | None) -> Mapping[str, bytes]:
+    try:
+        return beside() if beside else {}
+    except Exception as error:  # whatever it is, a night's training must not end without its record
+        first = (str(error).splitlines() or [""])[0]
+        warnings.warn(
+            f"the model's card could not be written ({type(error).__name__}: {first}).", stacklevel=4
+        )
+        return {}

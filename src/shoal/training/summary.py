@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from importlib import metadata
@@ -17,6 +19,9 @@ import numpy as np
 import torch
 
 import shoal
+from shoal.data.inputs import reader
+from shoal.data.loader import seeded
+from shoal.models import _maker
 from shoal.training.loop import Training
 
 
@@ -69,6 +74,53 @@ def _command() -> str:
     program = Path(sys.argv[0])
     name = program.parent.name if program.name == "__main__.py" else program.name
     return shlex.join([name, *sys.argv[1:]])
+
+
+def about(training: Training, recipe: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """How to build the trained model and to feed it, as plain data, and the files that this refers to.
+
+    ``recipe`` is the model's ``name`` and ``options``; ``None`` for one that is the user's own, of which the
+    class can be named and no more.
+    """
+    data, model = training.data, training.model
+    kind = type(model)
+    described, files = dict(data.inputs), dict[str, bytes]()
+    if described:
+        kept, files = reader(described, data.input_shape).kept()
+        described = dict(kept)
+    shape, numbers = _shape_of(training)
+    config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
+    if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
+        files["encoder/config.json"] = config.to_json_string().encode()
+    content = {
+        "format": 1,
+        "inputs": described,
+        "input_shape": shape,
+        "numbers": numbers,
+        "classes": training.task.classes,
+        "class_names": list(data.class_names) if len(data.class_names) == training.task.classes else [],
+        "model": _whole(recipe) if recipe else {"class": f"{kind.__module__}.{kind.__qualname__}"},
+    }
+    return content, files
+
+
+def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """With the options that were left as they are: a later version may have other defaults."""
+    name = str(recipe["name"])
+    takes = list(inspect.signature(_maker(name)).parameters.values())[2:]
+    usual = {option.name: option.default for option in takes if option.default is not option.empty}
+    return {"name": name, "options": _plain({**usual, **(recipe.get("options") or {})})}
+
+
+def _shape_of(training: Training) -> tuple[list[int], str]:
+    """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
+    examples: Any = training.examples
+    examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
+    with seeded(training.options.seed):  # reading an example may draw random numbers
+        x = examples[int(training.data.splits["train"].indices[0])][0]
+    if not isinstance(x, torch.Tensor):
+        return list(training.data.input_shape), ""
+    return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")
 
 
 def describe(training: Training) -> dict[str, Any]:

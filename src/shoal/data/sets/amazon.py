@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, first_seen, read_table
+from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, described, first_seen, read_table
 from shoal.data.wilds import SPLITS, Counts, Published, by_group, check_splits, find, notes
 from shoal.errors import InputError
 
@@ -105,6 +105,8 @@ def load(
         classes=STARS,
         input_shape=(max_tokens,),
         model=tokenizer,
+        class_names=tuple(f"{n} star{'s' * (n > 1)}" for n in range(1, STARS + 1)),
+        inputs=described(tokenizer, max_tokens, pad_to, "reviewText"),
         notes=notes(place),
         measures=("10th-percentile accuracy", "accuracy"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.data.batch import DomainData
+from shoal.data.images import described
 from shoal.data.wilds import (
     Counts,
     Published,
@@ -97,4 +98,6 @@ def load(
         model="densenet121",
         measures=("accuracy",),
         notes=notes(place, table),
+        class_names=("no tumour", "tumour"),
+        inputs=described(size),
     )

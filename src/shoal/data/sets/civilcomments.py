@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, read_table
+from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, described, read_table
 from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
 from shoal.errors import InputError, check_names
 
@@ -101,6 +101,8 @@ def load(
         classes=2,
         input_shape=(max_tokens,),
         model=tokenizer,
+        class_names=TOXIC,
+        inputs=described(tokenizer, max_tokens, pad_to, "comment_text"),
         notes=notes(place),
         measures=("worst-group accuracy", "accuracy"),
         uncounted=UNCOUNTED,

@@ -31,4 +31,5 @@ def load(*, test: str = "-90%", seed: int = 0) -> DomainData:
         classes=2,
         input_shape=(2, SIZE, SIZE),
         model="small-cnn",
+        class_names=("5 or more", "under 5"),
     )

@@ -44,4 +44,5 @@ def load(
         classes=2,
         input_shape=(2, SIZE, SIZE),
         model="mnist-cnn",
+        class_names=("5 or more", "under 5"),
     )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
+from shoal.data.images import described
 from shoal.data.wilds import (
     Counts,
     Published,
@@ -138,6 +139,8 @@ def load(
         measures=("worst-group accuracy", "accuracy"),
         uncounted=frozenset({OTHER}),
         notes=notes(place, table),
+        class_names=CATEGORIES,
+        inputs=described(size),
     )
 
 

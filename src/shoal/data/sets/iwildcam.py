@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
+from shoal.data.images import described
 from shoal.data.wilds import (
     SPLITS,
     Columns,
@@ -114,6 +115,7 @@ def load(
         model="resnet50",
         measures=("macro F1", "accuracy", "macro recall"),
         notes=notes(place, table),
+        inputs=described(size),
     )
 
 

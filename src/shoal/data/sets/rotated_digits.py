@@ -25,4 +25,5 @@ def load(*, test: str = "75°", seed: int = 0) -> DomainData:
         classes=10,
         input_shape=(1, SIZE, SIZE),
         model="small-cnn",
+        class_names=tuple(map(str, range(10))),
     )

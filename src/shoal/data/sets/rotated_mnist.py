@@ -38,4 +38,5 @@ def load(
         classes=10,
         input_shape=(1, SIZE, SIZE),
         model="mnist-cnn",
+        class_names=tuple(map(str, range(10))),
     )

@@ -1,0 +1,174 @@
+"""`shoal predict`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from shoal.commands.arguments import add_device, count
+from shoal.errors import InputError
+
+if TYPE_CHECKING:
+    from shoal.trained import Trained
+
+SUMMARY = "Predict with a trained model: tables, pictures or texts, a part at a time."
+SHOWN = 5
+EVERY = 0.5  # seconds between two lines of progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Example: shoal predict runs/fish patients.csv --out predicted.csv --proba. A table must have the "
+        "columns that the model was trained on; others are ignored. Pictures are prepared as in evaluation. "
+        "The file is written whole or not at all."
+    )
+    parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
+    parser.add_argument(
+        "data",
+        nargs="+",
+        type=Path,
+        help="a .csv or .parquet table, pictures or a folder of them, a .txt file with one text a line; "
+        "or a .npy array for models of prepared numbers",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="(default: printed)")
+    parser.add_argument("--proba", action="store_true", help="also the probability of every class")
+    parser.add_argument(
+        "--id", metavar="COLUMN", help="of a table: what to call rows (default: their number)"
+    )
+    parser.add_argument("--column", metavar="COLUMN", help="of a table of texts: where they are")
+    parser.add_argument(
+        "--bad-images",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a picture that cannot be read (default: %(default)s)",
+    )
+    parser.add_argument("--batch", type=count, default=256, help="examples at a time (default: %(default)s)")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: 0)")
+    add_device(parser)
+
+
+def run(given: Any) -> None:
+    from shoal.trained import load
+    from shoal.training.processes import pick_device
+    from shoal.training.stopping import Interrupted
+
+    if given.workers < 0:
+        raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
+    model = load(given.model, device=pick_device(given.device))
+    if given.proba and model.about.classes is None:
+        raise InputError("--proba: this model predicts numbers, not classes.")
+    try:
+        with _written(given.out, given.json) as file:
+            said = _predicted(model, file, given)
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "signal", None) or signal.SIGINT
+        raise Interrupted("stopped. No file was written or changed.", number) from stop
+    _tell(said, given)
+
+
+@contextlib.contextmanager
+def _written(path: Path | None, machine: bool) -> Iterator[TextIO | None]:
+    """A file that takes its name when all is in it; or the terminal's, where there is none."""
+    if path is None:
+        yield None if machine else sys.stdout
+        return
+    if path.is_dir():
+        raise InputError(f"--out {str(path)!r} is a folder; give a file.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
+    try:
+        # Names of files may be bytes that are not UTF-8; they come out as they are.
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any]:
+    """Writes a line an example and says how many there were, of what."""
+    from shoal.trained import probabilities
+
+    options = {"bad": given.bad_images, "column": given.column, "names": given.id}
+    source: Any = given.data[0] if len(given.data) == 1 else given.data
+    reader = model.reader(**options)
+    classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
+    columns = [given.id or _called(model), "prediction", *(classes if given.proba else ())]
+    table = csv.writer(file, lineterminator="\n") if file is not None else None
+    rows: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    done, shown = 0, time.monotonic()
+    for batch, outputs in model.outputs(reader, source, given.batch, given.workers):
+        labels = model.labels(outputs).tolist()
+        each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
+        lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
+        if table:
+            table.writerows([columns, *lines] if not done else lines)
+        else:
+            rows += [_row(columns[0], line, columns[2:]) for line in lines]
+        counts.update(map(str, labels) if model.about.classes is not None else ())
+        done += len(lines)
+        if sys.stderr.isatty() and time.monotonic() - shown > EVERY:
+            shown = time.monotonic()
+            print(f"\r{done:,} predicted", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty() and done:
+        print("\r\x1b[K", end="", file=sys.stderr)
+    if not done:
+        raise InputError("there is nothing to predict for: the input is empty.")
+    said = {
+        "model": str(given.model),
+        "predictions": done,
+        "classes": dict(counts.most_common()),
+        "notes": reader.notes,
+        "out": str(given.out) if given.out else None,
+    }
+    return said | ({"rows": rows} if table is None else {})
+
+
+def _row(name: str, line: list[Any], classes: list[str]) -> dict[str, Any]:
+    found = {name: line[0], "prediction": line[1]}
+    return found | ({"probabilities": dict(zip(classes, line[2:], strict=True))} if classes else {})
+
+
+def _called(model: Trained) -> str:
+    return "file" if model.inputs.get("kind") == "image" else "row"
+
+
+def _tell(said: dict[str, Any], given: Any) -> None:
+    if given.json:
+        print(json.dumps(said))
+        return
+    for note in [*said["notes"][:SHOWN], *_more(len(said["notes"]) - SHOWN)]:
+        print(f"shoal: {note}", file=sys.stderr)
+    if given.out is not None:
+        classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
+        print(
+            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}."
+        )
+
+
+def _more(number: int) -> list[str]:
+    return [f"… and {number:,} more notes (all of them with --json)"] if number > 0 else []

@@ -1,0 +1,569 @@
+"""From raw tables, pictures and texts to what a trained model takes.
+
+:class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
+description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
+``batches(source)`` are names of examples and what the model takes of them, a part of the source at a time.
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import importlib.util
+import os
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
+from shoal.data.table import Preprocessing, _points, _separator
+from shoal.data.text import LONGEST, load_tokenizer, need_transformers, padded, refusing
+from shoal.data.tree import ENDINGS
+from shoal.errors import InputError, unknown_name
+
+ROWS = 4096
+"""Of a table that are read at a time, so that a file of any length fits into memory."""
+TABLES = (".csv", ".tsv", ".txt", ".parquet")
+TOKENIZER = "tokenizer"
+"""The folder beside a trained model with its tokenizer's files."""
+
+
+class Batch(NamedTuple):
+    """Examples by name, and what the model takes of them."""
+
+    names: list[str]
+    x: Any
+
+
+class Options(NamedTuple):
+    """What the one who predicts may say of the source."""
+
+    bad: str = "stop"
+    """At a picture that cannot be read, or ``skip`` it."""
+    column: str | None = None
+    """Of a table of texts: which column has them."""
+    names: str | None = None
+    """Of a table: the column that names the rows, which are else called by their numbers."""
+    folder: Path | None = None
+    """A trained model's, with the files that its description names. Nothing is fetched for such a model."""
+
+
+class Reader(ABC):
+    """Makes of raw input what a model takes; ``notes`` fill with what whoever asked should know."""
+
+    takes: str
+    """What it reads, in words."""
+
+    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
+        self.description, self.shape, self.options = description, tuple(shape), options
+        self.notes: list[str] = []
+
+    @abstractmethod
+    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        """The examples of ``source`` in order."""
+
+    def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """In regression, what the model gives in the units of what it learned from."""
+        return outputs
+
+    def sample(self, count: int, seed: int = 0) -> Any:
+        """As many made-up inputs of the form that real ones have."""
+        return torch.randn(count, *self.shape, generator=torch.Generator().manual_seed(seed))
+
+    def kept(self) -> tuple[Mapping[str, Any], dict[str, bytes]]:
+        """Files to put beside a model for what the description refers to, and a description that says so."""
+        return self.description, {}
+
+    def _refused(self, source: Any) -> InputError:
+        what = repr(os.fspath(source)) if isinstance(source, str | Path) else f"a {type(source).__name__}"
+        return InputError(f"this model takes {self.takes}, not {what}.")
+
+
+def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any) -> Reader:
+    """What reads raw input as ``description`` says, for a model that takes examples of ``shape``.
+
+    ``options`` are the fields of :class:`Options`. An empty description stands for arrays that are ready.
+    """
+    kind = str(description.get("kind", "array"))
+    if kind not in KINDS:
+        raise unknown_name("kind of input", kind, KINDS)
+    said = Options(**options)
+    if said.bad not in BAD:
+        raise unknown_name("way with bad pictures: bad =", str(said.bad), BAD)
+    try:
+        return KINDS[kind](description, shape, said)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"the description of the model's {kind} input is damaged ({error!r}).") from error
+
+
+class Arrays(Reader):
+    """Inputs that are ready: tensors, NumPy arrays, or a ``.npy`` file, of which a part is read at a time."""
+
+    @property
+    def takes(self) -> str:  # type: ignore[override]
+        return f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
+
+    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        values = self._open(source)
+        if self.shape and tuple(values.shape[1:]) != self.shape:
+            raise InputError(f"this model takes {self.takes}; these have shape {tuple(values.shape)}.")
+        for at in range(0, len(values), batch_size):
+            part = values[at : at + batch_size]
+            if not isinstance(part, Tensor):
+                part = torch.from_numpy(np.array(part))
+                part = part.float() if part.is_floating_point() else part
+            if not bool(part.isfinite().all()):
+                row = at + int((~part.isfinite()).flatten(1).any(1).nonzero()[0])
+                raise InputError(f"row {row + 1} of the input has a number that is not finite.")
+            yield Batch([str(n + 1) for n in range(at, at + len(part))], part)
+
+    def _open(self, source: Any) -> Any:
+        if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
+            try:
+                return np.load(source, mmap_mode="r", allow_pickle=False)
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(f"{str(source)!r} is not an array that can be read ({error}).") from error
+        if isinstance(source, Tensor | np.ndarray) and source.ndim:
+            return source
+        raise self._refused(source)
+
+
+# Tables: files and frames, some rows at a time
+
+
+class Rows(ABC):
+    """Rows with named columns, which come a part at a time."""
+
+    where: str
+    names: list[str]
+
+    @abstractmethod
+    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        """Some rows after the other, as mappings or frames of these columns."""
+
+
+def rows_of(source: Any) -> Rows | None:
+    """The rows of a CSV or Parquet file, a DataFrame or a mapping of columns; ``None`` for anything else."""
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        if path.suffix.lower() not in TABLES:
+            return None
+        return ParquetRows(path) if path.suffix.lower() == ".parquet" else CsvRows(path)
+    if hasattr(source, "to_pydict"):  # pyarrow's
+        source = source.to_pydict()
+    if isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "iloc")):
+        return FrameRows(source)
+    return None
+
+
+class CsvRows(Rows):
+    """A CSV file in UTF-8 with a line of names first; the separator is what that line has most of."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.where = path, repr(str(path))
+        self.names, self.separator = self._head()
+
+    def _head(self) -> tuple[list[str], str]:
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as lines:
+                first = lines.readline(LONGEST)
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+            raise InputError(f"{self.where} cannot be read: {why}.") from error
+        if not first.strip():
+            raise InputError(f"{self.where} is empty; its first line must name the columns.")
+        separator = _separator(first)
+        return [name.strip() for name in next(csv.reader([first], delimiter=separator))], separator
+
+    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        places = [self.names.index(name) for name in columns]
+        limit = csv.field_size_limit(LONGEST)
+        try:
+            with self.path.open(encoding="utf-8-sig", newline="") as lines:
+                table = csv.reader(lines, delimiter=self.separator)
+                next(table, None)
+                found: list[list[str]] = []
+                for row in table:
+                    if not row:
+                        continue
+                    if len(row) != len(self.names):
+                        raise InputError(
+                            f"{self.where}, line {table.line_num}: {len(row)} values where the first line "
+                            f"names {len(self.names)} columns."
+                        )
+                    found.append([row[place] for place in places])
+                    if len(found) == size:
+                        yield self._columns(columns, found)
+                        found = []
+                if found:
+                    yield self._columns(columns, found)
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            raise InputError(f"{self.where} cannot be read ({error}).") from error
+        finally:
+            csv.field_size_limit(limit)
+
+    def _columns(self, columns: Sequence[str], found: list[list[str]]) -> dict[str, Any]:
+        values = [list(column) for column in zip(*found, strict=True)]
+        values = [_points(column) for column in values] if self.separator == ";" else values
+        return dict(zip(columns, values, strict=True))
+
+
+class ParquetRows(Rows):
+    def __init__(self, path: Path) -> None:
+        if importlib.util.find_spec("pyarrow") is None:
+            raise InputError(
+                f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[parquet]', or save it "
+                "as CSV."
+            )
+        self.path, self.where = path, repr(str(path))
+        with self._open() as table:
+            self.names = [str(name) for name in table.schema_arrow.names]
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        from pyarrow import ArrowException, parquet
+
+        try:
+            with parquet.ParquetFile(self.path) as table:
+                yield table
+        except (OSError, ArrowException) as error:
+            raise InputError(f"{self.where} cannot be read ({error}).") from error
+
+    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        with self._open() as table:
+            for part in table.iter_batches(batch_size=size, columns=list(columns)):
+                yield {name: part.column(name).to_pylist() for name in columns}
+
+
+class FrameRows(Rows):
+    """A DataFrame, or a mapping of columns that are equally long."""
+
+    def __init__(self, frame: Any) -> None:
+        self.frame, self.where = frame, "the table"
+        self.names = [str(name) for name in getattr(frame, "columns", frame)]
+
+    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
+        if hasattr(self.frame, "iloc"):
+            chosen = self.frame.iloc[:, [self.names.index(name) for name in columns]]
+            chosen.columns = list(columns)
+            for at in range(0, len(chosen), size):
+                yield chosen.iloc[at : at + size]
+            return
+        keys = {str(name): name for name in self.frame}
+        values = {name: self.frame[keys[name]] for name in columns}
+        lengths = {name: len(column) for name, column in values.items()}
+        if len(set(lengths.values())) > 1:
+            raise InputError(f"columns must be equally long; these have {lengths} values.")
+        for at in range(0, next(iter(lengths.values()), 0), size):
+            yield {name: column[at : at + size] for name, column in values.items()}
+
+
+def check_columns(rows: Rows, needed: Sequence[str], what: str) -> None:
+    """Refuses a table that lacks a column, with what it may be called there."""
+    lacking = [name for name in needed if name not in rows.names]
+    if not lacking:
+        return
+    near = difflib.get_close_matches(lacking[0], rows.names, n=1, cutoff=0.6)
+    hint = f" Is {lacking[0]!r} called {near[0]!r} there?" if near else ""
+    some = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
+    raise InputError(f"{rows.where} lacks {what} {some}.{hint} It has: {_some(rows.names, 20)}.")
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return (", ".join(map(repr, names[:most])) or "none") + more
+
+
+class Tables(Reader):
+    """Rows of a table, made into numbers as the training examples were."""
+
+    takes = "a table: a .csv or .parquet file, a DataFrame or a mapping of columns"
+
+    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
+        super().__init__(description, shape, options)
+        self.preprocessing = Preprocessing.from_dict(description)
+
+    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        rows = rows_of(source)
+        if rows is None:
+            raise self._refused(source)
+        needed, name = list(self.preprocessing.names), self.options.names
+        check_columns(rows, needed, "what the model needs:")
+        if name is not None:
+            check_columns(rows, [name], "the column")
+        if unused := [column for column in rows.names if column not in (*needed, name)]:
+            self.notes.append(f"{_many(len(unused), 'column')} not used: {_some(unused)}.")
+        wanted = list(dict.fromkeys([*needed, *([name] if name else [])]))
+        start = 0
+        for part in rows.parts(wanted, ROWS):
+            x = torch.from_numpy(self._numbers(part, needed, start, rows.where))
+            names = _named(part, name, start, len(x))
+            for at in range(0, len(x), batch_size):
+                yield Batch(names[at : at + batch_size], x[at : at + batch_size])
+            start += len(x)
+        if not start:
+            raise InputError(f"{rows.where} has no rows.")
+
+    def _numbers(self, part: Any, needed: list[str], start: int, where: str) -> NDArray[np.float32]:
+        columns = part[needed] if hasattr(part, "iloc") else {name: part[name] for name in needed}
+        try:
+            return self.preprocessing.transform(columns)
+        except InputError as error:  # which counts rows from the start of this part
+            said = re.sub(r"(, row )(\d+)", lambda m: f"{m[1]}{int(m[2]) + start:,}", str(error))
+            raise InputError(f"{where}: {said}") from error
+
+    def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        return self.preprocessing.predictions(outputs)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what} is" if count == 1 else f"{count} {what}s are"
+
+
+# Texts
+
+
+class Texts(Reader):
+    """Texts as token ids and a mask: from a list, a file with one a line, or a column of a table."""
+
+    takes = "texts: a list of them, a .txt file with one a line, or a table with a column of texts"
+
+    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
+        super().__init__(description, shape, options)
+        self.max_tokens, self.pad_to = int(description["max_tokens"]), description.get("pad_to", 8)
+        if self.max_tokens < 1 or (self.pad_to != "max" and int(self.pad_to) < 1):
+            raise ValueError(f"max_tokens {self.max_tokens}, pad_to {self.pad_to}")
+        self.name = str(description["tokenizer"])
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        if self.options.folder is None:
+            return load_tokenizer(self.name)
+        place = self.options.folder / TOKENIZER
+        with offline():
+            if self.name != TOKENIZER or not place.is_dir():
+                return load_tokenizer(self.name)
+            need_transformers()
+            from transformers import AutoTokenizer
+
+            failure = f"the tokenizer in {str(place)!r} cannot be had"
+            safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+            return refusing(AutoTokenizer.from_pretrained, str(place.resolve()), failure, **safe)
+
+    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        for names, texts in self._texts(source, batch_size):
+            yield Batch(names, self._ids(texts))
+
+    def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
+        filler = int(self.tokenizer.pad_token_id or 0)
+        found = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        # A model cannot attend to nothing.
+        return padded([torch.tensor(ids or [filler]) for ids in found], self.max_tokens, self.pad_to, filler)
+
+    def _texts(self, source: Any, size: int) -> Iterator[tuple[list[str], list[str]]]:
+        if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
+            yield from _lines(Path(source), size)
+            return
+        rows = rows_of(source)
+        if rows is not None:
+            yield from self._column(rows, size)
+            return
+        if isinstance(source, str | Path) or not hasattr(source, "__len__"):
+            raise self._refused(source)
+        for n, text in enumerate(source):
+            if not isinstance(text, str):
+                raise InputError(f"text {n + 1} is a {type(text).__name__}; each must be a str.")
+        for at in range(0, len(source), size):
+            part = list(source[at : at + size])
+            yield [str(n + 1) for n in range(at, at + len(part))], part
+
+    def _column(self, rows: Rows, size: int) -> Iterator[tuple[list[str], list[str]]]:
+        column = self.options.column or self.description.get("column")
+        if column is None and len(rows.names) == 1:
+            column = rows.names[0]
+        if column is None:
+            raise InputError(f"say which column of {rows.where} has the texts: {_some(rows.names, 20)}.")
+        wanted = [column, *([self.options.names] if self.options.names else [])]
+        check_columns(rows, wanted, "the column")
+        start = 0
+        for part in rows.parts(list(dict.fromkeys(wanted)), size):
+            texts = ["" if value is None or value != value else str(value) for value in part[column]]
+            yield _named(part, self.options.names, start, len(texts)), texts
+            start += len(texts)
+
+    def sample(self, count: int, seed: int = 0) -> Any:
+        """Words of the tokenizer's own, up to eight a text, with another seed up to sixteen and so on."""
+        words = sorted(word for word in self.tokenizer.get_vocab() if word.isalpha()) or ["a"]
+        rng = np.random.default_rng(seed)
+        lengths = [8 * (seed + 1), *rng.integers(1, 8 * (seed + 1), count - 1).tolist()]
+        return self._ids([" ".join(rng.choice(words, length)) for length in lengths])
+
+    def kept(self) -> tuple[Mapping[str, Any], dict[str, bytes]]:
+        """The tokenizer's files: using the model then needs neither a network nor the folder they were in."""
+        with tempfile.TemporaryDirectory() as place:
+            self.tokenizer.save_pretrained(place)
+            files = {f"{TOKENIZER}/{p.name}": p.read_bytes() for p in Path(place).iterdir() if p.is_file()}
+        return {**self.description, "tokenizer": TOKENIZER}, files
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Within the block transformers finds what is on this machine and asks nobody else."""
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        yield
+        return
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _named(part: Mapping[str, Any], column: str | None, start: int, count: int) -> list[str]:
+    return [str(v) for v in part[column]] if column else [str(start + n + 1) for n in range(count)]
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
+    """The lines of a text file, blank ones too, so that numbers are those of an editor."""
+    try:
+        with path.expanduser().open(encoding="utf-8-sig") as lines:
+            found: list[str] = []
+            number = 0
+            for number, line in enumerate(lines, 1):
+                found.append(line.rstrip("\n"))
+                if len(found) == size:
+                    yield [str(n) for n in range(number - size + 1, number + 1)], found
+                    found = []
+            if found:
+                yield [str(n) for n in range(number - len(found) + 1, number + 1)], found
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
+
+
+# Pictures
+
+
+class Pictures(Reader):
+    """Pictures as in evaluation: of a folder and all below it, of a list of files, or a single one."""
+
+    takes = "pictures: files, or a folder of them, or a list of Pillow's"
+
+    def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
+        super().__init__(description, shape, options)
+        self.size = int(description["size"])
+        if self.size < 1:
+            raise ValueError(f"size {self.size}")
+        self.scale, self.shift = factors(description["mean"], description["deviation"])
+
+    def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        need_pillow()
+        if _are_pictures(source):
+            names, files = [str(n + 1) for n in range(len(source))], list(source)
+        else:
+            root, names = self._files(source)
+            files = [os.path.join(root, name) for name in names]
+        pictures = _Pictures(files, self.size, self.scale, self.shift)
+        loader = DataLoader(
+            pictures, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
+        )
+        at = 0
+        for items in loader:
+            here, at = names[at : at + len(items)], at + len(items)
+            fine = [(name, x) for name, (x, why) in zip(here, items, strict=True) if self._sound(name, why)]
+            if fine:
+                yield Batch([name for name, _ in fine], torch.stack([x for _, x in fine]))
+
+    def _sound(self, name: str, why: str) -> bool:
+        if not why:
+            return True
+        if self.options.bad == "stop":
+            raise InputError(
+                f"the picture {name!r} cannot be read ({why}). Fetch it again, or leave such out "
+                "(--bad-images skip)."
+            )
+        self.notes.append(f"the picture {name!r} is skipped: {why}")
+        return False
+
+    def _files(self, source: Any) -> tuple[str, list[str]]:
+        """A folder, and the names of files from there."""
+        if not isinstance(source, str | Path):
+            if isinstance(source, Tensor | np.ndarray | Mapping) or not hasattr(source, "__iter__"):
+                raise self._refused(source)
+            several = [Path(one).expanduser() for one in source]
+            if len(several) == 1:
+                return self._files(several[0])
+            for path in several:
+                if not path.is_file():
+                    raise InputError(f"there is no picture {str(path)!r}.")
+            return "", [str(path) for path in several]
+        path = Path(source).expanduser()
+        if path.is_file():
+            return "", [str(path)]
+        if not path.is_dir():
+            raise InputError(f"there is no picture and no folder {str(path)!r}.")
+        names, others = _below(path)
+        if not names:
+            raise InputError(f"there is no picture in {str(path)!r} or below: {', '.join(ENDINGS)}.")
+        if others:
+            self.notes.append(f"{others} files in {str(path)!r} are no pictures ({', '.join(ENDINGS)}).")
+        return str(path), names
+
+
+def _below(root: Path) -> tuple[list[str], int]:
+    """The pictures in a folder and all below it, sorted, and how many other files there are."""
+    names: list[str] = []
+    others = 0
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        seen = [name for name in sorted(files) if not name.startswith(".")]
+        found = [name for name in seen if name.lower().endswith(ENDINGS)]
+        others += len(seen) - len(found)
+        names += [os.path.relpath(os.path.join(place, name), root) for name in found]
+    return names, others
+
+
+def _are_pictures(source: Any) -> bool:
+    """Whether it is a list of Pillow's pictures, such as a column of a Hugging Face dataset has."""
+    return isinstance(source, list | tuple) and bool(source) and all(hasattr(p, "convert") for p in source)
+
+
+class _Pictures(Dataset[tuple[Tensor, str]]):
+    """Files, or Pillow's pictures, as the model takes them, or why one cannot be read."""
+
+    def __init__(self, files: Sequence[Any], size: int, scale: Tensor, shift: Tensor) -> None:
+        self.files, self.size, self.scale, self.shift = files, size, scale, shift
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, str]:
+        file = self.files[index]
+        try:
+            if isinstance(file, str):
+                image, box = decode(file, self.size)
+            else:
+                image = _rgb(file)
+                box = (0, 0, *image.size)
+        except Unreadable as error:
+            return torch.empty(0), str(error)
+        return numbers(resize(image, self.size, box), self.scale, self.shift), ""
+
+
+KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Pictures, "table": Tables, "text": Texts}

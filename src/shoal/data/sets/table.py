@@ -1,0 +1,127 @@
+"""A table of your own."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.data.batch import DomainData
+from shoal.data.own import domains_of, from_table
+from shoal.data.table import need_column, read_table
+from shoal.errors import InputError
+
+SUMMARY = "A table of your own: a CSV or Parquet file with a column to predict and one that tells the domain."
+PAPER = "yours"
+
+PASSES = 50
+"""Over the training rows, in a comparison's trainings, as far as :data:`STEPS` lets them."""
+BATCH, STEPS = (32, 256), (300, 3000)
+"""The least and the most."""
+ALGORITHMS = ("erm", "fish", "coral", "groupdro", "vrex", "mixup")
+"""What a comparison takes unless it is told: plain training, and one of each kind of remedy."""
+
+
+def load(
+    *,
+    file: str | None = None,
+    label: str | None = None,
+    domain: str | None = None,
+    test: str | list[str] | None = None,
+    seed: int = 0,
+    columns: str | list[str] | None = None,
+    drop: str | list[str] | None = None,
+    kinds: Mapping[str, str] | None = None,
+    task: str | None = None,
+    digest: str | None = None,
+) -> DomainData:
+    """Read a table; a fifth of every training domain is held out for validation, under the same name.
+
+    How columns become numbers is fitted to the training rows alone; see
+    :class:`shoal.data.table.Preprocessing`.
+
+    Args:
+        file: Parquet if it ends in .parquet, else CSV in UTF-8 with a line of names first.
+        label: the column to predict.
+        domain: the column that tells where a row is from.
+        test: the domain left out, by default the last; ``[]`` leaves none out.
+        seed: for the choice of the validation examples.
+        columns: the features, as [a, b] or a,b; by default all but label and domain.
+        drop: columns that are not to be used.
+        kinds: {column: numeric, categorical or text} where the guess is wrong.
+        task: classification or regression, by default as the label looks.
+        digest: what :func:`digest_of` said of the file; another file is refused.
+    """
+    path, told = _said(file), _named(label, domain)
+    if digest is not None and (now := digest_of(path)) != digest:
+        raise InputError(f"{str(path)!r} is not the file it was: its digest is {now}, not {digest}.")
+    if test is None:
+        test = domains(file=file, label=label, domain=domain)[-1]
+    return from_table(
+        path,
+        label=told["label"],
+        domain=told["domain"],
+        test=str(test) if isinstance(test, (str, int, float)) else test,
+        columns=None if columns is None else _several(columns),
+        drop=_several(drop or ()),
+        kinds=_kinds(kinds),
+        task=task,
+        seed=seed,
+    )
+
+
+def domains(
+    *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
+) -> tuple[str, ...]:
+    """Those that ``test`` can leave out."""
+    path, told = _said(file), _named(label, domain)
+    columns = read_table(path)
+    need_column(told["label"], columns, "label")
+    return domains_of(columns[need_column(told["domain"], columns, "domain")], told["domain"]).names
+
+
+def comparison(data: DomainData) -> dict[str, Any]:
+    """How to train on it in a comparison, where nothing else is said: small tables take seconds."""
+    rows, count = len(data.splits["train"].indices), len(data.splits["train"])
+    each_step = count if count <= 16 else 5
+    batch = 2 ** round(math.log2(max(1.0, rows / each_step / 8)))
+    batch = min(max(batch, BATCH[0]), BATCH[1])
+    steps = round(PASSES * rows / (each_step * batch) / 100) * 100
+    return {"steps": min(max(steps, STEPS[0]), STEPS[1]), "batch": batch, "algorithms": ALGORITHMS}
+
+
+def digest_of(path: str | Path) -> str:
+    """Tells a file's content from any other."""
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+
+
+def _said(file: str | None) -> Path:
+    if file is None:
+        raise InputError("dataset 'table' reads a table of yours: `--data file=FILE` says which.")
+    return Path(str(file)).expanduser()
+
+
+def _named(label: str | None, domain: str | None) -> dict[str, str]:
+    """The two columns that must be named, as the header spells them."""
+    for name, value, what in (("label", label, "to predict"), ("domain", domain, "with the domains")):
+        if value is None:
+            raise InputError(f"dataset 'table' needs the column {what}: `{name}=COLUMN`, or --{name} COLUMN.")
+    return {"label": str(label), "domain": str(domain)}
+
+
+def _several(names: str | Iterable[Any]) -> list[str]:
+    """``a,b`` or [a, b]."""
+    parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _kinds(kinds: Any) -> dict[str, str]:
+    if kinds is None or isinstance(kinds, Mapping):
+        return {str(name): str(kind) for name, kind in (kinds or {}).items()}
+    raise InputError(f"kinds must say a kind for each column, such as {{age: numeric}}; got {kinds!r}.")

@@ -1,0 +1,342 @@
+"""``shoal.load``: a trained model from the folder of its run, ready to use on new input.
+
+Such a folder may come from anybody. Weights are read from safetensors and everything else is JSON: nothing in
+it is run, and nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shoal.bench.config import RunConfig
+from shoal.data.inputs import Batch, Reader, offline, reader
+from shoal.data.loader import to_device
+from shoal.errors import InputError
+from shoal.models import build, options_of
+from shoal.training.checkpoint import load_weights
+
+FORMAT = 1
+WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
+LARGEST = 2**28
+"""Bytes of a JSON file that are read."""
+
+
+@dataclass(frozen=True)
+class About:
+    """How to build and feed a trained model: the content of ``inputs.json``, checked."""
+
+    model: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    input_shape: tuple[int, ...] = ()
+    numbers: str = "float32"
+    classes: int | None = None
+    class_names: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path) -> About:
+        content = _json(path)
+        if content.get("format") != FORMAT:
+            raise _damaged(path, f"its format is {content.get('format')!r}, not {FORMAT}")
+        shape, classes = content.get("input_shape"), content.get("classes")
+        names, model, inputs = (content.get(name) for name in ("class_names", "model", "inputs"))
+        if not isinstance(shape, list) or not all(_whole(n, 1) for n in shape):
+            raise _damaged(path, f"input_shape is {shape!r}")
+        if classes is not None and not _whole(classes, 2):
+            raise _damaged(path, f"classes is {classes!r}")
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
+            raise _damaged(path, "class_names are not a list of names")
+        if names and len(names) != classes:
+            raise _damaged(path, f"it names {len(names)} classes and there are {classes}")
+        if not isinstance(model, dict) or not isinstance(inputs, dict):
+            raise _damaged(path, "model and inputs must be mappings")
+        numbers = str(content.get("numbers", "float32"))
+        return cls(model, inputs, tuple(shape), numbers, classes, tuple(names))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"format": FORMAT, **self.__dict__}
+
+
+class Trained(nn.Module):
+    """A trained model in eval mode. Called with prepared tensors it gives what the network gives.
+
+    ``class_names`` are the classes in the order of the outputs, ``inputs`` says how raw input is prepared,
+    ``record`` is what came out of the training, as in ``record.json`` (empty where there is none).
+    """
+
+    def __init__(self, model: nn.Module, about: About, folder: Path, record: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.about, self.folder, self.record = about, folder, record
+        self.eval()
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.about.class_names
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return self.about.inputs
+
+    @property
+    def device(self) -> torch.device:
+        return next((t.device for t in self.model.state_dict().values()), torch.device("cpu"))
+
+    def forward(self, x: Any) -> Any:
+        return self.model(x)
+
+    def train(self, mode: bool = True) -> Trained:
+        """It stays in eval mode: for more training take ``.model``."""
+        super().train(False)
+        return self
+
+    def reader(self, source: Any = None, **options: Any) -> Reader:
+        """What prepares raw input; tensors and arrays are taken as they are."""
+        ready = isinstance(source, Tensor | np.ndarray)
+        return reader({} if ready else self.inputs, self.about.input_shape, folder=self.folder, **options)
+
+    def predict(
+        self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
+    ) -> NDArray[Any]:
+        """The class of each example by name (by number, where it has none), or in regression its value.
+
+        ``source`` is raw: for a model of tables a CSV or Parquet file, a DataFrame or a mapping of columns;
+        of pictures a file, several, or a folder; of texts a list, a .txt file with one a line, or a table and
+        its ``column``. Tensors and arrays are taken as the network's own input.
+        """
+        found = self._collected(source, batch_size, workers, column)
+        return self.labels(found)
+
+    def predict_proba(
+        self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
+    ) -> NDArray[np.float64]:
+        """The probability of each class, (n, classes)."""
+        if self.about.classes is None:
+            raise InputError("this model predicts numbers, not classes; there are no probabilities.")
+        return probabilities(self._collected(source, batch_size, workers, column))
+
+    def _collected(self, source: Any, batch_size: int, workers: int, column: str | None) -> NDArray[Any]:
+        source_reader = self.reader(source, column=column)
+        outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
+        if not outputs:
+            raise InputError("there is nothing to predict for: the input is empty.")
+        return np.concatenate(outputs)
+
+    def outputs(
+        self, source_reader: Reader, source: Any, batch_size: int = 256, workers: int = 0
+    ) -> Iterator[tuple[Batch, NDArray[Any]]]:
+        """What the network gives for ``source``, batch by batch; in regression in the label's own units."""
+        for batch in source_reader.batches(source, batch_size, workers):
+            found = self._applied(batch)
+            yield batch, source_reader.answers(found) if self.about.classes is None else found
+
+    def _applied(self, batch: Batch) -> NDArray[Any]:
+        try:
+            with torch.inference_mode():
+                output = self.model(to_device(batch.x, self.device))
+        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(f"the model cannot take this input: {first}") from error
+        found: NDArray[Any] = output.float().cpu().numpy()
+        if len(found) != len(batch.names):
+            raise InputError(f"the model gives {len(found)} outputs for {len(batch.names)} examples.")
+        return found
+
+    def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
+        """From the network's outputs to what is predicted."""
+        if self.about.classes is None:
+            return outputs
+        best: NDArray[Any] = outputs.argmax(-1)
+        return np.array(self.class_names)[best] if self.class_names else best
+
+    def __repr__(self) -> str:
+        what = "regression" if self.about.classes is None else f"{self.about.classes} classes"
+        name = self.about.model.get("name") or type(self.model).__name__
+        takes = f"{self.inputs.get('kind', 'array')} input {self.about.input_shape}"
+        return f"Trained({name}, {takes}, {what}, from {str(self.folder)!r})"
+
+
+def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
+    """The softmax of (n, classes) outputs."""
+    shifted = outputs.astype(np.float64)
+    powers = np.exp(shifted - shifted.max(-1, keepdims=True))
+    found: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
+    return found
+
+
+def load(
+    folder: str | Path, model: nn.Module | None = None, *, device: str | torch.device = "cpu"
+) -> Trained:
+    """The trained model of a run, ready to predict. ::
+
+        model = shoal.load("runs/fish")
+        model.predict("new patients.csv")
+
+    Args:
+        folder: what `shoal train` was given as ``--out`` or :func:`shoal.fit` as ``folder``, or the file
+            ``model.safetensors`` in it.
+        model: for a run of a network of your own: one built as it was, into which the weights are put.
+        device: where it is to be.
+    """
+    weights = find(Path(folder).expanduser())
+    place = weights.parent
+    about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
+    if model is None:
+        model = _built(place, about)
+    found = load_weights(weights)
+    try:
+        model.load_state_dict(found)
+    except RuntimeError as error:
+        first = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[1:3])
+        raise InputError(f"the weights in {str(weights)!r} do not fit the model: {first[:300]}") from error
+    record = _json(place / RECORD) if (place / RECORD).exists() else {}
+    return Trained(model, about or About(), place, record).to(device)
+
+
+def _built(place: Path, about: About | None) -> nn.Module:
+    """The network that ``inputs.json`` describes, with random weights: whatever it was, none are fetched."""
+    if about is None:
+        raise InputError(
+            f"{str(place)!r} has no {ABOUT}, which says what the model is; give the network: "
+            "shoal.load(FOLDER, model=MODULE)."
+        )
+    if "name" not in about.model:
+        own = about.model.get("class", "a class of its own")
+        raise InputError(
+            f"the model in {str(place)!r} is a network of your own ({own}); give one built in the same way: "
+            "shoal.load(FOLDER, model=MODULE)."
+        )
+    name = str(about.model["name"])
+    if (place / ENCODER / "config.json").is_file():
+        name = str((place / ENCODER).resolve())
+    options = about.model.get("options") or {}
+    if not isinstance(options, dict):
+        raise _damaged(place / ABOUT, "the model's options must be a mapping")
+    with offline():
+        given = {str(k): v for k, v in options.items() if k != "pretrained"}
+        if "pretrained" in options_of(name):
+            given["pretrained"] = False
+        try:
+            return build(name, input_shape=about.input_shape, classes=about.classes, seed=0, **given)
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(f"the model {name!r} cannot be built as {ABOUT} says: {first}") from error
+
+
+def find(path: Path) -> Path:
+    """The file of weights that ``path`` means; an error says what is there instead and what to do."""
+    if path.is_file():
+        if path.suffix.lower() == ".safetensors":
+            return path
+        if path.suffix.lower() == ".json":
+            raise _only_records(path, [path])
+        raise InputError(f"{str(path)!r} is not the weights of a model: give a run's folder, or {WEIGHTS}.")
+    if not path.is_dir():
+        raise InputError(f"there is no folder {str(path)!r}.")
+    if (path / WEIGHTS).is_file():
+        return path / WEIGHTS
+    if several := sorted(path.glob(f"*/{WEIGHTS}")):
+        names = ", ".join(repr(str(p.parent)) for p in several[:3]) + (" …" if len(several) > 3 else "")
+        raise InputError(f"{str(path)!r} holds several runs; give one of them: {names}.")
+    if (path / "config.yaml").is_file():
+        state = "has diverged" if (path / RECORD).is_file() else "is not finished: shoal resume"
+        raise InputError(f"the run in {str(path)!r} {state}; there are no weights to use.")
+    records = sorted([*path.glob("*.json"), *path.glob("runs/*.json")])
+    if records := [p for p in records if len(p.stem) == 16]:
+        raise _only_records(path, records)
+    raise InputError(f"{str(path)!r} holds no trained model: there is no {WEIGHTS} in it.")
+
+
+def _only_records(path: Path, records: Sequence[Path]) -> InputError:
+    """For what a comparison or a sweep left, which keeps what came out and no weights."""
+    try:
+        config = RunConfig.from_dict(_json(records[0])["config"])
+    except (InputError, LookupError, TypeError, ValueError):
+        return InputError(f"{str(path)!r} holds no trained model; give the folder of a run.")
+    which = "this run" if path == records[0] else f"one of its {len(records):,} runs"
+    return InputError(
+        f"{str(path)!r} holds records without weights, which comparisons and sweeps do not keep. "
+        f"Train {which} anew:\n{train_command(config)}"
+    )
+
+
+PLAIN = {
+    **{"steps": "--steps", "batch_size": "--batch", "domains_per_step": "--domains", "model": "--model"},
+    **{"weights": "--weights", "draw": "--draw", "warm_start": "--warm-start", "seed": "--seed"},
+    **{"optimizer": "--optimizer", "schedule": "--schedule", "clip": "--clip", "accumulate": "--accumulate"},
+    **{"precision": "--precision", "average": "--average", "average_start": "--average-start"},
+    **{"select": "--select", "metric": "--metric", "patience": "--patience", "on_nan": "--on-nan"},
+    **{"eval_every": "--eval-every"},
+}
+"""What of a configuration `shoal train` takes under which option."""
+
+
+def train_command(config: RunConfig) -> str:
+    """The `shoal train` that runs ``config`` and keeps its weights, and what of it that cannot say."""
+    usual = RunConfig(config.dataset, config.algorithm, config.steps)
+    lr = config.optimizer_options.get("lr", 1e-3)
+    told = {**config.data_options, **_test(config)}
+    words = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
+    for option, pairs in (
+        ("--data", told),
+        ("--set", config.settings),
+        ("--model-set", config.model_options),
+    ):
+        words += [option, *(f"{name}={_yaml(value)}" for name, value in pairs.items())] if pairs else []
+    for name, option in PLAIN.items():
+        value = getattr(config, name)
+        if name == "steps" or value != getattr(usual, name):
+            words += [option, str(value)]
+    words += ["--lr", str(lr), "--out", f"runs/{config.algorithm}-{config.identity[:8]}"]
+    rest = [f"{k}={v}" for k, v in config.optimizer_options.items() if k != "lr"]
+    rest += [f"holdout={config.holdout}"] if config.holdout is not None else []
+    rest += [f"trial {config.protocol['trial']} of DomainBed's splits"] if config.protocol else []
+    return shlex.join(words) + (f"\n(not the same in: {', '.join(rest)})" if rest else "")
+
+
+def _test(config: RunConfig) -> dict[str, Any]:
+    names = config.protocol.get("leave_out") or []
+    return {"test": names[0]} if len(names) == 1 else {}
+
+
+def _yaml(value: Any) -> str:
+    """As the command line reads it: text stays text."""
+    if isinstance(value, str) and yaml.safe_load(value) == value:
+        return value
+    return json.dumps(value, default=list, ensure_ascii=False)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST:
+            raise _damaged(path, "it is too large")
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise _damaged(path, str(error) or "nested too deep") from error
+    if not isinstance(content, dict):
+        raise _damaged(path, "it is no mapping")
+    return content
+
+
+def _damaged(path: Path, why: str) -> InputError:
+    return InputError(f"{str(path)!r} is damaged: {why}.")
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -1,0 +1,216 @@
+"""What lies beside a trained model for those who use it: how to feed it, and a card that says what it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.training.summary import about
+
+if TYPE_CHECKING:
+    from shoal.training.journal import Journal
+    from shoal.training.loop import Training
+
+MOST = 50
+"""Rows of a table of domains; more are counted."""
+SMALL = 30
+"""Examples of a domain, below which its score says little."""
+SETTINGS = (
+    *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
+    *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
+    *("average", "average_start", "select", "metric", "patience", "holdout", "protocol", "seed"),
+)
+"""What of a configuration the card lists, where it is set."""
+MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
+"""What means something within a line, and what makes a link of an address."""
+
+
+def beside(
+    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], journal: Journal
+) -> dict[str, bytes]:
+    """The files to put beside the weights of a finished training, by name."""
+    content, files = about(training, recipe)
+    sizes = {
+        split: dict(zip(map(str, domains.names), domains.sizes.tolist(), strict=True))
+        for split, domains in training.data.splits.items()
+    }
+    text = card(record, content, journal.begun(), sizes)
+    files["inputs.json"] = json.dumps(content, default=dict, indent=1).encode()
+    files["card.md"] = text.encode("utf-8", "backslashreplace")
+    return files
+
+
+def escaped(value: object) -> str:
+    """Text from outside as text in Markdown, on one line, whatever marks are in it."""
+    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return MARKS.sub(r"\\\1", text)
+
+
+def code(text: str) -> str:
+    """A block of code, with a fence longer than any within."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
+
+
+def card(
+    record: Mapping[str, Any],
+    content: Mapping[str, Any],
+    config: Mapping[str, Any],
+    sizes: Mapping[str, Mapping[str, int]],
+) -> str:
+    """A model card in Markdown.
+
+    Args:
+        record: what came out, as in ``record.json``.
+        content: how to build and feed the model, as in ``inputs.json``.
+        config: what was run, as in ``config.yaml``.
+        sizes: examples of every domain of every split.
+    """
+    run = config.get("run") or {}
+    algorithm = run.get("label") or run.get("algorithm") or config.get("algorithm", "?")
+    on = f" on {escaped(run['dataset'])}" if "dataset" in run else ""
+    at = record["history"][record["selected"]]
+    sections = {
+        f"# {escaped(algorithm)}{on}": _use(content),
+        "## Data": _data(run, record, sizes),
+        "## Results": _results(record, at),
+        "## How it was trained": _training(record, config, content["model"]),
+        "## Limits": _limits(record, config, at, sizes),
+    }
+    return "\n\n".join(f"{title}\n\n{text}" for title, text in sections.items()) + "\n"
+
+
+def _use(content: Mapping[str, Any]) -> str:
+    own = content["model"].get("class")
+    kind = content["inputs"].get("kind")
+    what = "regression" if content["classes"] is None else f"{content['classes']} classes"
+    names = [escaped(name) for name in content["class_names"]]
+    more = f": {_several(names, 20)}" if names else ""
+    given = ", model=YOUR_MODEL" if own else ""
+    takes = {"table": '"new.csv"', "image": '"pictures/"', "text": '["a text"]'}.get(str(kind), "x")
+    lines = [
+        f"A model for {escaped(kind or 'array')} input of shape {tuple(content['input_shape'])}, "
+        f"{what}{more}.",
+        code(f"import shoal\n\nmodel = shoal.load(FOLDER{given})\nmodel.predict({takes})").replace(
+            "```\n", "```python\n", 1
+        ),
+    ]
+    if own:
+        lines.append(f"It is of the class {escaped(own)}, which is not kept here: give it to shoal.load.")
+    return "\n\n".join(lines)
+
+
+def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> str:
+    lines = []
+    if run.get("dataset"):
+        options = escaped(_pairs(run.get("data_options") or {}))
+        lines.append(f"Dataset {escaped(run['dataset'])}{f' with {options}' if options else ''}.")
+    lines.append(f"Left out of training: {_several([escaped(n) for n in left_out(sizes)], 20) or 'nothing'}.")
+    rows = [
+        (split, name, f"{count:,}") for split, domains in sizes.items() for name, count in domains.items()
+    ]
+    totals = ", ".join(
+        f"{escaped(split)} {sum(domains.values()):,} in {len(domains):,}" for split, domains in sizes.items()
+    )
+    lines += [f"Examples and domains of each split: {totals}.", _table(("split", "domain", "examples"), rows)]
+    lines += [f"Of {escaped(split)}: {escaped(note)}." for split, note in (record.get("notes") or {}).items()]
+    return "\n\n".join(lines)
+
+
+def left_out(sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """The domains that are tested on and were not trained on."""
+    return [name for name in sizes.get("test", {}) if name not in sizes["train"]]
+
+
+def _results(record: Mapping[str, Any], at: Mapping[str, Any]) -> str:
+    rows: list[Sequence[str]] = []
+    for split, found in at["scores"].items():
+        counts = found.get("sizes") or []
+        measures = {found["metric"]: found["average"], **(found.get("metrics") or {})}
+        rows += [(split, "all", f"{sum(counts):,}", name, _number(v)) for name, v in measures.items()]
+        each = zip(found["domains"].items(), counts, strict=True)
+        rows += [(split, name, f"{n:,}", found["metric"], _number(value)) for (name, value), n in each]
+    where = f"Weights of step {at['step']:,} ({escaped(record['rule'])})."
+    return f"{where}\n\n{_table(('split', 'domain', 'examples', 'measure', 'value'), rows)}"
+
+
+def _training(record: Mapping[str, Any], config: Mapping[str, Any], model: Mapping[str, Any]) -> str:
+    chosen = config.get("run") or config.get("options") or {}
+    listed = {"algorithm": (config.get("run") or config).get("algorithm", "?")}
+    listed |= {name: chosen[name] for name in SETTINGS if chosen.get(name) not in (None, {}, [])}
+    listed["model"] = model.get("name") or model.get("class", "?")
+    rows = [(name.replace("_", " "), _pairs(v) if isinstance(v, dict) else v) for name, v in listed.items()]
+    lines = [_table(("setting", "value"), rows)]
+    if record.get("skipped"):
+        lines.append(f"{record['skipped']} steps were not finite and were left out.")
+    versions = _pairs(record.get("environment") or {})
+    lines.append(f"It took {record['seconds']:.1f} s. Versions: {escaped(versions)}.")
+    if git := config.get("git"):
+        changed = ", with changes" if git.get("changed") else ""
+        lines.append(f"Commit {escaped(git.get('commit'))}{changed}.")
+    if command := config.get("command"):
+        lines += ["The same again:", code(str(command))]
+    return "\n\n".join(lines)
+
+
+def _limits(
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
+    at: Mapping[str, Any],
+    sizes: Mapping[str, Mapping[str, int]],
+) -> str:
+    unseen = [escaped(name) for name in left_out(sizes)]
+    chosen = config.get("run") or config.get("options") or {}
+    lines = []
+    if unseen:
+        lines.append(
+            f"How it does elsewhere was measured in {_several(unseen, 5)} and nowhere else; "
+            "the next place may be harder."
+        )
+    else:
+        lines.append("No domain was left out: nothing here says how it does in a place it has not seen.")
+    lines.append(
+        f"This is one run, with seed {escaped(chosen.get('seed', 0))}: another seed gives other numbers."
+    )
+    if str(record["rule"]).startswith("best"):
+        note = (record.get("notes") or {}).get("validation", "")
+        lines.append(
+            "The weights were chosen by the validation scores, which are flattered by that"
+            f"{f'; validation is {escaped(note)}' if note else ''}."
+        )
+    small = [
+        f"{escaped(name)} ({n})"
+        for found in at["scores"].values()
+        for name, n in zip(found["domains"], found.get("sizes") or [], strict=True)
+        if n < SMALL
+    ]
+    if small:
+        some = _several(list(dict.fromkeys(small)), 5)
+        lines.append(f"Scores of domains with fewer than {SMALL} examples say little: {some}.")
+    if at["scores"] and next(iter(at["scores"].values()))["metric"] == "accuracy":
+        lines.append("Its probabilities were not calibrated: 0.9 need not be right nine times in ten.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _several(names: Sequence[str], most: int) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    every = list(rows)
+    lines = [columns, ["---"] * len(columns), *([escaped(c) for c in row] for row in every[:MOST])]
+    if len(every) > MOST:
+        lines.append([f"… {len(every) - MOST:,} more", *[""] * (len(columns) - 1)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,0 +1,717 @@
+"""Trained models: loaded from the folders of their runs, used on raw input, exported, described on a card."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import pickle
+import re
+import shlex
+import shutil
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import shoal
+from shoal.bench.config import RunConfig
+from shoal.bench.record import Store
+from shoal.bench.run import run
+from shoal.cli import main
+from shoal.data.inputs import Pictures, reader
+from shoal.data.table import Preprocessing
+from shoal.errors import InputError
+from shoal.export import export
+from shoal.trained import train_command
+from shoal.training.card import escaped
+
+SITES = ("oslo", "<script>alert(1)</script>", "li|ma")
+CLASSES = ("1", "no *way*")
+
+
+def write_csv(path: Path, rows: int = 60, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="", encoding="utf-8") as lines:
+        table = csv.writer(lines)
+        table.writerow(["age", "ward", "site", "ill", "cost"])
+        for n in range(rows):
+            age = rng.normal(50, 10)
+            ward = ("a", "b", "")[n // 3 % 3]
+            label = CLASSES[int(age + rng.normal() > 50)]
+            table.writerow([f"{age:.3f}" if n % 7 else "", ward, SITES[n % 3], label, f"{100 + 9 * age:.2f}"])
+    return path
+
+
+def trained_on(folder: Path, name: str, steps: int = 8, **options: Any) -> Path:
+    place = folder / name
+    config = RunConfig("table", "fish", steps, data_options=options, batch_size=8, eval_every=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(config, "cpu", folder=place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trained")
+
+
+@pytest.fixture(scope="module")
+def table(root: Path) -> Path:
+    return write_csv(root / "patients.csv")
+
+
+@pytest.fixture(scope="module")
+def classifier(root: Path, table: Path) -> Path:
+    return trained_on(root, "classifier", file=str(table), label="ill", domain="site", drop=["cost"])
+
+
+@pytest.fixture
+def copy(classifier: Path, tmp_path: Path) -> Path:
+    """A folder that a test may damage."""
+    shutil.copytree(classifier, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+# Tables
+
+
+def test_a_table_is_prepared_as_in_training(classifier: Path, table: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    model = shoal.load(classifier)
+    x = torch.from_numpy(Preprocessing.from_dict(model.inputs).transform(table))
+    with torch.no_grad():
+        wanted = model(x).softmax(-1)
+    assert not model.training
+    assert model.class_names == CLASSES
+    frame = pandas.read_csv(table)
+    columns = {name: frame[name].tolist() for name in ("age", "ward")}
+    sources: list[Any] = [table, str(table), frame, columns]
+    if arrow := sys.modules.get("pyarrow"):
+        sources.append(arrow.Table.from_pandas(frame))
+    for source in sources:
+        found = model.predict_proba(source, batch_size=7)
+        np.testing.assert_allclose(found, wanted.double().numpy(), atol=1e-6)
+        assert model.predict(source).tolist() == [CLASSES[i] for i in wanted.argmax(-1)]
+
+
+def test_a_table_may_be_parquet_or_have_semicolons(classifier: Path, table: Path, tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    frame = pandas.read_csv(table)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv", sep=";", decimal=",", index=False)
+    model = shoal.load(classifier)
+    wanted = model.predict_proba(table)
+    for name in ("t.parquet", "t.csv"):
+        np.testing.assert_allclose(model.predict_proba(tmp_path / name), wanted, atol=1e-6)
+
+
+def test_in_regression_answers_are_in_the_labels_units(root: Path, table: Path) -> None:
+    folder = trained_on(root, "cost", file=str(table), label="cost", domain="site", task="regression")
+    model = shoal.load(folder)
+    how = Preprocessing.from_dict(model.inputs)
+    with torch.no_grad():
+        wanted = (
+            model(torch.from_numpy(how.transform(table))).numpy() * how.label["scale"] + how.label["mean"]
+        )
+    np.testing.assert_allclose(model.predict(table), wanted, rtol=1e-5)
+    assert 100 < np.mean(model.predict(table)) < 1200
+    with pytest.raises(InputError, match="predicts numbers"):
+        model.predict_proba(table)
+    assert main(["predict", str(folder), str(table), "--proba"]) == 2
+
+
+def test_a_part_at_a_time_gives_the_same(
+    classifier: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = shoal.load(classifier)
+    whole = model.predict_proba(table)
+    monkeypatch.setattr("shoal.data.inputs.ROWS", 11)
+    np.testing.assert_array_equal(model.predict_proba(table, batch_size=4).round(6), whole.round(6))
+    lines = table.read_text().splitlines()
+    wrong = table.with_name("wrong.csv")
+    wrong.write_text("\n".join([*lines[:40], "old,a,oslo,1,3", *lines[40:]]))
+    with pytest.raises(InputError, match=r"wrong\.csv': column 'age', row 40: 'old' is not a number"):
+        model.predict(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Age,ward\n1,a\n", r"lacks what the model needs: 'age'\. Is 'age' called 'Age' there\?"),
+        ("x\n1\n", r"lacks what the model needs: 'age', 'ward'\. It has: 'x'"),
+        ("age,ward\n1,a,3\n", "line 2: 3 values where the first line names 2"),
+        ("age,ward\n", "has no rows"),
+        ("", "is empty"),
+        ("age,ward\ninf,a\n", "row 1: inf"),
+    ],
+)
+def test_tables_that_do_not_fit(classifier: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(InputError, match=message) as found:
+        shoal.load(classifier).predict(tmp_path / "t.csv")
+    assert str(found.value).count("\n") <= 1
+
+
+def test_what_is_no_table_is_refused(classifier: Path, tmp_path: Path) -> None:
+    model = shoal.load(classifier)
+    for source in ("picture.png", 3, [1, 2]):
+        with pytest.raises(InputError, match="takes a table"):
+            model.predict(source)
+    with pytest.raises(InputError, match=r"missing\.csv' cannot be read"):
+        model.predict(tmp_path / "missing.csv")
+    with pytest.raises(InputError, match=r"takes arrays of shape \(n, 4\), .*; these have shape \(2, 99\)"):
+        model.predict(torch.zeros(2, 99))
+
+
+# On the command line
+
+
+def test_predict_writes_ids_and_probabilities(
+    classifier: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "p.csv"
+    command = ["predict", str(classifier), str(table), "--out", str(out), "--device", "cpu"]
+    assert main([*command, "--proba", "--batch", "7"]) == 0
+    said = capsys.readouterr()
+    assert "60 predictions" in said.out
+    assert "3 columns are not used: 'site', 'ill', 'cost'" in said.err
+    with out.open(newline="") as lines:
+        found = list(csv.DictReader(lines))
+    assert list(found[0]) == ["row", "prediction", *CLASSES]
+    assert [row["row"] for row in found] == [str(n + 1) for n in range(60)]
+    assert [row["prediction"] for row in found] == shoal.load(classifier).predict(table).tolist()
+    assert all(abs(sum(float(row[c]) for c in CLASSES) - 1) < 1e-5 for row in found)
+    assert main([*command, "--id", "site", "--json"]) == 0
+    said_json = json.loads(capsys.readouterr().out)
+    assert (said_json["predictions"], sum(said_json["classes"].values())) == (60, 60)
+    assert out.read_text().splitlines()[2].startswith("<script>alert(1)</script>,")
+    assert [p.name for p in out.parent.iterdir()] == ["p.csv"]
+
+
+def test_predict_prints_where_no_file_is_named(
+    classifier: Path, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(classifier), str(table)]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "row,prediction"
+    assert main(["predict", str(classifier), str(table), "--json", "--proba"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert (len(rows), set(rows[0])) == (60, {"row", "prediction", "probabilities"})
+
+
+def test_a_failure_leaves_the_file_as_it_was(
+    classifier: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.data.inputs.ROWS", 10)
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text(table.read_text() + "old,a,oslo,1,3\n")
+    (tmp_path / "p.csv").write_text("before")
+    assert main(["predict", str(classifier), str(wrong), "--out", str(tmp_path / "p.csv")]) == 2
+    assert (tmp_path / "p.csv").read_text() == "before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["p.csv", "wrong.csv"]
+
+
+def test_ctrl_c_leaves_nothing(
+    classifier: Path,
+    table: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def stop(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.trained.probabilities", stop)
+    command = ["predict", str(classifier), str(table), "--out", str(tmp_path / "p.csv"), "--proba"]
+    assert main(command) == 130
+    assert "stopped. No file was written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_of_prepared_numbers_take_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    run(RunConfig("linear", "erm", 4), "cpu", folder=folder)
+    np.save(tmp_path / "x.npy", np.eye(4))
+    assert main(["predict", str(folder), str(tmp_path / "x.npy")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 5
+    model = shoal.load(folder / "model.safetensors")
+    assert model.predict(np.eye(4)).tolist() == model.predict(torch.eye(4)).tolist()
+    bad = np.eye(4)
+    bad[2, 1] = np.nan
+    with pytest.raises(InputError, match="row 3 of the input has a number that is not finite"):
+        model.predict(bad)
+    (tmp_path / "evil.npy").write_bytes(pickle.dumps(Evil(tmp_path / "ran")))
+    with pytest.raises(InputError, match="not an array that can be read"):
+        model.predict(tmp_path / "evil.npy")
+    assert not (tmp_path / "ran").exists()
+
+
+# A network of one's own
+
+
+def own() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_a_network_of_ones_own_is_given_again(tmp_path: Path) -> None:
+    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
+    model = own()
+    shoal.fit("fish", model, data, test=data, steps=4, batch_size=4, folder=tmp_path / "run", progress=False)
+    with pytest.raises(
+        InputError, match=r"a network of your own \(torch\.nn\.modules\.container\.Sequential\)"
+    ):
+        shoal.load(tmp_path / "run")
+    found = shoal.load(tmp_path / "run", model=own())
+    x = torch.randn(5, 3)
+    assert torch.equal(found(x), model(x))
+    assert found.about.input_shape == (3,)
+    assert found.predict(x).tolist() == model(x).argmax(-1).tolist()
+    assert found.record["status"] == "finished"
+    with pytest.raises(InputError, match="do not fit the model: ") as error:
+        shoal.load(tmp_path / "run", model=nn.Linear(3, 2))
+    assert "\n" not in str(error.value)
+    assert export(found, tmp_path / "own.safetensors", "safetensors").difference == 0
+    text = (tmp_path / "run" / "card.md").read_text()
+    assert "give it to shoal.load" in text
+    assert "No domain was left out" in text
+
+
+def test_a_model_that_knows_its_recipe_needs_no_more(tmp_path: Path) -> None:
+    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
+    model: Any = shoal.models.build("mlp", input_shape=(3,), classes=2, seed=0, width=5)
+    model.recipe = {"name": "mlp", "options": {"width": 5}}
+    shoal.fit("erm", model, data, steps=4, folder=tmp_path / "run", progress=False)
+    assert torch.equal(shoal.load(tmp_path / "run")(torch.ones(1, 3)), model(torch.ones(1, 3)))
+
+
+def test_defaults_of_a_model_are_written_down(classifier: Path) -> None:
+    """Another version may have others."""
+    from shoal.models import options_of
+
+    about = json.loads((classifier / "inputs.json").read_text())
+    assert set(about["model"]["options"]) == set(options_of(about["model"]["name"]))
+
+
+# The card
+
+
+def test_the_card_says_what_it_is(classifier: Path) -> None:
+    text = (classifier / "card.md").read_text(encoding="utf-8")
+    record = json.loads((classifier / "record.json").read_text())
+    at = record["history"][record["selected"]]
+    left_out = at["scores"]["test"]["domains"]
+    assert list(left_out) == ["oslo"]  # the last by name
+    assert "Left out of training: oslo." in text
+    assert f"| test | oslo | 20 | accuracy | {left_out['oslo']:.4g} |" in text
+    assert f"Weights of step {at['step']} (best on validation by accuracy)." in text
+    assert "| algorithm | fish |" in text
+    assert "| optimizer options | lr 0.001 |" in text
+    assert "with seed 0: another seed gives other numbers" in text
+    assert f"torch {torch.__version__}" in text
+    assert "The same again:" in text
+
+
+def test_what_comes_from_outside_is_text_on_the_card(classifier: Path) -> None:
+    text = (classifier / "card.md").read_text(encoding="utf-8")
+    assert "<script>" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "li\\|ma" in text
+    assert "no \\*way\\*" in text
+    rows = [line for line in text.splitlines() if line.startswith("| train |")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {4, 6}
+
+
+@given(st.text(alphabet="a<>&|*_`[]\\~$@\n\r# -:/", max_size=30))
+def test_nothing_escapes_a_cell(text: str) -> None:
+    found = escaped(text)
+    assert not re.search(r"[<>\n\r]|://", found)
+    bare = re.sub(r"\\[\\|`*_\[\]~$@]", "", found)
+    assert not re.search(r"[|`*_\[\]~$@]", bare)
+
+
+def test_escaping() -> None:
+    assert escaped("a\n# b") == "a # b"
+    assert escaped("[x](http://y) `z` _w_ &amp;") == "\\[x\\](http:\\//y) \\`z\\` \\_w\\_ &amp;amp;"
+
+
+def test_a_card_that_fails_costs_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr("shoal.training.card.about", broken)
+    with pytest.warns(UserWarning, match=r"card could not be written \(RuntimeError: no\)"):
+        run(RunConfig("linear", "erm", 2), "cpu", folder=tmp_path / "run")
+    assert (tmp_path / "run" / "record.json").exists()
+    with pytest.raises(InputError, match=r"has no inputs\.json"):
+        shoal.load(tmp_path / "run")
+
+
+# Pictures
+
+
+@pytest.fixture(scope="module")
+def pictures(root: Path) -> Path:
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for domain in ("day", "night", "rain"):
+        for kind in ("cat", "dog"):
+            folder = root / "pictures" / domain / kind
+            folder.mkdir(parents=True)
+            for n in range(5):
+                pixels = rng.integers(0, 255, (20 + n, 30, 3), dtype=np.uint8)
+                image.fromarray(pixels).save(folder / f"{n}.png")
+    return root / "pictures"
+
+
+@pytest.fixture(scope="module")
+def picture_model(root: Path, pictures: Path) -> Path:
+    options = {"folder": str(pictures), "size": 16, "augment": True}
+    config = RunConfig("image-folder", "erm", 3, data_options=options, batch_size=4)
+    run(config, "cpu", folder=root / "picture run")
+    return root / "picture run"
+
+
+def test_pictures_are_prepared_as_in_evaluation(picture_model: Path, pictures: Path) -> None:
+    from shoal.data.sets import load
+
+    model = shoal.load(picture_model)
+    examples: Any = load("image-folder", folder=str(pictures), size=16).examples
+    examples = examples.evaluation()
+    assert model.class_names == ("cat", "dog")
+    with torch.no_grad():
+        wanted = model(torch.stack([x for x, _ in examples])).softmax(-1).double().numpy()
+    paths = [examples.files.path(n) for n in range(len(examples))]
+    np.testing.assert_allclose(model.predict_proba(paths, batch_size=7), wanted, atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(pictures), wanted, atol=1e-6)
+    np.testing.assert_allclose(model.predict_proba(paths[3]), wanted[3:4], atol=1e-6)
+    opened = [pytest.importorskip("PIL.Image").open(path) for path in paths[:2]]
+    np.testing.assert_allclose(model.predict_proba(opened), wanted[:2], atol=1e-6)
+
+
+def test_a_broken_picture_stops_or_is_skipped(
+    picture_model: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(pictures / "day", tmp_path / "new")
+    (tmp_path / "new" / "cat" / "1.png").write_bytes(b"no picture")
+    (tmp_path / "new" / "readme.md").write_text("no picture")
+    command = ["predict", str(picture_model), str(tmp_path / "new"), "--out", str(tmp_path / "p.csv")]
+    assert main([*command, "--workers", "1"]) == 2
+    assert "the picture 'cat/1.png' cannot be read" in capsys.readouterr().err
+    assert not (tmp_path / "p.csv").exists()
+    assert main([*command, "--bad-images", "skip", "--batch", "2"]) == 0
+    said = capsys.readouterr()
+    assert "9 predictions" in said.out
+    assert "'cat/1.png' is skipped" in said.err
+    assert "1 files" in said.err
+    names = [line.split(",")[0] for line in (tmp_path / "p.csv").read_text().splitlines()]
+    assert names[:3] == ["file", "cat/0.png", "cat/2.png"]
+
+
+def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
+    model = shoal.load(picture_model)
+    with pytest.raises(InputError, match="there is no picture in"):
+        model.predict(tmp_path)
+    with pytest.raises(InputError, match="no picture and no folder"):
+        model.predict(tmp_path / "x.png")
+    with pytest.raises(InputError, match="takes pictures"):
+        model.predict({"a": [1]})
+
+
+# Texts
+
+
+@pytest.fixture(scope="module")
+def text_model(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("transformers")
+    import shim.sitecustomize  # noqa: F401
+    from shoal.data.fake_text import fake_amazon
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        fake_amazon(root / "texts")
+        tiny = root / "texts" / "tiny-bert"
+        options = {"folder": str(root / "texts"), "tokenizer": str(tiny), "max_tokens": 32}
+        config = RunConfig(
+            *("amazon", "erm", 2), data_options=options, batch_size=4, domains_per_step=2, eval_limit=8
+        )
+        run(config, "cpu", folder=root / "text run")
+        shutil.move(tiny, root / "texts" / "elsewhere")
+    return root / "text run"
+
+
+def test_texts_need_neither_network_nor_the_folder_they_were_from(
+    text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.data.text import load_tokenizer
+
+    def asked() -> bool:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr("shoal.data.text._online", asked)
+    model = shoal.load(text_model)
+    texts = ["good, solid", "", "junk\nrefund " * 30, "none"]
+    tokenizer = load_tokenizer(str(text_model.parent / "texts" / "elsewhere"))
+    ids = [tokenizer(t, truncation=True, max_length=32)["input_ids"] for t in texts]
+    with torch.no_grad():
+        each = [model({"input_ids": torch.tensor([i]), "attention_mask": torch.ones(1, len(i))}) for i in ids]
+    wanted = torch.cat(each).softmax(-1).double().numpy()
+    np.testing.assert_allclose(model.predict_proba(texts, batch_size=3), wanted, atol=1e-5)
+    assert set(model.predict(texts)) <= {"1 star", *(f"{n} stars" for n in range(2, 6))}
+    with (tmp_path / "t.csv").open("w", newline="") as lines:
+        csv.writer(lines).writerows(
+            [("id", "reviewText", "words"), *((n, t, t) for n, t in enumerate(texts))]
+        )
+    np.testing.assert_allclose(model.predict_proba(tmp_path / "t.csv"), wanted, atol=1e-5)
+    np.testing.assert_allclose(model.predict_proba(tmp_path / "t.csv", column="words"), wanted, atol=1e-5)
+    (tmp_path / "t.txt").write_text("good, solid\n\n")
+    np.testing.assert_allclose(model.predict_proba(tmp_path / "t.txt"), wanted[:2], atol=1e-5)
+    with pytest.raises(InputError, match="lacks the column 'word'"):
+        model.predict(tmp_path / "t.csv", column="word")
+    with pytest.raises(InputError, match="text 2 is a int"):
+        model.predict(["a", 3])
+    with pytest.raises(InputError, match="takes texts"):
+        model.predict("good")
+
+
+def test_an_encoder_that_is_not_here_is_not_fetched(text_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_model, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "encoder")
+    about = json.loads((tmp_path / "run" / "inputs.json").read_text())
+    about["model"]["name"] = "stranger/model"
+    (tmp_path / "run" / "inputs.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="it is not on this machine"):
+        shoal.load(tmp_path / "run")
+
+
+def test_published_weights_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shim.sitecustomize  # noqa: F401
+
+    pytest.importorskip("torchvision")
+    timm = pytest.importorskip("timm")
+    build = shoal.models.build
+    model = build("resnet18", input_shape=(3, 32, 32), classes=2, seed=3)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    about = {"format": 1, "inputs": {}, "input_shape": [3, 32, 32], "classes": 2, "class_names": []}
+    about["model"] = {"name": "resnet18", "options": {"pretrained": True, "dropout": 0.0}}
+    (tmp_path / "inputs.json").write_text(json.dumps(about))
+    asked = []
+    create = timm.create_model
+
+    def spy(name: str, **options: Any) -> Any:
+        asked.append(options["pretrained"])
+        return create(name, **options)
+
+    monkeypatch.setattr(timm, "create_model", spy)
+    found = shoal.load(tmp_path)
+    assert asked == [False]
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(found(x), model.eval()(x))
+
+
+# Folders of strangers, and damaged ones
+
+
+class Evil:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_strangers_folder_is_run(copy: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    evil = pickle.dumps(Evil(ran))
+    (copy / "config.yaml").write_text(f"!!python/object/apply:pathlib.Path.touch [{ran}]")
+    (copy / "checkpoints" / "evil.pt").write_bytes(evil)
+    shoal.load(copy)
+    (copy / "model.safetensors").write_bytes(evil)
+    with pytest.raises(InputError, match="is not a safetensors file, or a damaged one"):
+        shoal.load(copy)
+    torch.save(Evil(ran), copy / "model.pt")
+    with pytest.raises(InputError, match="is not the weights of a model"):
+        shoal.load(copy / "model.pt")
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("{", "is damaged"),
+        ("[1]", "it is no mapping"),
+        ('{"format": 2}', "its format is 2, not 1"),
+        ("[" * 100_000, "is damaged"),
+        ({"input_shape": [0]}, r"input_shape is \[0\]"),
+        ({"input_shape": "3"}, "input_shape is '3'"),
+        ({"classes": 1}, "classes is 1"),
+        ({"class_names": ["a"]}, "it names 1 classes and there are 2"),
+        ({"model": {"name": "os.system"}}, "unknown model 'os.system'"),
+        ({"model": {"class": "os.system"}}, "a network of your own"),
+        ({"model": {"name": "mlp", "options": {"depth": 3}}}, "unknown option of model 'mlp'"),
+        ({"model": {"name": "mlp", "options": {"width": "x"}}}, "cannot be built as inputs.json says"),
+        ({"model": {"name": "linear"}}, "do not fit the model"),
+        ({"model": 3}, "must be mappings"),
+    ],
+)
+def test_damaged_descriptions_are_one_line(copy: Path, change: Any, message: str) -> None:
+    path = copy / "inputs.json"
+    if isinstance(change, dict):
+        change = json.dumps(json.loads(path.read_text()) | change)
+    path.write_text(change)
+    with pytest.raises(InputError, match=message) as error:
+        shoal.load(copy)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"kind": "spell"},
+        {"kind": "table", "format": 1, "columns": 3, "dropped": {}, "label": {}},
+        {"kind": "table", "format": 9},
+        {"kind": "image", "size": 16},
+        {"kind": "image", "size": -1, "mean": [0, 0, 0], "deviation": [1, 1, 1]},
+        {"kind": "text"},
+        {"kind": "text", "tokenizer": "x", "max_tokens": 0},
+    ],
+)
+def test_damaged_inputs_are_refused(copy: Path, table: Path, inputs: dict[str, Any]) -> None:
+    about = json.loads((copy / "inputs.json").read_text()) | {"inputs": inputs}
+    (copy / "inputs.json").write_text(json.dumps(about))
+    with pytest.raises(InputError):
+        shoal.load(copy).predict(table)
+
+
+def test_weights_that_do_not_fit(copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = load_file(copy / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: torch.zeros(3)}, copy / "model.safetensors")
+    assert main(["predict", str(copy), "x.csv"]) == 2
+    said = capsys.readouterr().err
+    assert "do not fit the model: size mismatch" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_what_holds_no_weights(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no folder"):
+        shoal.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no trained model"):
+        shoal.load(tmp_path / "empty")
+    with pytest.raises(InputError, match=r"holds several runs; give one of them: '.*copy'"):
+        shoal.load(tmp_path)
+    (copy / "model.safetensors").unlink()
+    (copy / "record.json").unlink()
+    with pytest.raises(InputError, match="is not finished: shoal resume"):
+        shoal.load(copy)
+
+
+def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
+    from shoal.commands.train import add_arguments, configuration
+
+    config = RunConfig(
+        "rotated-digits",
+        "fish",
+        7,
+        data_options={"test": "75°", "seed": 3},
+        settings={"meta_lr": 0.1},
+        model="small-cnn",
+        model_options={"width": 8},
+        optimizer_options={"lr": 0.02},
+        batch_size=16,
+        seed=2,
+        eval_every=3,
+    )
+    store = Store(tmp_path / "runs")
+    store.save(run(RunConfig("linear", "erm", 2), "cpu"))
+    with pytest.raises(
+        InputError, match=r"records without weights.*\nshoal train erm --dataset linear --steps 2"
+    ):
+        shoal.load(tmp_path)
+    with pytest.raises(InputError, match=r"Train this run anew:\nshoal train erm"):
+        shoal.load(store.path(RunConfig("linear", "erm", 2)))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = parser.parse_args(shlex.split(train_command(config))[2:])
+    given.bad_images = None
+    assert configuration(given) == config
+
+
+# Export
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch-export", "safetensors"])
+def test_export_of_a_table_model(
+    classifier: Path, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
+        pytest.importorskip(package)
+    out = tmp_path / "out" / "model.bin"
+    assert main(["export", str(classifier), "--format", format, "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["largest_difference"] < 1e-5
+    assert sorted(p.name for p in out.parent.iterdir()) == ["model.bin", "model.bin.json"]
+    beside = json.loads(out.with_name("model.bin.json").read_text())
+    assert beside["class_names"] == list(CLASSES)
+    prepared = reader(beside["inputs"], beside["input_shape"])
+    ((names, x),) = prepared.batches({"age": [50.0, None], "ward": ["a", "b"]})
+    with torch.no_grad():
+        wanted = shoal.load(classifier)(x).numpy()
+    if format == "onnx":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], wanted, atol=1e-5)
+    assert names == ["1", "2"]
+
+
+def test_export_of_a_text_model(text_model: Path, tmp_path: Path) -> None:
+    """Of any number of texts of any length."""
+    made = export(shoal.load(text_model), tmp_path / "m.pt2", "torch-export")
+    assert made.difference < 1e-5
+    again = torch.export.load(made.path).module()
+    ids = torch.full((4, 21), 7)
+    with torch.no_grad():
+        wanted = shoal.load(text_model)({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        torch.testing.assert_close(again(ids, torch.ones_like(ids)), wanted)
+    assert (tmp_path / "m.pt2.tokenizer" / "tokenizer.json").is_file()
+
+
+def test_an_export_that_differs_is_not_kept(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def off(path: Path) -> Any:
+        return {k: v + 0.01 for k, v in load_file(path).items()}
+
+    monkeypatch.setattr("shoal.export.load_file", off)
+    command = ["export", str(classifier), "--format", "safetensors", "--out", str(tmp_path / "m")]
+    assert main(command) == 2
+    assert "nothing was written" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_without_onnx_gives_a_hint(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert main(["export", str(classifier), "--out", str(tmp_path / "m.onnx")]) == 2
+    assert "pip install 'shoal[onnx]'" in capsys.readouterr().err
+
+
+def test_a_reader_of_pictures_wants_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = reader({"kind": "image", "size": 8, "mean": [0, 0, 0], "deviation": [1, 1, 1]}, (3, 8, 8))
+    assert isinstance(found, Pictures)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(InputError, match="pip install 'shoal"):
+        next(found.batches("x"))
