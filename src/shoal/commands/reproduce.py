@@ -314,8 +314,7 @@ def _every_claim(given: Any) -> None:
         notes=[*(f"{name}: {why}" for name, why in failed.items()), *records.broken],
     )
     written = _written(content, given.out)
-    counts = ", ".join(f"{n} {word}" for word, n in view.counted(items).items())
-    text = f"{view.terminal(items).text()}\n\n{len(items)} claims: {counts}. Written: {', '.join(written)}."
+    text = f"{view.terminal(items).text()}\n\n{view.summed_up(items)} Written: {', '.join(written)}."
     show(
         {"claims": [item.to_dict() for item in items], "notes": list(content.notes), "files": written},
         text,

@@ -113,7 +113,7 @@ def _cut(text: str, longest: int | None) -> str:
 def markdown(content: Content) -> str:
     parts = [
         "# The paper's claims, checked",
-        f"{_counts(content.items)} Made {content.made} with shoal {shoal.__version__}.",
+        f"{summed_up(content.items)} Made {content.made} with shoal {shoal.__version__}.",
         summary(content.items).markdown(),
     ]
     for item in content.items:
@@ -144,9 +144,10 @@ def _escaped(text: str) -> str:
     return Table([text]).markdown().splitlines()[0].removeprefix("| ").removesuffix(" |")
 
 
-def _counts(items: Sequence[Item]) -> str:
-    many = ", ".join(f"{n} {word}" for word, n in counted(items).items())
-    return f"{len(items)} claims: {many}."
+def summed_up(items: Sequence[Item]) -> str:
+    """How many claims have which verdict."""
+    many = ", ".join(f"{word} {n}" for word, n in counted(items).items())
+    return f"Of {len(items)} claims: {many}."
 
 
 def _records(found: Judged) -> str:
