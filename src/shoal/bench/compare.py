@@ -2,6 +2,9 @@
 
 As in DomainBed, a trial is an algorithm, a domain left out and a seed. Each trial tries a few settings and
 takes the best on held-out examples of the training domains; the domain left out chooses nothing.
+
+What is to be known is how an algorithm does in a domain of the future, so domains are the sample: differences
+are taken domain by domain (the mean over seeds in each), and their interval is Student's t over domains.
 """
 
 from __future__ import annotations
@@ -9,10 +12,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from shoal.algorithms import algorithm_class
+from shoal.bench import baselines
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
 from shoal.bench.run import prepare
@@ -22,7 +27,12 @@ from shoal.data import sets
 from shoal.errors import InputError, check_names
 
 BASELINE = "erm"
+PLAIN = (BASELINE, baselines.BOOSTING)
+"""What is recommended unless another is shown to be better than the better of them."""
 HOLDOUT = 0.2
+LEVEL = 0.95
+LEAST_DOMAINS = 3
+"""With fewer there is no interval over domains."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,12 @@ class Layout:
     domains: int
     """How many are trained on."""
     classes: int | None
+    flat: bool = field(default=False, compare=False)
+    """Whether examples are rows of numbers, so that scikit-learn's baselines belong to the comparison."""
+    usual: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """What the dataset's own module has a comparison use unless it is told: ``steps``, ``batch`` …"""
+    said: Sequence[str] = field(default=(), compare=False)
+    """What was guessed of the user's data, in words."""
 
 
 def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = ()) -> Layout:
@@ -60,7 +76,16 @@ def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = 
         left_out = tuple(dict.fromkeys(leave_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "test": left_out[0]})
     fair = "validation" in data.splits and "validation" not in data.notes
-    return Layout(left_out, None if fair else HOLDOUT, len(data.splits["train"]), data.classes)
+    suggest = getattr(sets.registry.module(dataset), "comparison", None)
+    return Layout(
+        left_out,
+        None if fair else HOLDOUT,
+        len(data.splits["train"]),
+        data.classes,
+        flat=baselines.applies(data),
+        usual=suggest(data) if suggest else {},
+        said=[data.notes[name] for name in ("label", "units") if name in data.notes],
+    )
 
 
 def _can_be_left_out(dataset: str, options: Mapping[str, Any]) -> Sequence[str] | None:
@@ -213,7 +238,14 @@ def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[s
         "metric": metric,
         "validation": validation_score(records[number]),
         "test": test if known else None,
+        "also": _others(_scores(records[number], "test"), metric),
     }
+
+
+def _others(scores: Mapping[str, Any], judged_by: str) -> dict[str, float | None]:
+    """What else was measured, such as AUC beside accuracy."""
+    every = {scores["metric"]: scores["average"], **(scores.get("metrics") or {})}
+    return {name: value for name, value in every.items() if name != judged_by}
 
 
 def results(
@@ -230,6 +262,9 @@ def results(
     base = next((r["average"] for r in rows if r["algorithm"] == baseline), None)
     for row in rows:
         row["difference"] = None if base is None else _difference(row["average"], base, metric)
+    first = next((r for r in rows if r["algorithm"] == baseline), None)
+    for row in rows:
+        row["over_domains"] = None if first is None or row is first else over_domains(row, first)
     _rank(rows, metric)
     return {
         "dataset": configs[0].dataset,
@@ -241,12 +276,91 @@ def results(
         "search": max(t["tried"] for t in every),
         "steps": configs[0].steps,
         "runs": len(configs),
+        "fits": sum(baselines.is_one(r.config) for r in records),
         "seconds": round(sum(r.seconds for r in records), 3),
         "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
         "runs_missing": sum(len(t["missing"]) for t in every),
         "missing": _missing(every),
+        "recommendation": recommendation(rows, metric is not None and lower_is_better(metric)),
         "rows": rows,
         "trials": every,
+    }
+
+
+def over_domains(
+    one: Mapping[str, Any], other: Mapping[str, Any], level: float = LEVEL
+) -> dict[str, Any] | None:
+    """The difference ``one`` − ``other`` domain by domain, its mean, and where that is with ``level``.
+
+    ``low`` and ``high`` are ``None`` with fewer than three domains; ``None`` where a trial has no score.
+    """
+    pairs = {name: (_whole_mean(one, name), _whole_mean(other, name)) for name in one["domains"]}
+    values = {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
+    if not values or len(values) < len(pairs):
+        return None
+    mean, low, high = statistics.fmean(values.values()), None, None
+    if len(values) >= LEAST_DOMAINS:
+        error = statistics.stdev(values.values()) / math.sqrt(len(values))
+        reach = error * students_t(1 - level, len(values) - 1)
+        low, high = mean - reach, mean + reach
+    return {"values": values, "mean": mean, "low": low, "high": high, "level": level}
+
+
+def _whole_mean(row: Mapping[str, Any], name: str) -> float | None:
+    """Over seeds in a domain, if every seed has a score there."""
+    return _mean(row["domains"][name]["values"])
+
+
+@lru_cache
+def students_t(chance: float, freedom: int) -> float:
+    """The limit that |t| exceeds with this chance, by halving.
+
+    With x = √ν tan θ Student's density becomes cosᵛ⁻¹ θ, up to a factor: smooth, and on a finite interval.
+    """
+    top, pieces = math.pi / 2, 2000
+
+    def inside(end: float) -> float:
+        width = end / pieces
+        return width * sum(math.cos((i + 0.5) * width) ** (freedom - 1) for i in range(pieces))
+
+    low, high, whole = 0.0, top, inside(top)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if 1 - inside(middle) / whole > chance else (low, middle)
+    return math.sqrt(freedom) * math.tan((low + high) / 2)
+
+
+def recommendation(rows: Sequence[Mapping[str, Any]], lower: bool) -> dict[str, Any] | None:
+    """Which to take: the better of plain training and boosting, unless another is shown to be better.
+
+    Another is, if the interval of its difference to that one, domain by domain, lies on the better side of
+    zero. Every row is a chance to be lucky, so with m of them the intervals are those of 1 − 0.05 / m
+    (Bonferroni). ``None`` without a plain one that has a score in every trial.
+    """
+    sign = -1.0 if lower else 1.0
+    whole = [row for row in rows if row["rank"] is not None]
+    plain = [row for row in whole if row["algorithm"] in PLAIN]
+    if not plain:
+        return None
+    first = max(plain, key=lambda row: sign * row["average"]["mean"])
+    others = [row for row in whole if row is not first]
+    level = 1 - (1 - LEVEL) / max(1, len(others))
+    found = {row["algorithm"]: over_domains(row, first, level) for row in others}
+    shown = {
+        name: about
+        for name, about in found.items()
+        if about is not None and about["low"] is not None and sign * about["mean"] > 0
+        if about["low"] > 0 or about["high"] < 0
+    }
+    best = max(shown, key=lambda name: sign * shown[name]["mean"]) if shown else None
+    return {
+        "take": best or first["algorithm"],
+        "reference": first["algorithm"],
+        "among": [row["algorithm"] for row in plain],
+        "compared": len(others),
+        "level": level,
+        "domains": len(first["domains"]),
+        "interval": shown[best] if best else None,
     }
 
 
@@ -259,22 +373,27 @@ def _row(
 ) -> dict[str, Any]:
     mine = {(t["left_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
 
-    def over_domains(what: str) -> dict[str, Any]:
-        values = [_mean([mine[n, s].get(what) for n in names]) for s in seeds]
-        return _summary(values, metric) | {"trials": _states(mine.values())}
+    def mean_of(what: str, part: str | None = None) -> dict[str, Any]:
+        """Over domains, seed by seed."""
+        found = [[mine[n, s].get(what) for n in names] for s in seeds]
+        if part is not None:
+            found = [[(value or {}).get(part) for value in values] for values in found]
+        return _summary([_mean(v) for v in found], part or metric) | {"trials": _states(mine.values())}
 
     def in_domain(name: str) -> dict[str, Any]:
         own = [mine[name, s] for s in seeds]
         return _summary([t.get("test") for t in own], metric) | {"trials": _states(own)}
 
     chosen = [t["chosen"] for t in mine.values() if t["chosen"] is not None]
+    also = dict.fromkeys(name for t in mine.values() for name in t.get("also", ()))
     return {
         "algorithm": algorithm,
         "rank": None,
         "mean_rank": None,
         "domains": {name: in_domain(name) for name in names},
-        "average": over_domains("test"),
-        "validation": over_domains("validation"),
+        "average": mean_of("test"),
+        "validation": mean_of("validation"),
+        "also": {name: mean_of("also", name) for name in also},
         "chosen": {str(n): chosen.count(n) for n in sorted(set(chosen))},
         "runs_diverged": sum(t["diverged"] for t in mine.values()),
     }

@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import functools
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +15,11 @@ from typing import Any, TypeVar
 from shoal.errors import InputError
 
 Result = TypeVar("Result")
+
+BY_ENDING = {".csv": "table", ".tsv": "table", ".txt": "table", ".parquet": "table"}
+"""Which dataset reads a file of the user's."""
+OF_FOLDER = "image-folder"
+KINDS = ("numeric", "categorical", "text")
 
 
 def count(text: str) -> int:
@@ -58,6 +65,91 @@ def data_options(given: Any) -> dict[str, Any]:
             raise InputError(f"--bad-images {given.bad_images}, but --data bad={options['bad']}; give one.")
         options["bad"] = given.bad_images
     return options
+
+
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """What to look at: a dataset by name, or the user's own; :func:`source` reads it."""
+    parser.add_argument(
+        "dataset",
+        metavar="DATA",
+        help="a dataset (see `shoal list datasets`), a table (.csv, .tsv, .parquet), "
+        "or a folder of pictures as folder/domain/class",
+    )
+    add_data(parser, "the dataset's")
+    add_data_dir(parser)
+    group = parser.add_argument_group("a table of yours")
+    group.add_argument("--label", metavar="COLUMN", help="the column to predict")
+    group.add_argument("--domain", metavar="COLUMN", help="the column that tells where a row is from")
+    group.add_argument("--task", help="classification or regression (default: as the label looks)")
+    group.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns not to use")
+    for kind in KINDS:
+        group.add_argument(
+            f"--{kind}", nargs="+", default=[], metavar="COLUMN", help=f"columns to take as {kind}"
+        )
+
+
+def source(given: Any) -> tuple[str, dict[str, Any]]:
+    """The dataset's name and options; of a file or folder, those that read it."""
+    options = data_options(given)
+    told = _of_table(given)
+    path = Path(given.dataset).expanduser()
+    reads = BY_ENDING.get(path.suffix.lower())
+    if reads is None and path.is_file():
+        endings = ", ".join(BY_ENDING)
+        raise InputError(f"{given.dataset!r} is no table by its ending; these are: {endings}.")
+    if reads is not None:
+        from shoal.data.sets.table import digest_of
+
+        # The digest makes a changed file another dataset: its runs are not taken for those of the old one.
+        return reads, {"file": str(given.dataset), "digest": digest_of(path), **told, **options}
+    if told:
+        first = next(iter(given_table(given)))
+        raise InputError(f"{first} belongs to a table, and {given.dataset!r} is no .csv or .parquet file.")
+    if _is_folder(given.dataset, path):
+        return OF_FOLDER, {"folder": str(given.dataset), **options}
+    return given.dataset, options
+
+
+def _is_folder(name: str, path: Path) -> bool:
+    """A folder, unless a dataset is called so; ./name and name/ are always folders."""
+    if not path.is_dir():
+        return False
+    from shoal.data import sets
+
+    return name.lower().replace("_", "-") not in sets.registry.names()
+
+
+def _of_table(given: Any) -> dict[str, Any]:
+    """The options of the table that were typed."""
+    kinds = {name: kind for kind in KINDS for name in getattr(given, kind)}
+    told = {"label": given.label, "domain": given.domain, "task": given.task, "drop": given.drop}
+    return {name: value for name, value in {**told, "kinds": kinds}.items() if value}
+
+
+def given_table(given: Any) -> list[str]:
+    """The words that say it again on a command line, options first."""
+    words = []
+    for name in ("label", "domain", "task", "drop", *KINDS):
+        value = getattr(given, name)
+        if value:
+            words += [f"--{name}", *(value if isinstance(value, list) else [value])]
+    return words
+
+
+@contextlib.contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Warnings as lines of ours, each once; without the place in the program that they came from."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            print(f"shoal: {message}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 def add_data_dir(parser: argparse._ActionsContainer) -> None:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.arguments import (
-    add_data,
-    add_data_dir,
     add_running,
+    add_source,
     count,
-    data_options,
     in_data_dir,
     make_folder,
+    source,
+    warnings_in_words,
 )
-from shoal.commands.showing import draw, run_all, show
+from shoal.commands.showing import Status, draw, run_all, show
 from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
@@ -30,23 +30,30 @@ SUMMARY = "Find out which algorithm works in a domain that was left out."
 EXAMPLE = (
     "Every algorithm gets the same small search: its defaults and random draws of settings, of which each "
     "seed takes the best on held-out examples of the training domains. "
-    "Example: shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
+    "On rows of numbers, scikit-learn's gradient boosting and a linear model take part in the same way. "
+    "Examples: shoal compare patients.csv --label ill --domain hospital; "
+    "shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
     "The same command again goes on with a comparison that was stopped, and shows one that is finished."
 )
 
 
+USUAL = {"steps": 1000, "batch": 32}
+"""Unless the dataset's module suggests others."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    parser.add_argument("dataset", help="see `shoal list datasets`")
+    add_source(parser)
     parser.add_argument(
         "--algorithms",
         nargs="+",
-        default=["all"],
         metavar="NAME",
-        help="which, or all (default: all); fish:regrouped is Fish with the domains mixed in each batch",
+        help="which, or all (default: all, for a table a few); "
+        "fish:regrouped is Fish with the domains mixed in each batch",
     )
-    add_data(parser, "the dataset's")
-    add_data_dir(parser)
+    parser.add_argument(
+        "--no-baselines", action="store_true", help="leave gradient boosting and the linear model out"
+    )
     parser.add_argument(
         "--leave-out",
         nargs="+",
@@ -66,7 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_training(parser)
     parser.add_argument(
-        "--out", type=Path, default=Path("shoal-compare"), metavar="DIR", help="(default: %(default)s)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="(default: shoal-compare, with a folder in it for each file or folder of yours)",
     )
     parser.add_argument(
         "--plan",
@@ -79,8 +89,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("every run")
-    group.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
-    group.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
+    usual = ", ".join(f"{name} {value}" for name, value in USUAL.items())
+    group.description = f"Defaults are {usual}; for a table both go by its size."
+    group.add_argument("--steps", type=count, help="meta-steps")
+    group.add_argument("--batch", type=count, help="examples a batch")
     group.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
@@ -88,6 +100,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
     group.add_argument(
         "--lr", type=float, default=1e-3, help="the learning rate beside defaults (default: %(default)s)"
+    )
+    group.add_argument(
+        "--metric", help='what selects and is compared: AUC, "macro F1" … (default: as the dataset is judged)'
     )
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
     group.add_argument(
@@ -103,8 +118,10 @@ def run(given: Any) -> None:
 
     if together():
         raise InputError("compare runs whole trainings side by side; start it without torchrun.")
-    configs, unable = planned(given)
+    with warnings_in_words():
+        configs, unable = planned(given)
     dataset = configs[0].dataset
+    given.out = given.out or _folder(given, dataset)
     plan = given.out / f"{dataset}.plan.json"
     check_plan(plan, configs)
     store = Store(given.out / "runs")
@@ -120,37 +137,55 @@ def run(given: Any) -> None:
     finish(configs, store, {"unable": unable, "failed": failed}, given)
 
 
+def _is_own(given: Any, dataset: str) -> bool:
+    """Whether a file or folder was given, and not a dataset's name."""
+    return bool(dataset != given.dataset.lower().replace("_", "-"))
+
+
+def _folder(given: Any, dataset: str) -> Path:
+    """Of a dataset the folder of all; a file or folder of the user's has its own in it."""
+    out = Path("shoal-compare")
+    return out / (Path(given.dataset).resolve().stem or "data") if _is_own(given, dataset) else out
+
+
 def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     """Every run there will be, and the algorithms that cannot take part, each with its reason."""
     from shoal.algorithms import registry
-    from shoal.bench import compare
+    from shoal.bench import baselines, compare
     from shoal.bench.config import RunConfig
     from shoal.data import sets
     from shoal.data.sampler import Draw
 
-    everyone = "all" in given.algorithms
-    chosen = [n for n in given.algorithms if n != "all"]
-    check_names("draw", [how for n in chosen if (how := compare.parted(n)[1])], get_args(Draw))
-    algorithms = list(dict.fromkeys([*(registry.names() if everyone else []), *named(chosen, registry)]))
-    (dataset,) = named([given.dataset], sets.registry)
-    options = data_options(given)
+    asked = given.algorithms or []
+    check_names("draw", [how for n in asked if (how := compare.parted(n)[1])], get_args(Draw))
+    named([n for n in asked if n != "all"], registry)
+    dataset, options = source(given)
+    (dataset,) = named([dataset], sets.registry)
     where = compare.layout(dataset, options, given.leave_out)
     _check_domains(given.domains, where)
+    usual = {**USUAL, "algorithms": ["all"], **where.usual}
+    asked = asked or usual["algorithms"]
+    everyone, chosen = "all" in asked, [n for n in asked if n != "all"]
+    algorithms = list(dict.fromkeys([*(registry.names() if everyone else []), *named(chosen, registry)]))
+    steps = given.steps or usual["steps"]
     base = RunConfig(
         dataset=dataset,
         algorithm=compare.parted(algorithms[0])[0],
-        steps=given.steps,
+        steps=steps,
         data_options=options,
         model=given.model,
         optimizer=given.optimizer,
         optimizer_options={"lr": given.lr},
-        batch_size=given.batch,
+        batch_size=given.batch or usual["batch"],
         domains_per_step=given.domains,
-        eval_every=given.eval_every or max(1, given.steps // 10),
+        eval_every=given.eval_every or max(1, steps // 10),
         eval_limit=given.eval_limit,
         precision=given.precision,
         holdout=where.holdout,
+        metric=given.metric,
     )
+    for line in where.said:
+        print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     unable = compare.unable(algorithms, where)
     able = [name for name in algorithms if name not in unable]
     configs = compare.plan(base, able, where.left_out, range(given.seeds), given.search)
@@ -160,6 +195,11 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
     if not (configs := [c for c in configs if c.name not in unable]):
         raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
+    if where.flat and not given.no_baselines:
+        if why := baselines.lacking():
+            unable["{} (and {})".format(*baselines.names(where.classes))] = why
+        else:
+            configs += baselines.plan(base, where.classes, where.left_out, range(given.seeds), given.search)
     return configs, unable
 
 
@@ -219,6 +259,27 @@ def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str
 
     Returns the algorithms that failed, and how.
     """
+    from shoal.bench import baselines
+
+    failed = run_baselines([c for c in configs if baselines.is_one(c)], store)
+    return failed | run_trainings([c for c in configs if not baselines.is_one(c)], store, given)
+
+
+def run_baselines(configs: Sequence[RunConfig], store: Store) -> dict[str, str]:
+    from shoal.bench import baselines
+
+    status, failed = Status(configs, len(store.missing(configs))), {}
+    for name in dict.fromkeys(c.name for c in configs):
+        try:
+            baselines.run_all([c for c in configs if c.name == name], store, status.done)
+        except InputError:
+            raise
+        except Exception as error:
+            failed[name] = _said(error)
+    return failed
+
+
+def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
     try:
         run_all(configs, store, given)
         return {}
@@ -248,6 +309,8 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     from shoal.report import compare as view
 
     result = compare.results(configs, store.found(configs)) | more
+    if _is_own(given, configs[0].dataset):
+        result["title"] = Path(given.dataset).name
     name = f"compare-{configs[0].dataset}"
     contents = {
         "md": view.markdown(result),

@@ -6,33 +6,34 @@ import argparse
 import json
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.commands.arguments import (
-    add_data,
-    add_data_dir,
     add_device,
+    add_source,
     count,
-    data_options,
+    given_table,
     in_data_dir,
     make_folder,
+    source,
+    warnings_in_words,
 )
 from shoal.commands.showing import draw, show
 from shoal.errors import InputError
 
 SUMMARY = "Look at the domains before training: do they differ, in what, and what does it cost?"
 EXAMPLE = (
-    "Example: shoal diagnose rotated-digits. All domains are looked at, those of the test split too: it is a "
+    "Examples: shoal diagnose rotated-digits; shoal diagnose patients.csv --label ill --domain hospital. "
+    "All domains are looked at, those of the test split too: it is a "
     "look at data, not a test of a method. Random numbers come from --seed alone."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    parser.add_argument("dataset", help="see `shoal list datasets`")
-    add_data(parser, "the dataset's")
-    add_data_dir(parser)
+    add_source(parser)
     parser.add_argument("--model", help="(default: the dataset's own)")
     parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
     parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
@@ -61,12 +62,15 @@ def run(given: Any) -> None:
 
     if together():
         raise InputError("diagnose runs in one process; start it without torchrun.")
-    data = sets.load(given.dataset, **data_options(given))
+    name, options = source(given)
+    with warnings_in_words():
+        data = sets.load(name, **options)
+    if hasattr(data.examples, "unguarded"):
+        data = replace(data, examples=data.examples.unguarded())
     make_folder(given.out)
 
     def make(seed: int) -> Any:
-        name = given.model or data.model
-        return build(name, input_shape=data.input_shape, classes=data.classes, seed=seed)
+        return build(given.model or data.model, input_shape=data.input_shape, classes=data.classes, seed=seed)
 
     progress = _Progress()
     try:
@@ -97,6 +101,7 @@ def run(given: Any) -> None:
 def comparison(given: Any) -> str:
     """The beginning of a `shoal compare` on the same data."""
     words = ["shoal", "compare", given.dataset]
+    words += given_table(given)
     words += ["--data", *given.data] if given.data else []
     words += ["--bad-images", given.bad_images] if given.bad_images else []
     words += ["--data-dir", str(given.data_dir)] if given.data_dir else []

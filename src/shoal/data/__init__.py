@@ -1,8 +1,9 @@
-"""Domains, meta-batches, samplers, loaders and splits."""
+"""Domains, meta-batches, samplers, loaders and splits; and data of your own."""
 
 from shoal.data.batch import DomainBatch, DomainData, Task, TensorData
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, concatenate
+from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.splits import hold_out, leave_out
 
@@ -15,6 +16,10 @@ __all__ = [
     "Task",
     "TensorData",
     "concatenate",
+    "from_arrays",
+    "from_dataset",
+    "from_hf",
+    "from_table",
     "hold_out",
     "leave_out",
 ]

@@ -273,6 +273,5 @@ def figure(result: Mapping[str, Any]) -> Any:
         raise InputError("there is no result yet.")
     seeds = len(result["seeds"])
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    return compare_figure(
-        rows, result["metric"], result["baseline"], f"{result.get('title') or result['dataset']}, {over}"
-    )
+    title = f"{result.get('title') or result['dataset']}, {over}"
+    return compare_figure(rows, result["metric"], result["baseline"], title, result["lower_is_better"])

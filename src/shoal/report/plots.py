@@ -270,10 +270,13 @@ def _threshold(results: Sequence[Mapping[str, Any]]) -> float:
 
 
 def compare_figure(
-    rows: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, title: str
+    rows: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, title: str, lower: bool
 ) -> Figure:
-    """A row an algorithm, best on top: the average with its deviation, and every domain left out in grey."""
-    scale, unit = (100, " (%)") if metric == "accuracy" else (1, ", lower is better")
+    """A row an algorithm, best on top: the average with its deviation, and every domain left out in grey.
+
+    ``lower`` says that the lower values of the metric are the better ones.
+    """
+    scale, unit = (100, " (%)") if metric == "accuracy" else (1, ", lower is better" if lower else "")
     domains = list(rows[0]["domains"]) if rows else []
     figure = _figure(7.5, 1.5 + 0.27 * max(3, len(rows)))
     axes = figure.subplots()

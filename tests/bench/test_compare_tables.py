@@ -1,0 +1,439 @@
+"""Comparisons on tables: scikit-learn's baselines, intervals over domains, and what is recommended."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shoal.bench import baselines, compare
+from shoal.bench.config import RunConfig
+from shoal.bench.record import RunRecord, Store
+from shoal.cli import main
+from shoal.data import sets
+from shoal.errors import InputError
+from shoal.report import compare as view
+
+Captured = pytest.CaptureFixture[str]
+SITES = ("kyoto", "lima", "oslo", "<script>")
+
+
+def table(path: Path, rows: int = 160, label: str = "ill", seed: int = 0, sites: Any = SITES) -> str:
+    """A CSV of a few sites; the label depends on age and colour, and on nothing else."""
+    draw = np.random.default_rng(seed)
+    age, colour = draw.normal(50, 10, rows), draw.choice(["red", "blue"], rows)
+    risk = age + 10 * (colour == "red") + draw.normal(0, 4, rows)
+    values = risk if label == "risk" else np.where(risk > 55, "yes", "no")
+    lines = [f"age,colour,site,{label}"]
+    lines += [
+        f"{a:.2f},{c},{sites[n % len(sites)]},{v}"
+        for n, (a, c, v) in enumerate(zip(age, colour, values, strict=True))
+    ]
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    return {"file": table(tmp_path / "patients.csv"), "label": "ill", "domain": "site"}
+
+
+def base(options: dict[str, Any]) -> RunConfig:
+    return RunConfig("table", "erm", 5, data_options=options, eval_every=5)
+
+
+class TestBaselines:
+    def test_the_same_as_scikit_learn_by_hand(self, options: dict[str, Any]) -> None:
+        linear = pytest.importorskip("sklearn.linear_model")
+        config = baselines.plan(base(options), 2, ["oslo"], [0], 1)[1]
+        assert config.name == "logistic-regression"
+        record = baselines.run(config)
+        data: Any = sets.load("table", **options, test="oslo")
+        x, y = data.examples.x.numpy(), data.examples.y.numpy()
+        train, test = (data.splits[s].examples() for s in ("train", "test"))
+        model = linear.LogisticRegression(max_iter=1000).fit(x[train], y[train])
+        assert record.score("test") == pytest.approx(model.score(x[test], y[test]))
+        scores = record.history[0]["scores"]["test"]
+        chances = model.predict_proba(x[test])
+        assert scores["loss"] == pytest.approx(-np.log(chances[np.arange(len(test)), y[test]]).mean())
+        pairs = [(a, b) for a in chances[y[test] == 1, 1] for b in chances[y[test] == 0, 1]]
+        assert scores["metrics"]["AUC"] == pytest.approx(np.mean([a > b for a, b in pairs]))
+        assert scores["domains"] == {"oslo": scores["average"]}
+
+    def test_the_trees_are_those_of_validation(self, options: dict[str, Any]) -> None:
+        pytest.importorskip("sklearn")
+        record = baselines.run(baselines.plan(base(options), 2, ["oslo"], [0], 1)[0])
+        steps = [point["step"] for point in record.history]
+        assert steps == list(range(baselines.LOOK, baselines.TREES + 1, baselines.LOOK))
+        held = [point["scores"]["validation"]["average"] for point in record.history]
+        assert record.selected == int(np.argmax(held))
+        assert record.status == "finished"
+
+    def test_what_is_left_out_has_no_part(self, options: dict[str, Any], tmp_path: Path) -> None:
+        """Other labels and ages in the domain left out change its scores and no others."""
+        pytest.importorskip("sklearn")
+        lines = Path(options["file"]).read_text().splitlines()
+        other = [("1.5,red,oslo,yes" if ",oslo," in line else line) for line in lines]
+        (tmp_path / "other.csv").write_text("\n".join(other))
+        changed = {**options, "file": str(tmp_path / "other.csv")}
+        for one, two in zip(
+            *(baselines.plan(base(o), 2, ["oslo"], [0], 1) for o in (options, changed)), strict=True
+        ):
+            before, after = (baselines.run(c).history[-1]["scores"] for c in (one, two))
+            assert before["validation"] == after["validation"]
+            assert before["train"] == after["train"]
+            assert before["test"] != after["test"]
+
+    def test_quantities(self, tmp_path: Path) -> None:
+        pytest.importorskip("sklearn")
+        options = {"file": table(tmp_path / "r.csv", label="risk"), "label": "risk", "domain": "site"}
+        for config in baselines.plan(base(options), None, ["lima"], [0], 1):
+            record = baselines.run(config)
+            assert record.history[-1]["scores"]["test"]["metric"] == "mse"
+            assert record.score("test") < 0.7  # 1 is what the training mean gives
+        assert config.name == "ridge-regression"
+
+    def test_a_class_that_no_training_example_has(self, tmp_path: Path) -> None:
+        pytest.importorskip("sklearn")
+        rows = [f"{n},{'a' if n % 4 else 'b'},{'yes' if n % 4 == 0 and n % 8 else 'no'}" for n in range(80)]
+        (tmp_path / "t.csv").write_text("\n".join(["x,site,y", *rows]))
+        options = {"file": str(tmp_path / "t.csv"), "label": "y", "domain": "site"}
+        for config in baselines.plan(base(options), 2, ["b"], [0], 1):
+            assert baselines.run(config).score("test") == 0.5
+
+    def test_a_search_of_the_same_length_that_begins_with_the_defaults(self, options: dict[str, Any]) -> None:
+        found = baselines.plan(base(options), 2, ["lima", "oslo"], [0, 1], 3)
+        assert len({c.identity for c in found}) == len(found) == 2 * 2 * 2 * 3
+        first = [
+            c for c in found if (c.name, c.seed, c.data_options["test"]) == (baselines.BOOSTING, 1, "oslo")
+        ]
+        assert [bool(c.settings) for c in first] == [False, True, True]
+        assert all(baselines.is_one(c) for c in found)
+        short = {c.identity for c in baselines.plan(base(options), 2, ["lima", "oslo"], [0], 2)}
+        assert short < {c.identity for c in found}
+
+    def test_only_for_rows_of_numbers(self, options: dict[str, Any]) -> None:
+        assert compare.layout("table", options).flat
+        assert compare.layout("linear", {}).flat
+        assert not compare.layout("rotated-digits", {}, ["75°"]).flat
+
+
+def record(config: RunConfig, test: float, metric: str = "accuracy") -> RunRecord:
+    scores = {
+        "validation": {"metric": metric, "average": 0.5, "domains": {"a": 0.5}},
+        "test": {
+            "metric": metric,
+            "average": test,
+            "domains": {config.data_options["test"]: test},
+            "metrics": {"AUC": test / 2},
+        },
+    }
+    point = {"step": 5, "passes": 5, "loss": 1.0, "scores": scores}
+    return RunRecord(config, "finished", (point,), 0, "best on validation", 1.0, {"device": "cpu"})
+
+
+def result(scores: dict[str, list[list[float]]], metric: str = "accuracy") -> Any:
+    """``scores``: for each row, for each domain, one a seed."""
+    configs, records = [], []
+    for name, domains in scores.items():
+        for number, seeds in enumerate(domains):
+            for seed, value in enumerate(seeds):
+                one = RunConfig("table", name, 5, data_options={"test": f"d{number}"}, seed=seed)
+                configs.append(one)
+                records.append(record(one, value, metric))
+    return compare.results(configs, records)
+
+
+ERM = [[0.70], [0.60], [0.80], [0.50]]
+
+
+class TestIntervals:
+    @pytest.mark.parametrize(
+        ("chance", "freedom", "limit"),
+        [(0.05, 1, 12.7062), (0.05, 2, 4.30265), (0.05, 3, 3.18245), (0.05, 30, 2.04227), (0.01, 9, 3.24984)],
+    )
+    def test_students_t_as_in_any_table(self, chance: float, freedom: int, limit: float) -> None:
+        assert compare.students_t(chance, freedom) == pytest.approx(limit, rel=1e-5)
+
+    def test_domain_by_domain_by_hand(self) -> None:
+        fish = [[0.74], [0.61], [0.85], [0.52]]
+        (row,) = (r for r in result({"erm": ERM, "fish": fish})["rows"] if r["algorithm"] == "fish")
+        found, values = row["over_domains"], np.array([0.04, 0.01, 0.05, 0.02])
+        reach = 3.18245 * values.std(ddof=1) / 2
+        assert list(found["values"].values()) == pytest.approx(values.tolist())
+        assert (found["low"], found["high"]) == pytest.approx((0.03 - reach, 0.03 + reach), rel=1e-4)
+
+    def test_seeds_are_averaged_within_a_domain(self) -> None:
+        erm = [[0.6, 0.8], [0.5, 0.5], [0.1, 0.3]]
+        fish = [[0.9, 0.7], [0.5, 0.7], [0.2, 0.2]]
+        (row,) = (r for r in result({"erm": erm, "fish": fish})["rows"] if r["algorithm"] == "fish")
+        assert list(row["over_domains"]["values"].values()) == pytest.approx([0.1, 0.1, 0.0])
+
+    def test_two_domains_give_none(self) -> None:
+        found = result({"erm": ERM[:2], "fish": [[0.9], [0.9]]})
+        assert [r["over_domains"]["low"] for r in found["rows"] if r["over_domains"]] == [None]
+        assert not view.has_intervals(found)
+        assert "95 % interval" not in view.table(found).columns
+        (said,) = view.recommended(found)
+        assert said == (
+            "Recommendation: take erm; 2 domains left out give no interval over domains, "
+            "so no evidence for others."
+        )
+
+    def test_the_table_has_them_and_what_else_was_measured(self) -> None:
+        found = result({"erm": ERM, "fish": [[v + 0.1 + 0.01 * n for v in d] for n, d in enumerate(ERM)]})
+        table = view.table(found)
+        at = {name: n for n, name in enumerate(table.columns)}
+        assert table.rows[0][at["95 % interval"]] == "+9.4 to +13.6"
+        assert table.rows[1][at["95 % interval"]] == "–"
+        assert table.rows[1][at["average AUC"]] == "0.3250"
+        assert "without zero in it: better: fish." in " ".join(view.words(found))
+
+
+class TestRecommendation:
+    def take(self, metric: str = "accuracy", **scores: Any) -> tuple[Any, str]:
+        named = {name.replace("_", "-"): values for name, values in scores.items()}
+        found = result(named, metric)
+        (said,) = view.recommended(found)
+        assert said.endswith(".")
+        assert ". " not in said  # one sentence
+        return found["recommendation"], said
+
+    def shifted(self, *by: float) -> list[list[float]]:
+        return [[d[0] + b] for d, b in zip(ERM, by, strict=True)]
+
+    def test_the_plain_one_unless_another_is_shown_to_be_better(self) -> None:
+        about, said = self.take(erm=ERM, fish=self.shifted(0.2, 0.0, 0.1, -0.05))
+        assert (about["take"], about["interval"], about["compared"]) == ("erm", None, 1)
+        assert said.startswith(
+            "Recommendation: take erm; the other row does not beat it by an interval over 4"
+        )
+
+    def test_the_better_of_two_plain_ones(self) -> None:
+        about, said = self.take(erm=ERM, gradient_boosting=self.shifted(0.2, 0.0, 0.1, -0.05))
+        assert (about["take"], about["reference"]) == ("gradient-boosting",) * 2
+        assert "it is the better of gradient-boosting and erm on average" in said
+
+    def test_another_that_is_better_in_every_domain(self) -> None:
+        about, said = self.take(erm=ERM, fish=self.shifted(0.10, 0.11, 0.10, 0.11))
+        assert (about["take"], about["reference"]) == ("fish", "erm")
+        assert "differs from erm for the better by +10.5" in said
+        assert "Bonferroni-corrected for 1 comparison) that excludes zero" in said
+
+    def test_many_rows_are_many_chances(self) -> None:
+        """An interval that excludes zero alone does not when it is one of eight."""
+        gain = self.shifted(0.10, 0.02, 0.07, 0.05)
+        alone, _ = self.take(erm=ERM, fish=gain)
+        assert alone["take"] == "fish"
+        many = {f"other-{n}": ERM for n in range(7)}
+        about, said = self.take(erm=ERM, fish=gain, **many)
+        assert (about["take"], about["compared"], about["level"]) == ("erm", 8, pytest.approx(1 - 0.05 / 8))
+        assert "none of the 8 other rows beats it" in said
+
+    def test_worse_is_not_better(self) -> None:
+        worse = self.shifted(-0.10, -0.11, -0.10, -0.11)
+        assert self.take(erm=ERM, fish=worse)[0]["take"] == "erm"
+        assert self.take("mse", erm=ERM, fish=worse)[0]["take"] == "fish"
+        assert self.take("mse", erm=worse, fish=ERM)[0]["take"] == "erm"
+
+    def test_nothing_without_a_plain_one(self) -> None:
+        found = result({"fish": ERM, "coral": ERM})
+        assert found["recommendation"] is None
+        assert view.recommended(found) == []
+
+    def test_older_results_have_none(self) -> None:
+        found = result({"erm": ERM, "fish": ERM})
+        for row in found["rows"]:
+            del row["over_domains"], row["also"]
+        del found["recommendation"], found["fits"]
+        assert "Recommendation" not in view.text(found)
+
+
+SMALL = ["--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", "--steps", "5", "--batch", "8"]
+SMALL += ["--device", "cpu", "--at-once", "1"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    table(tmp_path / "patients.csv")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("elsewhere")
+class TestCommand:
+    GIVEN = ("compare", "patients.csv", "--label", "ill", "--domain", "site", *SMALL)
+
+    def test_from_a_file_to_a_recommendation(self, capsys: Captured) -> None:
+        pytest.importorskip("sklearn")
+        assert main([*self.GIVEN, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {r["algorithm"] for r in found["rows"]} == {
+            *("erm", "fish", "gradient-boosting", "logistic-regression")
+        }
+        assert found["left_out"] == sorted(SITES)
+        assert (found["runs"], found["fits"], found["runs_missing"]) == (16, 8, 0)
+        assert found["title"] == "patients.csv"
+        assert all(r["also"]["AUC"]["mean"] is not None for r in found["rows"])
+        folder = Path("shoal-compare/patients")
+        records = Store(folder / "runs").all()
+        assert len(records) == 16
+        for one in records:
+            assert list(one.history[-1]["scores"]["test"]["domains"]) == [one.config.data_options["test"]]
+        assert main([*self.GIVEN]) == 0
+        shown = capsys.readouterr()
+        assert not shown.err  # nothing was run again
+        assert "Recommendation: take " in shown.out
+        assert "8 runs of 5 steps on cpu and 8 of scikit-learn" in shown.out
+        assert "<script>" not in (folder / "compare-table.md").read_text()
+        assert main(["report", "shoal-compare", "-o", "page.html"]) == 0
+        assert "older than its runs" not in Path("page.html").read_text()
+
+    def test_a_changed_file_is_run_anew(self, capsys: Captured) -> None:
+        few = [*self.GIVEN, "--no-baselines", "--leave-out", "oslo"]
+        assert main(few) == 0
+        with Path("patients.csv").open("a") as file:
+            file.write("\n48.5,red,lima,no")
+        capsys.readouterr()
+        assert main(few) == 0
+        assert "2 runs to do." in capsys.readouterr().err
+
+    def test_without_scikit_learn(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install scikit-learn")
+        assert main([*self.GIVEN, "--leave-out", "oslo"]) == 0
+        shown = capsys.readouterr()
+        said = "gradient-boosting (and logistic-regression) is not compared: needs scikit-learn"
+        assert said in shown.err
+        assert "Not compared: gradient-boosting (and logistic-regression) (needs scikit-learn" in shown.out
+
+    def test_a_baseline_that_fails_does_not_cost_the_others(
+        self, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usual = baselines.run
+
+        def run_or_fail(config: RunConfig) -> RunRecord:
+            if config.algorithm == baselines.BOOSTING:
+                raise RuntimeError("out of memory\nand more")
+            return usual(config)
+
+        monkeypatch.setattr(baselines, "run", run_or_fail)
+        assert main([*self.GIVEN, "--leave-out", "oslo"]) == 0
+        assert "A run of gradient-boosting failed: RuntimeError: out of memory" in capsys.readouterr().out
+
+    def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        usual = baselines.run
+
+        def run_or_stop(config: RunConfig) -> RunRecord:
+            if config.algorithm != baselines.BOOSTING:
+                raise KeyboardInterrupt
+            return usual(config)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(baselines, "run", run_or_stop)
+            assert main([*self.GIVEN]) == 130
+        assert "the same command goes on" in capsys.readouterr().err
+        assert len(Store("shoal-compare/patients/runs").all()) == 4
+
+    def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:
+        table(Path("risk.csv"), label="risk")
+        given = ["compare", "risk.csv", "--label", "risk", "--domain", "site", *SMALL]
+        assert main([*given, "--leave-out", "oslo"]) == 0
+        shown = capsys.readouterr()
+        assert "so it is a quantity: regression." in shown.err
+        assert "ridge-regression" in shown.out
+        assert "average mse" not in shown.out  # one domain
+        assert "Mse (lower is better)" in shown.out
+
+    def test_auc_may_select(self, capsys: Captured) -> None:
+        assert main([*self.GIVEN, "--leave-out", "oslo", "--metric", "auc", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["metric"], found["lower_is_better"]) == ("AUC", False)
+        assert all(list(r["also"]) == ["accuracy"] for r in found["rows"])
+        assert "AUC (higher is better)" in view.words(found)[0]
+
+    def test_the_defaults_go_by_the_table(self, capsys: Captured) -> None:
+        given = ["compare", "patients.csv", "--label", "ill", "--domain", "site", "--plan", "--device", "cpu"]
+        assert main(given) == 0
+        assert "algorithms, 4 domains left out, 3 seeds, 3 candidates" in capsys.readouterr().out
+        runs = json.loads(Path("shoal-compare/patients/table.plan.json").read_text())
+        trained = [r["config"] for r in runs if r["config"]["algorithm"] not in baselines.SPACES]
+        assert {(c["steps"], c["batch_size"]) for c in trained} == {(300, 32)}
+        assert {"erm", "fish", "coral"} <= {c["algorithm"] for c in trained}
+
+    def test_a_folder_of_pictures(self, capsys: Captured) -> None:
+        for place in ("in", "out"):
+            for label in ("cat", "dog"):
+                Path("pets", place, label).mkdir(parents=True)
+                for n in range(5):
+                    Image.new("RGB", (8, 8), (40 * n, 0, 90)).save(Path("pets", place, label, f"{n}.png"))
+        given = ["compare", "pets", "--data", "size=8", *SMALL, "--algorithms", "erm"]
+        assert main([*given, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 0)
+        assert Path("shoal-compare/pets/compare-image-folder.json").exists()
+
+    def test_an_identifier_is_said_once(self, capsys: Captured) -> None:
+        lines = Path("patients.csv").read_text().splitlines()
+        named = [f"p{n},{line}" if n else f"name,{line}" for n, line in enumerate(lines)]
+        Path("named.csv").write_text("\n".join(named))
+        given = ["compare", "named.csv", "--label", "ill", "--domain", "site", *SMALL, "--no-baselines"]
+        assert main([*given, "--leave-out", "oslo"]) == 0
+        said = capsys.readouterr().err
+        assert said.count("shoal: not used: 'name' is different in every row") == 1
+        assert "UserWarning" not in said
+
+    def test_the_same_file_for_diagnose_and_train(self, capsys: Captured) -> None:
+        given = ["diagnose", "patients.csv", "--label", "ill", "--domain", "site", "--drop", "colour"]
+        assert main([*given, "--steps", "5", "--device", "cpu", "--json"]) == 0
+        told = json.dumps(json.loads(capsys.readouterr().out))
+        assert "shoal compare patients.csv --label ill --domain site --drop colour" in told
+        options = ["file=patients.csv", "label=ill", "domain=site", "test=lima"]
+        train = ["train", "fish", "--dataset", "table", "--data", *options, "--steps", "3", "--device", "cpu"]
+        assert main([*train, "--json"]) == 0
+        scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
+        assert list(scores["test"]["domains"]) == ["lima"]
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["patients.csv"], "needs the column to predict"),
+            (["patients.csv", "--label", "il", "--domain", "site"], "Did you mean 'ill'"),
+            (["patients.csv", "--label", "ill", "--domain", "sight"], "Did you mean 'site'"),
+            (["patients.csv", "--label", "ill", "--domain", "ill"], "both the label and the domain"),
+            (
+                ["patients.csv", "--label", "age", "--domain", "site", "--task", "ranking"],
+                "unknown task 'ranking'",
+            ),
+            (
+                ["patients.csv", "--label", "ill", "--domain", "site", "--metric", "mse"],
+                "'mse' is for regression",
+            ),
+            (
+                ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "colour"],
+                "is not a number",
+            ),
+            (["nowhere.csv", "--label", "ill", "--domain", "site"], "cannot be read: No such file"),
+            (["rotated-digits", "--label", "ill"], "--label belongs to a table"),
+            (["notes.md"], "is no table by its ending"),
+            (["rotated-digit"], "Did you mean 'rotated-digits'"),
+        ],
+    )
+    def test_wrong_input_is_one_line(self, arguments: list[str], says: str, capsys: Captured) -> None:
+        Path("notes.md").write_text("no table")
+        assert main(["compare", *arguments]) == 2
+        shown = capsys.readouterr()
+        assert says in shown.err
+        assert len(shown.err.splitlines()) == 1
+        assert not Path("shoal-compare").exists()
+
+
+def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:
+    """DomainBed's splits would judge by rows to which columns were fitted."""
+    from shoal.bench.protocol import resplit
+
+    with pytest.raises(InputError, match="would hold rows to which the table's columns are scaled"):
+        resplit(sets.load("table", **options), ["kyoto"], 0)
