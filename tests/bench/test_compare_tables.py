@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shoal.bench import baselines, compare
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.cli import main
+from shoal.commands import compare as compare_command
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.report import compare as view
@@ -290,8 +292,34 @@ class TestCommand:
         assert "Recommendation: take " in shown.out
         assert "8 runs of 5 steps on cpu and 8 of scikit-learn" in shown.out
         assert "<script>" not in (folder / "compare-table.md").read_text()
-        assert main(["report", "shoal-compare", "-o", "page.html"]) == 0
-        assert "older than its runs" not in Path("page.html").read_text()
+        assert "older than its runs" not in (folder / "report.html").read_text()
+
+    def test_the_command_at_the_end_trains_on_every_domain(self, capsys: Captured) -> None:
+        assert main([*self.GIVEN, "--no-baselines"]) == 0
+        said = capsys.readouterr().out
+        assert "with the settings that 4 of 4 trials chose" in said
+        command = next(line for line in said.splitlines() if line.startswith("  shoal train erm"))
+        assert main([*shlex.split(command)[1:], "--device", "cpu", "--json"]) == 0
+        scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
+        assert "test" not in scores
+        assert list(scores["train"]["domains"]) == sorted(SITES)
+
+    def test_the_settings_chosen_most_often_are_those_of_all_seeds_together(self) -> None:
+        """Draws are each seed's own, so that the same number is not the same settings in another seed."""
+        one, other = (
+            RunConfig(
+                "table", "fish", 5, settings={"meta_lr": m}, optimizer_options={"lr": 0.1}, label="fish"
+            )
+            for m in (0.5, 0.2)
+        )
+        trials: list[dict[str, Any]] = [
+            {"algorithm": "fish", "chosen": n, "settings": {"meta_lr": m}, "lr": 0.1}
+            for n, m in ((1, 0.3), (2, 0.2), (1, 0.2))
+        ]
+        result: dict[str, Any] = {"recommendation": {"take": "fish"}, "trials": trials}
+        said = compare_command._next([one, other], result)
+        assert "2 of 3 trials" in said
+        assert "--set meta_lr=0.2" in said
 
     def test_a_changed_file_is_run_anew(self, capsys: Captured) -> None:
         few = [*self.GIVEN, "--no-baselines", "--leave-out", "oslo"]
@@ -375,6 +403,13 @@ class TestCommand:
         found = json.loads(capsys.readouterr().out)
         assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 0)
         assert Path("shoal-compare/pets/compare-image-folder.json").exists()
+        train = ["train", "erm", "--dataset", "pets", "--data", "size=8", "--steps", "2", "--device", "cpu"]
+        assert main([*train, "--leave-out", "none", "--json"]) == 0
+        scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
+        assert {name: list(s["domains"]) for name, s in scores.items()} == {
+            "train": ["in", "out"],
+            "validation": ["in", "out"],
+        }
 
     def test_an_identifier_is_said_once(self, capsys: Captured) -> None:
         lines = Path("patients.csv").read_text().splitlines()
@@ -391,11 +426,13 @@ class TestCommand:
         assert main([*given, "--steps", "5", "--device", "cpu", "--json"]) == 0
         told = json.dumps(json.loads(capsys.readouterr().out))
         assert "shoal compare patients.csv --label ill --domain site --drop colour" in told
-        options = ["file=patients.csv", "label=ill", "domain=site", "test=lima"]
-        train = ["train", "fish", "--dataset", "table", "--data", *options, "--steps", "3", "--device", "cpu"]
+        train = ["train", "fish", "--dataset", "patients.csv", "--label", "ill", "--domain", "site"]
+        train += ["--steps", "3", "--device", "cpu", "--leave-out", "lima"]
         assert main([*train, "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert list(scores["test"]["domains"]) == ["lima"]
+        assert main([*train, "--data", "test=oslo"]) == 2
+        assert "give one of them" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "says"),

@@ -77,6 +77,10 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
     add_data(parser, "the dataset's")
     add_data_dir(parser)
+    add_table(parser)
+
+
+def add_table(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a table of yours")
     group.add_argument("--label", metavar="COLUMN", help="the column to predict")
     group.add_argument("--domain", metavar="COLUMN", help="the column that tells where a row is from")

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -309,7 +310,8 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     from shoal.report import compare as view
 
     result = compare.results(configs, store.found(configs)) | more
-    if _is_own(given, configs[0].dataset):
+    own = _is_own(given, configs[0].dataset)
+    if own:
         result["title"] = Path(given.dataset).name
     name = f"compare-{configs[0].dataset}"
     contents = {
@@ -321,4 +323,37 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
         write_atomically(given.out / f"{name}.{ending}", content.encode())
     pictures = draw(lambda: view.figure(result), given.out / name)
     written = ", ".join(f"{name}.{ending}" for ending in contents)
-    show(result, f"{view.text(result)}\n\nSaved in {given.out}: {written}.", given, pictures)
+    text = f"{view.text(result)}\n\nSaved in {given.out}: {written}."
+    if own:
+        text += f"\n{_page(given.out)}{_next(configs, result)}"
+    show(result, text, given, pictures)
+
+
+def _page(out: Path) -> str:
+    """What is said of the report, which is made if it can be."""
+    from shoal.commands import report
+
+    try:
+        return f"A page to open or send: {report.write([out], out / 'report.html')['report']}."
+    except InputError as error:
+        return f"No page was made: {error}"
+
+
+def _next(configs: Sequence[RunConfig], result: dict[str, Any]) -> str:
+    """How to train what is recommended on every domain, with the settings that were chosen most often."""
+    from shoal.bench import baselines
+    from shoal.trained import train_command
+
+    take = (result["recommendation"] or {}).get("take")
+    tried = [c for c in configs if c.name == take and not baselines.is_one(c)]
+    trials = [t for t in result["trials"] if t["algorithm"] == take and t["chosen"] is not None]
+    if not tried or not trials:
+        return ""
+    # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
+    chosen = [(t["settings"], t["lr"]) for t in trials]
+    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
+    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
+    everything = {k: v for k, v in config.data_options.items() if k not in ("test", "digest")}
+    final = replace(config, data_options={**everything, "test": []}, seed=0, holdout=None)
+    times = f"with the settings that {chosen.count(best)} of {len(chosen)} trials chose"
+    return f"\nTo train {take} on every domain, {times}:\n  {train_command(final)}"

@@ -55,19 +55,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @in_data_dir
 def run(given: Any) -> None:
+    _check_out(given.out)
+    about = write(given.runs, given.out, given.title, given.samples)
+    runs, notes = about["runs"], about["notes"]
+    said = f", {notes} notes on what is missing or failed" if notes else ""
+    size = f"{about['bytes'] / 1e6:.1f} MB"
+    show(about, f"{runs:,} run{'s' * (runs != 1)}{said}. Written to {given.out} ({size}).", given)
+
+
+def write(
+    paths: Sequence[Path], out: Path, title: str | None = None, samples: int | None = None
+) -> dict[str, Any]:
+    """Makes the page of what is in ``paths``."""
     from shoal.files import write_atomically
     from shoal.report import page
 
-    out: Path = given.out
-    _check_out(out)
-    runs, kept, troubles = collect(given.runs)
+    runs, kept, troubles = collect(paths)
     groups = grouped(runs, kept, troubles)
-    names = ", ".join(str(path) for path in given.runs)
+    names = ", ".join(str(path) for path in paths)
     content = page.Content(
         groups,
-        samples=_samples(runs, given.samples) if given.samples else (),
+        samples=_samples(runs, samples) if samples else (),
         troubles=troubles,
-        title=given.title or f"Report on {names}",
+        title=title or f"Report on {names}",
         made=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
     )
     made = page.render(content).encode(errors="replace")
@@ -75,9 +85,7 @@ def run(given: Any) -> None:
         write_atomically(out, made)
     except OSError as error:
         raise InputError(f"--out {str(out)!r} cannot be written: {error.strerror}.") from error
-    said = f", {len(troubles)} notes on what is missing or failed" if troubles else ""
-    text = f"{len(runs):,} run{'s' * (len(runs) != 1)}{said}. Written to {out} ({len(made) / 1e6:.1f} MB)."
-    show({"report": str(out), "runs": len(runs), "bytes": len(made), "notes": len(troubles)}, text, given)
+    return {"report": str(out), "runs": len(runs), "bytes": len(made), "notes": len(troubles)}
 
 
 def _check_out(out: Path) -> None:

@@ -11,11 +11,13 @@ from shoal.commands.arguments import (
     add_data,
     add_data_dir,
     add_device,
+    add_table,
     count,
-    data_options,
     in_data_dir,
     make_folder,
+    source,
     values,
+    warnings_in_words,
 )
 from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
@@ -23,10 +25,11 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
 
-SUMMARY = "Train one algorithm on a built-in dataset."
+SUMMARY = "Train one algorithm on a dataset or on data of your own."
 EXAMPLE = (
-    "Example: shoal train fish --dataset cdsprites --data size=32 per_domain=2000 "
-    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64. "
+    "Examples: shoal train fish --dataset cdsprites --data size=32 per_domain=2000 "
+    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64; "
+    "shoal train erm --dataset patients.csv --label ill --domain hospital --leave-out none --out model. "
     "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
     "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
@@ -47,9 +50,20 @@ HOW = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("algorithm", help="see `shoal list algorithms`")
-    parser.add_argument("--dataset", required=True, help="see `shoal list datasets`")
+    parser.add_argument(
+        "--dataset",
+        required=True,
+        metavar="DATA",
+        help="one of `shoal list datasets`, a table (.csv, .tsv, .parquet), "
+        "or a folder of pictures as folder/domain/class",
+    )
     add_data(parser, "the dataset's")
     add_data_dir(parser)
+    parser.add_argument(
+        "--leave-out",
+        metavar="DOMAIN",
+        help="not trained on, to test on; none: all of your own data are trained on (default: the set's)",
+    )
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="the algorithm's settings")
     parser.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
     parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
@@ -74,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--seeds", type=count, metavar="N", help="N runs at once, with seeds SEED, SEED+1, …")
+    add_table(parser)
     _add_optimization(parser)
     _add_running(parser)
 
@@ -155,7 +170,8 @@ def run(given: Any) -> None:
     from shoal.bench.run import run as run_one
 
     config = configuration(given)
-    check(config)
+    with warnings_in_words():
+        check(config)
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
@@ -171,11 +187,16 @@ def configuration(given: Any) -> RunConfig:
     from shoal.bench.config import RunConfig
 
     warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
+    dataset, options = source(given)
+    if given.leave_out is not None:
+        if "test" in options:
+            raise InputError("--leave-out and --data test=… say the same thing; give one of them.")
+        options["test"] = [] if given.leave_out == "none" else given.leave_out
     return RunConfig(
-        dataset=given.dataset,
+        dataset=dataset,
         algorithm=given.algorithm,
         steps=given.steps,
-        data_options=data_options(given),
+        data_options=options,
         settings=values(given.set, "--set"),
         model=given.model,
         model_options=values(given.model_set, "--model-set"),

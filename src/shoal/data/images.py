@@ -320,8 +320,15 @@ def load_published(
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
-def leave_one_out(files: FileList, test: str, seed: int) -> dict[str, Domains]:
-    """``test`` left out and a fifth of every other domain held out for validation, under the same name."""
+def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
+    """``test`` left out and a fifth of every other domain held out for validation, under the same name.
+
+    ``[]`` leaves none out, for a model that is to be used.
+    """
+    if test == []:
+        train, validation = hold_out(Domains.from_indices(files.indices()), 0.2, seed)
+        return {"train": train, "validation": validation}
+    test = str(test)
     if test not in files.domains:
         raise unknown_name("test domain", test, files.domains)
     if len(files.domains) < 2:

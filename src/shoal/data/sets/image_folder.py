@@ -17,7 +17,7 @@ PAPER = "yours"
 def load(
     *,
     folder: str | None = None,
-    test: str | None = None,
+    test: str | list[str] | None = None,
     seed: int = 0,
     size: int = SIZE,
     augment: bool = True,
@@ -31,7 +31,7 @@ def load(
 
     Args:
         folder: has a folder for each domain, which has one for each class, which has pictures.
-        test: the domain left out; by default the last by name.
+        test: the domain left out, by default the last by name; ``[]`` leaves none out.
         seed: for the choice of the validation examples.
         size: of the pictures, in pixels each way.
         augment: whether training pictures are cropped, mirrored and recoloured at random.
@@ -39,7 +39,7 @@ def load(
         cache: whether decoded pictures are kept in memory; small ones are by default.
     """
     files = read_tree(_said(folder))
-    splits = leave_one_out(files, files.domains[-1] if test is None else str(test), seed)
+    splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
