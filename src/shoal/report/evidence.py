@@ -13,7 +13,7 @@ import shoal
 from shoal.bench.evidence import NOT_RUN, VERDICTS, Cell, Claim, Judged, Kept, Sprites, shares
 from shoal.bench.paper import claims as printed
 from shoal.report import figures, plots
-from shoal.report.page import Drawn, filled
+from shoal.report.page import Drawn, filled, need_report
 from shoal.report.tables import Table, _clean
 
 MARKS = {"agrees": "✓", "partly": "◐", "disagrees": "✗", "not judged": "·", "not run": "–"}
@@ -160,6 +160,7 @@ def _records(found: Judged) -> str:
 
 def render(content: Content) -> str:
     """The page; it needs no other file."""
+    need_report()
     return filled("evidence.html", context(content))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import statistics
@@ -17,7 +18,7 @@ from shoal.bench.record import RunRecord, row_of
 from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
 from shoal.report import figures
-from shoal.report.compare import _hours, _spread, _troubles, chance_beyond, verdict, words
+from shoal.report.compare import _hours, _spread, _troubles, chance_beyond, recommended, verdict, words
 from shoal.report.tables import _clean
 
 BARS, PANELS, MATRICES = 12, 24, 6
@@ -169,15 +170,20 @@ def _domains(record: RunRecord, metric: str | None) -> dict[str, float]:
 
 def render(content: Content) -> str:
     """The page."""
+    need_report()
     return filled("page.html", context(content))
+
+
+def need_report() -> None:
+    """Both packages are asked for at once, before anything is drawn."""
+    if any(importlib.util.find_spec(name) is None for name in ("jinja2", "matplotlib")):
+        raise InputError("a report needs jinja2 and matplotlib: pip install 'shoal[report]'.")
 
 
 def filled(name: str, values: Mapping[str, Any]) -> str:
     """One of the templates in this folder; whatever goes into it is escaped."""
-    try:
-        import jinja2
-    except ImportError:
-        raise InputError("a report needs jinja2 and matplotlib: pip install 'shoal[report]'.") from None
+    import jinja2
+
     folder = Path(__file__).parent
     surroundings = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
@@ -246,6 +252,7 @@ def headline(group: Group) -> list[str]:
     lines = [
         f"{listed(names)} were compared on the unseen {where} {unseen}, with {seeds}. {group.rule}",
         *_best(result, one),
+        *recommended(result),
     ]
     return [_clean(line) for line in lines]
 
@@ -288,8 +295,9 @@ def _best(result: Mapping[str, Any], one: str) -> list[str]:
 
 
 def _group(group: Group, number: int) -> dict[str, Any]:
-    result, title = group.result, _clean(str(group.result["dataset"]))
+    result, title = group.result, _clean(str(group.result.get("title") or group.result["dataset"]))
     more = words(result) if group.planned else [*verdict(result), *_troubles(result)]
+    more = [line for line in more if line not in recommended(result)]
     if group.kind == "runs":
         lost = {row["algorithm"]: n for row in result["rows"] if (n := row["runs_diverged"])}
         more = [f"Runs that diverged: {', '.join(f'{k} {n}' for k, n in lost.items())}."] if lost else []
