@@ -102,7 +102,7 @@ def cost(algorithm: str, given: Any) -> None:
     weights, inside = {}, []
     for repeat in range(given.repeats + 1):
         for name in sorted(how, reverse=repeat % 2 == 1):
-            # The first of each warms up. Kernels whose sums come in one order, so that weights can be compared.
+            # The first of each warms up. Sums come in one order, so that weights can be compared.
             now = config if repeat else replace(config, steps=100, eval_every=100)
             training = prepare(now, given.device, how={**how[name], "deterministic": True})
             clock = time.perf_counter if training.device.type == "cuda" else time.process_time

@@ -152,9 +152,10 @@ def measure(dataset: str, preset: str, precision: str, given: Any) -> str:
     memory = torch.cuda.max_memory_allocated() / 1e9 if given.device.startswith("cuda") else 0.0
     seeds = len(said["folds"]) if "folds" in said else said["seeds"]
     how = "captured" if fish.reason is None else "step by step"
+    shape = "×".join(map(str, official(dataset, said)[0]))
     return (
-        f"| {dataset} | {said['model']} | {precision} | {walk} × {size} | {'×'.join(map(str, official(dataset, said)[0]))} | {1 / one:.1f} | {1 / meta:.2f} | "
-        f"{ratio:.3f} | {memory:.1f} | {hours:.1f} | {fish_hours:.1f} | {seeds} | {how} |"
+        f"| {dataset} | {said['model']} | {precision} | {walk} × {size} | {shape} | {1 / one:.1f} | "
+        f"{1 / meta:.2f} | {ratio:.3f} | {memory:.1f} | {hours:.1f} | {fish_hours:.1f} | {seeds} | {how} |"
     )
 
 

@@ -54,7 +54,7 @@ ModelMaker = Callable[[tuple[int, ...], int | None], nn.Module]
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
-class _DomainEstimator(BaseEstimator):
+class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """What both estimators share: the parameters, the training and the model's outputs."""
 
     # With metadata routing enabled, whoever is given groups hands them on to `fit` unasked.
@@ -194,7 +194,7 @@ class _DomainEstimator(BaseEstimator):
             return torch.cat([model(part) for part in x.split(ROWS)]).double().numpy()
 
 
-class DomainClassifier(ClassifierMixin, _DomainEstimator):
+class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
     """A classifier for domains that it has not seen, trained by any of Shoal's algorithms. ::
 
         DomainClassifier("fish").fit(X, y, groups=hospital).score(X_new, y_new)
@@ -257,11 +257,12 @@ class DomainClassifier(ClassifierMixin, _DomainEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """The likeliest label of each row."""
-        best = self._outputs(X).argmax(1)
-        return self.classes_[best]
+        best = self._outputs(X).argmax(1)  # first, as it asks whether there is a model
+        labels: NDArray[Any] = self.classes_[best]
+        return labels
 
 
-class DomainRegressor(RegressorMixin, _DomainEstimator):
+class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
     """A regressor for domains that it has not seen; see :class:`DomainClassifier` for its parameters.
 
     It learns standardised targets, ``(y - target_[0]) / target_[1]``, by squared error.

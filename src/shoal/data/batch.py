@@ -121,7 +121,7 @@ class Task:
         return self.classes is not None
 
 
-class TensorData(Dataset):
+class TensorData(Dataset[Any]):
     """Examples held in memory as tensors; a batch is one gather, on whatever device they live."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -164,7 +164,7 @@ class DomainData:
     table, picture or text becomes what the model takes, so that a trained model can be used on new ones.
     """
 
-    examples: Dataset
+    examples: Dataset[Any]
     splits: Mapping[str, Domains]
     classes: int | None
     input_shape: tuple[int, ...]

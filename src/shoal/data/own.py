@@ -309,7 +309,8 @@ class Labels:
         if self.names:
             return self.values
         shifted = self.values - scaling.get("mean", 0.0)
-        return (shifted / scaling.get("scale", 1.0)).astype(np.float32)
+        scaled: NDArray[np.float32] = (shifted / scaling.get("scale", 1.0)).astype(np.float32)
+        return scaled
 
 
 def _guess(known: NDArray[Any], values: NDArray[Any] | None, name: str) -> tuple[str, str]:
@@ -477,9 +478,10 @@ def _tensor(x: Any) -> Tensor:
         if array.dtype.kind not in "biuf":
             raise InputError(f"x holds {array.dtype}; it must be numbers. Columns of a table: from_table.")
         x = torch.from_numpy(np.ascontiguousarray(array, np.float32))
-    if x.ndim < 2 or not len(x):
-        raise InputError(f"x has shape {tuple(x.shape)}; it must be (examples, features) or more.")
-    return x.detach().float()
+    inputs: Tensor = x
+    if inputs.ndim < 2 or not len(inputs):
+        raise InputError(f"x has shape {tuple(inputs.shape)}; it must be (examples, features) or more.")
+    return inputs.detach().float()
 
 
 def _domain_names(domains: Any) -> Any:
@@ -514,7 +516,10 @@ def _hf_rows(dataset: Any) -> list[str]:
     if isinstance(dataset, Mapping):
         raise InputError(f"this has the splits {', '.join(map(str, dataset))}; give one: dataset['train'].")
     if not (hasattr(dataset, "features") and hasattr(dataset, "column_names")):
-        raise InputError(f"a datasets.Dataset is needed, got {type(dataset).__name__}.")
+        raise InputError(
+            f"a Dataset of Hugging Face's datasets is needed (pip install 'shoal[hf]'), got "
+            f"{type(dataset).__name__}. Other data: from_table, from_arrays, from_dataset."
+        )
     if not hasattr(dataset, "__len__"):
         raise InputError("a dataset that streams cannot be split by domain; load it without streaming.")
     return list(dataset.column_names)

@@ -67,7 +67,8 @@ def _ranks(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
     others: Words = np.arange(sizes.max(), dtype=np.uint64)
     hashes = _mixed(key[..., None] + others * GOLDEN)
     own = np.take_along_axis(hashes, values.astype(np.int64)[..., None], axis=-1)
-    return ((hashes < own) & (others < sizes[..., None])).sum(axis=-1)
+    rank: NDArray[np.int64] = ((hashes < own) & (others < sizes[..., None])).sum(axis=-1)
+    return rank
 
 
 def _feistel(key: Words, sizes: Words, values: Words) -> NDArray[np.int64]:
@@ -246,7 +247,8 @@ class DomainBatchSampler(Sampler[list[int]]):
         else:
             passes, element = np.divmod(visit[..., None] * size + np.arange(size), n)
             words = key(self.seed, EXAMPLES, d[..., None], passes)
-        return self.domains.indices[start + permute(words, n, element)]
+        taken: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
+        return taken
 
     def set_step(self, step: int, batch: int = 0) -> None:
         """Let the next iteration start at this step, or within it, after so many of its S batches.

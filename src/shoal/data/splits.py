@@ -74,7 +74,8 @@ def _in_smallest_domain(domains: Domains, examples: NDArray[np.integer]) -> NDAr
     place = np.searchsorted(examples, domains.indices)
     smallest = np.full(len(examples), len(domains))
     np.minimum.at(smallest, place, of_entry)
-    return of_entry == smallest[place]
+    is_smallest: NDArray[np.bool_] = of_entry == smallest[place]
+    return is_smallest
 
 
 def _share_of_each(

@@ -541,7 +541,8 @@ class Preprocessing:
 
     def predictions(self, outputs: Array) -> Array:
         """In regression, a model's outputs in the label's own units."""
-        return np.asarray(outputs) * self.label.get("scale", 1.0) + self.label.get("mean", 0.0)
+        own: Array = np.asarray(outputs) * self.label.get("scale", 1.0) + self.label.get("mean", 0.0)
+        return own
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -154,7 +154,7 @@ def _as_domain_data(
         if validation is not None or test is not None:
             raise InputError("train is a DomainData, which holds its own validation and test domains.")
         return train
-    sets: dict[str, Dataset] = {}
+    sets: dict[str, Dataset[Any]] = {}
     members: dict[str, list[str]] = {}
     for split, named in (("train", train), ("validation", validation), ("test", test)):
         if named is None:

@@ -155,7 +155,7 @@ def _log_odds(scores: Array) -> Array:
     rest = second[:, 0] + np.log(np.exp(others - second).sum(1))
     shares = np.exp(scores - highest)
     with np.errstate(divide="ignore", invalid="ignore"):  # at the highest, which is put right below
-        odds = scores - highest - np.log(shares.sum(1, keepdims=True) - shares)
+        odds: Array = scores - highest - np.log(shares.sum(1, keepdims=True) - shares)
     odds[rows, top] = highest[:, 0] - rest
     return odds
 
