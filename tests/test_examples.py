@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 import shoal
 from shoal.data import Domains
 
-# Lightning's warnings are of its own kinds. The process that gets them from xdist's workers would have to import
-# Lightning, which fails where torchvision does not fit torch.
+# Lightning's warnings are of its own kinds. The process that gets them from xdist's workers would have to
+# import Lightning, which fails where torchvision does not fit torch.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 ROOT = Path(__file__).parent.parent
