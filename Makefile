@@ -16,7 +16,7 @@ demo: $(VENV)/.installed
 	$(BIN)/shoal demo
 
 test: lint
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -746,9 +746,9 @@ def test_cdsprites_shows_what_is_there_and_names_what_is_missing(tmp_path: Path,
     assert main([*tiny("Adam"), "--no-run", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "75.0" in shown
-    assert "1 of 4 runs are missing: Reptile (Adam), N=2, seed 0." in shown
+    assert "1 of 4 runs are missing: ERM (Adam), N=2, seed 0." in shown
     assert (tmp_path / "cdsprites.png").exists()
-    assert "| Adam | ERM |" in (tmp_path / "cdsprites.md").read_text()
+    assert "| Adam | Fish |" in (tmp_path / "cdsprites.md").read_text()
 
 
 def gone(group: int) -> bool:

@@ -290,12 +290,12 @@ def test_huggingface_evaluates_slow_weights(huggingface: Any, monkeypatch: pytes
 # torch.compile and Accelerate
 
 
-def test_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_once() -> None:
     """Captured and differentiated as when compiled, with the kernels of an ordinary model."""
     here = example("hospitals")
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "error_on_recompile", True)
-    assert here.difference(example("compiled").main("aot_eager"), here.ours(here.network())) == 0
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert here.difference(example("compiled").main("aot_eager"), here.ours(here.network())) == 0
 
 
 @pytest.mark.slow
