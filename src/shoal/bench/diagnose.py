@@ -219,6 +219,7 @@ class Sample:
     left_aside: int
     in_all: int
     overlapping: int
+    class_names: tuple[str, ...] = ()
 
     @property
     def codes(self) -> Array:
@@ -243,7 +244,8 @@ class Sample:
             if self.classes is None:
                 labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
             else:
-                labels = {str(int(v)): float(np.mean(own == v)) for v in values}
+                names = {v: self.class_names[v] if self.class_names else str(v) for v in map(int, values)}
+                labels = {names[v]: float(np.mean(own == v)) for v in names}
             found.append(Domain(name, size, len(own), labels))
         return tuple(found)
 
@@ -286,6 +288,7 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
         left_aside=len(large) - len(picked),
         in_all=len(distinct),
         overlapping=overlapping,
+        class_names=data.class_names,
     )
 
 

@@ -255,7 +255,12 @@ def _advice(result: Result, command: str) -> str:
             "Try: plain ERM, which was not seen to lose by not having seen a domain. "
             f"To check: {command} --algorithms erm coral vrex"
         )
-    how = "and the domains' gradients disagree" if conflict else "though no conflict of gradients was seen"
+    when = " at the start" if not alarm["gradients after training"] else ""
+    how = (
+        f"and the domains' gradients disagree{when}"
+        if conflict
+        else "though no conflict of gradients was seen"
+    )
     chosen = "erm fish fish:regrouped vrex coral" if conflict else "erm coral vrex groupdro"
     relation = (
         " Where the relation itself changes, no method knows what it will be in the next domain: find out "
