@@ -101,8 +101,8 @@ class TestSplits:
         gone = set().union(*(domains[n].tolist() for n in names))
         assert sides[2] | sides[3] == gone
         assert sides[0] | sides[1] == set().union(*(d.tolist() for d in domains.values())) - gone
-        for name in names:
-            assert 0.1 < len(of(data, "oracle", name)) / 60 < 0.3
+        for name in names:  # a fifth, but for those that another domain decides on
+            assert 0 < len(of(data, "oracle", name)) / 60 < 0.4
 
     def test_the_smallest_domain_decides(self) -> None:
         """b would move some of the ten that a holds out a fifth of, if it had a say."""
