@@ -51,6 +51,7 @@ def run(given: Any) -> None:
         f"\n{table.text()}\n\nAccuracy in percent after the last step, {seeds}; chance is 50. "
         f"{time.monotonic() - began:.0f} s.\n"
         "Only the grouping differs between the two Fish rows: batches of one domain each, or mixed.\n"
-        'How to use it on your own model: see "Three ways to use it" in the README.'
+        "On a table of yours: shoal compare data.csv --label COLUMN --domain COLUMN\n"
+        "On your own model: see the README."
     )
     show({"records": [r.to_dict() for r in records]}, text, given, pictures)
