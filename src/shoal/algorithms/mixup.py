@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, full_precision
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import DomainBatch, Task, tensors_in
 from shoal.errors import InputError, check_names
 from shoal.models import FeatureModel
 
@@ -56,7 +56,7 @@ class Mixup(Algorithm):
         self.where = where
 
     def check_input(self, x: Any) -> None:
-        if self.where == "input" and not all(t.is_floating_point() for t in _leaves(x)):
+        if self.where == "input" and not all(t.is_floating_point() for t in tensors_in(x)):
             raise InputError(
                 "Mixup mixes inputs, and these hold whole numbers (token ids?), which have nothing between "
                 "them: mix features instead (where='features', with a FeatureModel), or train with 'fish'."
@@ -119,11 +119,3 @@ def _mix(a: Any, b: Any, share: Tensor, size: int) -> Any:
     if isinstance(a, tuple) and hasattr(a, "_fields"):
         return type(a)(*(_mix(x, y, share, size) for x, y in zip(a, b, strict=True)))
     return type(a)(_mix(x, y, share, size) for x, y in zip(a, b, strict=True))
-
-
-def _leaves(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    else:
-        for part in x.values() if isinstance(x, Mapping) else x:
-            yield from _leaves(part)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shoal.bench.protocol import all_domains
-from shoal.data.batch import DomainData, cut
+from shoal.data.batch import DomainData, cut, tensors_in
 from shoal.data.loader import collate_of, seeded, to_device
 from shoal.data.sampler import key, permute
 from shoal.data.splits import _in_smallest_domain
@@ -325,7 +325,9 @@ def features(x: Any) -> Array:
         bags = torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, mask.float())
         parts.append((bags / bags.sum(1, keepdim=True).clamp(min=1)).sqrt())
     else:
-        for leaf in _leaves(x):
+        for leaf in tensors_in(x):
+            if not leaf.ndim:
+                continue
             if leaf.ndim == 4 and max(leaf.shape[2:]) > SIDE:
                 leaf = F.adaptive_avg_pool2d(leaf.float(), SIDE)
             parts.append(leaf.reshape(len(leaf), -1).float())
@@ -337,18 +339,6 @@ def features(x: Any) -> Array:
     found = found - found.mean(0)
     scale = found.std(0)
     return np.asarray(found[:, scale > 1e-9] / scale[scale > 1e-9])
-
-
-def _leaves(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        if x.ndim:
-            yield x
-    elif isinstance(x, Mapping):
-        for part in x.values():
-            yield from _leaves(part)
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from _leaves(part)
 
 
 # The questions

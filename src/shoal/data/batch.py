@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -101,6 +101,18 @@ def cut(x: Any, span: slice) -> Any:
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*(cut(part, span) for part in x))
     return type(x)(cut(part, span) for part in x) if isinstance(x, (list, tuple)) else x
+
+
+def tensors_in(x: Any) -> Iterator[Tensor]:
+    """Every tensor of a nest, in its order."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        for part in x.values():
+            yield from tensors_in(part)
+    elif isinstance(x, (list, tuple)):
+        for part in x:
+            yield from tensors_in(part)
 
 
 @dataclass(frozen=True)

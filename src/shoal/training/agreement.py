@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from shoal.algorithms.base import Algorithm, Log
-from shoal.data.batch import DomainBatch
+from shoal.data.batch import DomainBatch, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
@@ -41,7 +41,7 @@ from shoal.gradients import (
     sign_agreement,
 )
 from shoal.replay import leaves_no_trace
-from shoal.training.capture import Replay, _leaves
+from shoal.training.capture import Replay
 from shoal.training.engine import Engine
 
 LARGEST = 50
@@ -87,7 +87,7 @@ class Agreement:
         return Pending(step, list(domains), log["grams"], log["signs"])
 
     def _run(self, batches: list[DomainBatch]) -> Log:
-        leaves = [leaf for b in batches for leaf in _leaves((b.x, b.y))]
+        leaves = [leaf for b in batches for leaf in tensors_in((b.x, b.y))]
         kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
         if self._replay is None or (self._kinds and kinds != self._kinds):
             return self._compared([self._gradient(b) for b in batches])
@@ -95,7 +95,7 @@ class Agreement:
             own = [(tree_map(torch.clone, b.x), b.y.clone()) for b in batches]
             self._batches, self._kinds = [DomainBatch(x, y, None) for x, y in own], kinds
         else:
-            torch._foreach_copy_([leaf for b in self._batches for leaf in _leaves((b.x, b.y))], leaves)
+            torch._foreach_copy_([leaf for b in self._batches for leaf in tensors_in((b.x, b.y))], leaves)
         return self._replay()
 
     def _measure(self) -> Log:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import random
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.algorithms.base import Algorithm, Log
-from shoal.data.batch import DomainBatch
+from shoal.data.batch import DomainBatch, tensors_in
 from shoal.data.sampler import BLOCK, DomainBatchSampler
 from shoal.optim import can_skip
 from shoal.training.engine import Engine
@@ -188,7 +188,7 @@ class LoadedSteps:
 
     def run(self, batches: Sequence[DomainBatch]) -> Log:
         given = [DomainBatch(b.x, b.y, self._number(b.domain)) for b in batches]
-        leaves = [leaf for b in given for leaf in _leaves(tuple(b))]
+        leaves = [leaf for b in given for leaf in tensors_in(tuple(b))]
         kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
         if not self.batches:
             # The graph's own from here on.
@@ -197,7 +197,7 @@ class LoadedSteps:
         elif kinds != self.kinds:
             return self.engine.step(self.algorithm, batches)
         else:
-            torch._foreach_copy_([leaf for b in self.batches for leaf in _leaves(tuple(b))], leaves)
+            torch._foreach_copy_([leaf for b in self.batches for leaf in tensors_in(tuple(b))], leaves)
         return self.replay()
 
     def _number(self, domain: int | Tensor | None) -> int | Tensor | None:
@@ -209,14 +209,3 @@ class LoadedSteps:
 
 def _own(number: int | Tensor | None) -> int | Tensor | None:
     return number.clone() if isinstance(number, Tensor) else number
-
-
-def _leaves(x: Any) -> Iterator[Tensor]:
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for part in x.values():
-            yield from _leaves(part)
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from _leaves(part)
