@@ -20,6 +20,7 @@ from shoal.algorithms import algorithm_class
 from shoal.bench import baselines
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
+from shoal.bench.results import spread
 from shoal.bench.run import prepare
 from shoal.bench.search import candidates
 from shoal.bench.selection import lower_is_better
@@ -378,11 +379,11 @@ def _row(
         found = [[mine[n, s].get(what) for n in names] for s in seeds]
         if part is not None:
             found = [[(value or {}).get(part) for value in values] for values in found]
-        return _summary([_mean(v) for v in found], part or metric) | {"trials": _states(mine.values())}
+        return spread([_mean(v) for v in found], part or metric) | {"trials": _states(mine.values())}
 
     def in_domain(name: str) -> dict[str, Any]:
         own = [mine[name, s] for s in seeds]
-        return _summary([t.get("test") for t in own], metric) | {"trials": _states(own)}
+        return spread([t.get("test") for t in own], metric) | {"trials": _states(own)}
 
     chosen = [t["chosen"] for t in mine.values() if t["chosen"] is not None]
     also = dict.fromkeys(name for t in mine.values() for name in t.get("also", ()))
@@ -409,23 +410,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if len(known) == len(values) else None
 
 
-def _summary(values: Sequence[float | None], metric: str | None) -> dict[str, Any]:
-    """One value a seed, ``None`` where there is none; mean, deviation and standard error of those known."""
-    known = [v for v in values if v is not None]
-    sd = statistics.stdev(known) if len(known) > 1 else None
-    return {
-        "metric": metric,
-        "values": list(values),
-        "mean": statistics.fmean(known) if known else None,
-        "sd": sd,
-        "se": None if sd is None else sd / math.sqrt(len(known)),
-    }
-
-
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
     """Seed by seed."""
     pairs = zip(one["values"], other["values"], strict=True)
-    return _summary([None if a is None or b is None else a - b for a, b in pairs], metric)
+    return spread([None if a is None or b is None else a - b for a, b in pairs], metric)
 
 
 def _rank(rows: list[dict[str, Any]], metric: str | None) -> None:

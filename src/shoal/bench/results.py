@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import math
 import operator
 import statistics
 import warnings
@@ -356,3 +357,16 @@ def _check_kinds(one: _Side, other: _Side) -> None:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:59] + "…"
+
+
+def spread(values: Sequence[float | None], metric: str | None) -> dict[str, Any]:
+    """One value a seed, ``None`` where there is none; mean, deviation and standard error of those known."""
+    known = [v for v in values if v is not None]
+    sd = statistics.stdev(known) if len(known) > 1 else None
+    return {
+        "metric": metric,
+        "values": list(values),
+        "mean": statistics.fmean(known) if known else None,
+        "sd": sd,
+        "se": None if sd is None else sd / math.sqrt(len(known)),
+    }

@@ -15,6 +15,7 @@ from typing import Any
 import shoal
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, row_of
+from shoal.bench.results import spread
 from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
 from shoal.report import figures
@@ -112,16 +113,7 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
     lost = [str(r.record.config.name) for r in runs if r.record.status != "finished"]
 
     def summary(values: Sequence[float | None], algorithm: str) -> dict[str, Any]:
-        known = [v for v in values if v is not None]
-        sd = statistics.stdev(known) if len(known) > 1 else None
-        return {
-            "metric": metric,
-            "values": list(values),
-            "mean": statistics.fmean(known) if known else None,
-            "sd": sd,
-            "se": None if sd is None else sd / math.sqrt(len(known)),
-            "trials": {"diverged": lost.count(algorithm)},
-        }
+        return spread(values, metric) | {"trials": {"diverged": lost.count(algorithm)}}
 
     table = []
     for algorithm, mine in found.items():
