@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -195,6 +196,14 @@ class TestIntervals:
         assert table.rows[1][at["average AUC"]] == "0.3250"
         assert "without zero in it: better: fish." in " ".join(view.words(found))
 
+    def test_many_domains_and_long_names_fit_a_terminal(self) -> None:
+        found = result({"erm": [[0.5, 0.6]] * 21, "fish": [[0.5, 0.7]] * 21})
+        assert max(map(len, view.table(found, view._cut, view.BESIDE).text().splitlines())) < 120
+        assert "The scores in each of the 21 domains are in the files." in view.text(found)
+        assert view.markdown(found).splitlines()[2].count("|") > 21
+        assert view._cut("x" * 300) == "x" * 39 + "…"
+        assert "in the files" not in view.text(result({"erm": ERM, "fish": ERM}))
+
 
 class TestRecommendation:
     def take(self, metric: str = "accuracy", **scores: Any) -> tuple[Any, str]:
@@ -329,6 +338,26 @@ class TestCommand:
         capsys.readouterr()
         assert main(few) == 0
         assert "2 runs to do." in capsys.readouterr().err
+        folder = Path("shoal-compare/patients")
+        assert len(Store(folder / "runs").all()) == 4
+        page = (folder / "report.html").read_text()
+        assert "Recommendation: take erm" in page
+        assert "2 runs (2 finished)" in page
+        assert main(["report", str(folder), "-o", "all.html"]) == 0
+        assert "older than its runs" not in Path("all.html").read_text()
+
+    def test_a_full_disk_is_one_line(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*given: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        few = [*self.GIVEN, "--leave-out", "oslo"]
+        for where in (Store, "shoal.files.write_atomically"):
+            with monkeypatch.context() as patch:
+                patch.setattr(where, "save", full) if where is Store else patch.setattr(str(where), full)
+                assert main(few) == 2
+            last = capsys.readouterr().err.splitlines()[-1]
+            assert last.startswith("shoal: 'shoal-compare/patients': No space left on device. Finished runs")
+        assert main(few) == 0
 
     def test_without_scikit_learn(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install scikit-learn")
@@ -420,6 +449,11 @@ class TestCommand:
         said = capsys.readouterr().err
         assert said.count("shoal: not used: 'name' is different in every row") == 1
         assert "UserWarning" not in said
+        train = ["train", "erm", "--dataset", "named.csv", "--label", "ill", "--domain", "site"]
+        assert main([*train, "--steps", "2", "--device", "cpu"]) == 0
+        said = capsys.readouterr().err
+        assert said.count("shoal: not used: 'name' is different in every row") == 1
+        assert "UserWarning" not in said
 
     def test_the_same_file_for_diagnose_and_train(self, capsys: Captured) -> None:
         given = ["diagnose", "patients.csv", "--label", "ill", "--domain", "site", "--drop", "colour"]
@@ -453,6 +487,11 @@ class TestCommand:
                 ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "colour"],
                 "is not a number",
             ),
+            (
+                ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "age", "--text", "age"],
+                "--numeric age and --text age: a column has one kind",
+            ),
+            (["patients.csv", "--label", "ill", "--data", "test=["], "test=[: this value cannot be read"),
             (["nowhere.csv", "--label", "ill", "--domain", "site"], "cannot be read: No such file"),
             (["rotated-digits", "--label", "ill"], "--label belongs to a table"),
             (["notes.md"], "is no table by its ending"),

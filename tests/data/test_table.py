@@ -56,6 +56,8 @@ class TestReading:
             ('a;b\n"1";x\n2;"y"\n', "t.csv"),
             ("a\tb\n1\tx\n\n2\ty\n", "t.tsv"),
             ("a|b\n 1 | x\n2|y ", "t.txt"),
+            ("\ufeffsep=;\r\na;b\r\n1;x\r\n2;y\r\n", "t.csv"),
+            ("\n \na,b\n1,x\n2,y\n", "t.csv"),
         ],
     )
     def test_separators_quotes_and_marks(self, text: str, name: str, tmp_path: Path) -> None:
@@ -67,6 +69,13 @@ class TestReading:
     def test_a_quoted_cell_may_hold_anything(self, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / "t.csv", 'a,b\n1,"x, ""y""\nand z"\n2,w\n'))
         assert found["b"].tolist() == ['x, "y"\nand z', "w"]
+
+    def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
+        """Longer than the csv module takes unless it is told; what it is told elsewhere stays."""
+        before = csv.field_size_limit()
+        found = read_table(written(tmp_path / "t.csv", f"a,b\n1,{'word ' * 30_000}\n2,w\n"))
+        assert len(found["b"][0]) == 149_999
+        assert csv.field_size_limit() == before
 
     def test_decimal_commas_beside_semicolons(self, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / "t.csv", "a;b\n1,5;x,y\n-2;z\nNA;w\n"))
@@ -88,6 +97,7 @@ class TestReading:
         ("text", "says"),
         [
             ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the first line names 2 columns"),
+            ("sep=,\n\na,b\n1,2\n1,2,3\n", "line 5: 3 values"),
             ("a,a\n1,2\n", "two columns called 'a'"),
             ("a,b\n", "has no rows"),
             ("", "has no rows"),
@@ -320,6 +330,8 @@ class TestLabels:
     def test_what_is_none(self) -> None:
         with pytest.raises(InputError, match=r"missing in rows 2, 3, 4, 5, 6 and 2 more"):
             self.read("a", None, "?", "NA", "", "nan", "None", "null", "b")
+        with pytest.raises(InputError, match=r"missing in row 2 \('none' means a missing one\)"):
+            self.read("some", "none", "many")
         with pytest.raises(InputError, match="'a' in every row; there must be two classes"):
             self.read("a", "a")
         with pytest.raises(InputError, match="holds 'x'; for regression"):
@@ -428,6 +440,9 @@ class TestFromTable:
             from_table({**table, "site": ["", *["x"] * 119]}, label="ill", domain="site")
         with pytest.raises(InputError, match=r"domain 'site' is 0\.5 in row 2"):
             from_table({**table, "site": np.arange(120) / 2}, label="ill", domain="site")
+        large = [1.0, *[1e17 + 16 * n for n in range(119)]]
+        with pytest.raises(InputError, match=r"row 2: numbers of this size cannot be told apart"):
+            from_table({**table, "site": large}, label="ill", domain="site")
 
     def test_names_of_domains(self) -> None:
         odd = ["<script>", "NA", "$x"] * 40
@@ -602,6 +617,14 @@ class TestDataset:
     def test_what_is_lacking(self, options: dict[str, Any], says: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=says):
             sets.load("table", **options)
+
+    @pytest.mark.parametrize("test", [False, ["lima", None], {"lima": 1}])
+    def test_what_is_no_name_of_a_domain(self, test: Any, tmp_path: Path) -> None:
+        options = {"file": self.file(tmp_path), "label": "ill", "domain": "site"}
+        with pytest.raises(InputError, match="no name of a domain; no and null need quotes"):
+            sets.load("table", **options, test=test)
+        with pytest.raises(InputError, match="no column '3' for the features"):
+            sets.load("table", **options, columns=3)
 
     def test_trainings_go_by_the_size_of_the_table(self) -> None:
         suggest = sets.registry.module("table").comparison

@@ -41,12 +41,31 @@ def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name:
             raise InputError(f"{option} takes NAME=VALUE pairs, got {pair!r}.")
-        value = yaml.safe_load(text)
-        if isinstance(value, str):
-            with contextlib.suppress(ValueError):  # YAML reads 1e-3 as text
-                value = float(value)
+        try:
+            value = _as_written(yaml.safe_load(text), text)
+        except (yaml.YAMLError, ValueError) as error:  # a ValueError of the 31st of February
+            raise InputError(
+                f"{option} {pair}: this value cannot be read; text with marks such as [ or : needs quotes."
+            ) from error
         found[name] = value
     return found
+
+
+def _as_written(value: Any, text: str) -> Any:
+    """YAML would make 1 of 01, 90 of 1:30 and dates of others: only plain decimals are numbers here."""
+    import datetime
+
+    text = text.strip()
+    if isinstance(value, list):
+        return [v.isoformat() if isinstance(v, datetime.date) else v for v in value]
+    if isinstance(value, datetime.date):
+        return text
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if str(value) == text.lstrip("+") else text
+    if value == text:  # YAML reads 1e-3 as text; in quotes it stays text
+        with contextlib.suppress(ValueError):
+            return float(text)
+    return value
 
 
 def add_data(parser: argparse._ActionsContainer, whose: str) -> None:
@@ -125,7 +144,11 @@ def _is_folder(name: str, path: Path) -> bool:
 
 def _of_table(given: Any) -> dict[str, Any]:
     """The options of the table that were typed."""
-    kinds = {name: kind for kind in KINDS for name in getattr(given, kind)}
+    kinds: dict[str, str] = {}
+    for kind in KINDS:
+        for name in getattr(given, kind):
+            if kinds.setdefault(name, kind) != kind:
+                raise InputError(f"--{kinds[name]} {name} and --{kind} {name}: a column has one kind.")
     told = {"label": given.label, "domain": given.domain, "task": given.task, "drop": given.drop}
     return {name: value for name, value in {**told, "kinds": kinds}.items() if value}
 
@@ -152,6 +175,7 @@ def warnings_in_words() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
+        warnings.filterwarnings("ignore", "Glyph ")  # of pictures: names in a script that the font lacks
         warnings.showwarning = show
         yield
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -114,19 +115,35 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 @in_data_dir
 def run(given: Any) -> None:
-    from shoal.bench.record import Store
     from shoal.training.processes import together
 
     if together():
         raise InputError("compare runs whole trainings side by side; start it without torchrun.")
     with warnings_in_words():
-        configs, unable = planned(given)
+        _run(given)
+
+
+def _run(given: Any) -> None:
+    from shoal.bench.record import Store
+
+    configs, unable = planned(given)
     dataset = configs[0].dataset
     given.out = given.out or _folder(given, dataset)
     plan = given.out / f"{dataset}.plan.json"
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
+    try:
+        _work(configs, unable, plan, store, given)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        kept = "Finished runs are kept; the same command goes on from there."
+        raise InputError(f"{str(given.out)!r}: {error.strerror or error}. {kept}") from error
+
+
+def _work(configs: Sequence[RunConfig], unable: dict[str, str], plan: Path, store: Store, given: Any) -> None:
+    """Writes the plan, or runs it and shows what came out."""
     if given.plan:
         write_plan(plan, configs, store, given)
         return
@@ -276,6 +293,7 @@ def run_baselines(configs: Sequence[RunConfig], store: Store) -> dict[str, str]:
         except InputError:
             raise
         except Exception as error:
+            _check_space(error)
             failed[name] = _said(error)
     return failed
 
@@ -287,6 +305,7 @@ def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dic
     except InputError:
         raise
     except Exception as error:
+        _check_space(error)
         print(f"shoal: a run failed ({_said(error)}); going on one by one.", file=sys.stderr)
     failed = {}
     for name in dict.fromkeys(c.name for c in store.missing(configs)):
@@ -295,8 +314,15 @@ def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dic
         except InputError:
             raise
         except Exception as error:
+            _check_space(error)
             failed[name] = _said(error)
     return failed
+
+
+def _check_space(error: Exception) -> None:
+    """A full disk is not a fault of the algorithm, and others would meet it too."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        raise error
 
 
 def _said(error: Exception) -> str:
@@ -310,6 +336,7 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     from shoal.report import compare as view
 
     result = compare.results(configs, store.found(configs)) | more
+    result["identities"] = sorted({c.identity for c in configs})
     own = _is_own(given, configs[0].dataset)
     if own:
         result["title"] = Path(given.dataset).name
@@ -325,16 +352,19 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     written = ", ".join(f"{name}.{ending}" for ending in contents)
     text = f"{view.text(result)}\n\nSaved in {given.out}: {written}."
     if own:
-        text += f"\n{_page(given.out)}{_next(configs, result)}"
+        text += f"\n{_page(given.out, result['identities'])}{_next(configs, result)}"
     show(result, text, given, pictures)
 
 
-def _page(out: Path) -> str:
-    """What is said of the report, which is made if it can be."""
+def _page(out: Path, runs: Sequence[str]) -> str:
+    """What is said of the report of these runs, which is made if it can be.
+
+    Others may lie in the folder, such as those of the file before it was changed.
+    """
     from shoal.commands import report
 
     try:
-        return f"A page to open or send: {report.write([out], out / 'report.html')['report']}."
+        return f"A page to open or send: {report.write([out], out / 'report.html', only=runs)['report']}."
     except InputError as error:
         return f"No page was made: {error}"
 

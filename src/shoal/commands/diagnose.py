@@ -86,14 +86,20 @@ def run(given: Any) -> None:
             device=given.device,
             tell=progress.tell,
         )
+    except KeyboardInterrupt as stop:
+        raise type(stop)("stopped. A diagnosis is made in one go; nothing was written.") from None
     finally:
         progress.end()
     command = comparison(given)
     result = {"dataset": given.dataset, **found.to_dict()}
     result["reading"] = view.reading(result, command)
     content = json.dumps(result, ensure_ascii=False, indent=1)
-    write_atomically(given.out / "diagnosis.json", content.encode())
-    pictures = draw(lambda: view.figure(result, given.dataset), given.out / "diagnosis")
+    try:
+        write_atomically(given.out / "diagnosis.json", content.encode())
+        with warnings_in_words():
+            pictures = draw(lambda: view.figure(result, given.dataset), given.out / "diagnosis")
+    except OSError as error:
+        raise InputError(f"--out {str(given.out)!r}: {error.strerror or error}.") from error
     saved = f"{found.seconds:.0f} s. Saved in {given.out}: diagnosis.json."
     show(result, f"{view.text(result, command)}\n\n{saved}", given, pictures)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.trained import Trained
 
 SUMMARY = "Predict with a trained model: tables, pictures or texts, a part at a time."
+PREDICTION = "prediction"
 SHOWN = 5
 EVERY = 0.5  # seconds between two lines of progress
 
@@ -68,6 +69,10 @@ def run(given: Any) -> None:
     model = load(given.model, device=pick_device(given.device))
     if given.proba and model.about.classes is None:
         raise InputError("--proba: this model predicts numbers, not classes.")
+    if given.id == PREDICTION:
+        raise InputError(
+            f"--id {given.id}: what is predicted has this name in the answer; rename the column."
+        )
     try:
         with _written(given.out, given.json) as file:
             said = _predicted(model, file, given)
@@ -116,7 +121,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     source: Any = given.data[0] if len(given.data) == 1 else given.data
     reader = model.reader(**options)
     classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
-    columns = [given.id or _called(model), "prediction", *(classes if given.proba else ())]
+    columns = [given.id or _called(model), PREDICTION, *(classes if given.proba else ())]
     table = csv.writer(file, lineterminator="\n") if file is not None else None
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -149,7 +154,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
 
 
 def _row(name: str, line: list[Any], classes: list[str]) -> dict[str, Any]:
-    found = {name: line[0], "prediction": line[1]}
+    found = {name: line[0], PREDICTION: line[1]}
     return found | ({"probabilities": dict(zip(classes, line[2:], strict=True))} if classes else {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,13 +64,20 @@ def run(given: Any) -> None:
 
 
 def write(
-    paths: Sequence[Path], out: Path, title: str | None = None, samples: int | None = None
+    paths: Sequence[Path],
+    out: Path,
+    title: str | None = None,
+    samples: int | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Makes the page of what is in ``paths``."""
+    """Makes the page of what is in ``paths``, or of those runs in them whose identities ``only`` holds."""
     from shoal.files import write_atomically
     from shoal.report import page
 
     runs, kept, troubles = collect(paths)
+    if only is not None:
+        runs = [r for r in runs if r.identity in only]
+        kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
     groups = grouped(runs, kept, troubles)
     names = ", ".join(str(path) for path in paths)
     content = page.Content(
@@ -231,6 +238,8 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
 
 def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
     config = run.record.config
+    if isinstance(own := result.get("identities"), list):  # results of an earlier version have none
+        return folder in Path(run.path).parents and run.identity in own
     return (
         folder in Path(run.path).parents
         and config.dataset == result["dataset"]
@@ -322,6 +331,7 @@ def _comparable(runs: Sequence[Run]) -> bool:
 def _sweep(runs: Sequence[Run]) -> Group:
     """By training-domain validation, in the form of a comparison."""
     from shoal.bench import compare, selection
+    from shoal.bench.results import spread
     from shoal.report.page import Group, means
 
     try:
@@ -341,7 +351,7 @@ def _sweep(runs: Sequence[Run]) -> Group:
             return None if choice is None else choice["score"]
 
         def summary(values: list[float | None], lost: bool) -> dict[str, Any]:
-            return compare._summary(values, metric) | {"trials": {"diverged": int(lost)}}
+            return spread(values, metric) | {"trials": {"diverged": int(lost)}}
 
         each = {name: [score(name, t) for t in result["trials"]] for name in result["left_out"]}
         whole = [compare._mean(values) for values in zip(*each.values(), strict=True)]

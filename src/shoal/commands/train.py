@@ -167,11 +167,16 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 @in_data_dir
 def run(given: Any) -> None:
     from shoal.bench.run import check
-    from shoal.bench.run import run as run_one
 
     config = configuration(given)
     with warnings_in_words():
         check(config)
+        _run(config, given)
+
+
+def _run(config: RunConfig, given: Any) -> None:
+    from shoal.bench.run import run as run_one
+
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}

@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
-from shoal.data.table import Preprocessing, _points, _separator
-from shoal.data.text import LONGEST, load_tokenizer, need_transformers, padded, refusing
+from shoal.data.table import Preprocessing, _points, opened_csv
+from shoal.data.text import load_tokenizer, need_transformers, padded, refusing
 from shoal.data.tree import ENDINGS
 from shoal.errors import InputError, unknown_name
 
@@ -177,43 +177,41 @@ class CsvRows(Rows):
         self.names, self.separator = self._head()
 
     def _head(self) -> tuple[list[str], str]:
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as lines:
-                first = lines.readline(LONGEST)
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not text in UTF-8"
-            raise InputError(f"{self.where} cannot be read: {why}.") from error
-        if not first.strip():
+        with self._opened() as table:
+            names, separator = table.names, table.separator
+        if not names:
             raise InputError(f"{self.where} is empty; its first line must name the columns.")
-        separator = _separator(first)
-        return [name.strip() for name in next(csv.reader([first], delimiter=separator))], separator
+        return names, separator
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        try:
+            with opened_csv(self.path) as table:
+                yield table
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.where} cannot be read: it is not text in UTF-8.") from error
+        except (OSError, csv.Error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.where} cannot be read: {why}.") from error
 
     def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
         places = [self.names.index(name) for name in columns]
-        limit = csv.field_size_limit(LONGEST)
-        try:
-            with self.path.open(encoding="utf-8-sig", newline="") as lines:
-                table = csv.reader(lines, delimiter=self.separator)
-                next(table, None)
-                found: list[list[str]] = []
-                for row in table:
-                    if not row:
-                        continue
-                    if len(row) != len(self.names):
-                        raise InputError(
-                            f"{self.where}, line {table.line_num}: {len(row)} values where the first line "
-                            f"names {len(self.names)} columns."
-                        )
-                    found.append([row[place] for place in places])
-                    if len(found) == size:
-                        yield self._columns(columns, found)
-                        found = []
-                if found:
+        with self._opened() as table:
+            found: list[list[str]] = []
+            for row in table.rows:
+                if not row:
+                    continue
+                if len(row) != len(self.names):
+                    raise InputError(
+                        f"{self.where}, line {table.line}: {len(row)} values where the first line "
+                        f"names {len(self.names)} columns."
+                    )
+                found.append([row[place].strip() for place in places])
+                if len(found) == size:
                     yield self._columns(columns, found)
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
-            raise InputError(f"{self.where} cannot be read ({error}).") from error
-        finally:
-            csv.field_size_limit(limit)
+                    found = []
+            if found:
+                yield self._columns(columns, found)
 
     def _columns(self, columns: Sequence[str], found: list[list[str]]) -> dict[str, Any]:
         values = [list(column) for column in zip(*found, strict=True)]
@@ -272,8 +270,10 @@ class FrameRows(Rows):
 
 
 def check_columns(rows: Rows, needed: Sequence[str], what: str) -> None:
-    """Refuses a table that lacks a column, with what it may be called there."""
+    """Refuses a table that lacks a column, with what it may be called there, or that has it twice."""
     lacking = [name for name in needed if name not in rows.names]
+    if twice := [name for name in needed if rows.names.count(name) > 1]:
+        raise InputError(f"{rows.where} has two columns called {twice[0]!r}; rename one.")
     if not lacking:
         return
     near = difflib.get_close_matches(lacking[0], rows.names, n=1, cutoff=0.6)

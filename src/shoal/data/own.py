@@ -38,6 +38,8 @@ TASKS = ("classification", "regression")
 MANY_NUMBERS, MANY_TEXTS = 20, 50
 """A label with more different numbers is a quantity if some are not whole; of more whole numbers or texts it
 must be said what they are."""
+EXACT = 2**53
+"""Up to here every whole number is a float64 of its own."""
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
 
@@ -264,7 +266,9 @@ class Labels:
             check_names("task", [task], TASKS)
         known = texts(column)
         if gone := [row for row, text in enumerate(known, 1) if text is None]:
-            raise InputError(f"label {name!r} is missing in {_rows(gone)}; leave these rows out.")
+            word = column[gone[0] - 1] if column.dtype == object else None
+            which = f" ({word!r} means a missing one)" if word else ""
+            raise InputError(f"label {name!r} is missing in {_rows(gone)}{which}; leave these rows out.")
         values = numbers(column)
         said = ""
         if task is None:
@@ -351,6 +355,11 @@ def domains_of(column: NDArray[Any], name: str) -> Domains:
             row = int(np.argmax(wrong)) + 1
             raise InputError(
                 f"domain {name!r} is {column[row - 1]} in row {row}; use whole numbers or texts."
+            )
+        if (large := np.abs(column) > EXACT).any():
+            row = int(np.argmax(large)) + 1
+            raise InputError(
+                f"domain {name!r}, row {row}: numbers of this size cannot be told apart; use texts."
             )
     if gone := [row for row, value in enumerate(known, 1) if value is None]:
         raise InputError(f"domain {name!r} is missing in {_rows(gone)}; every row needs one.")

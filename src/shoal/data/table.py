@@ -14,7 +14,8 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,7 @@ ENDINGS = (".csv", ".tsv", ".parquet")
 MISSING = frozenset({"", "na", "n/a", "nan", "?", "none", "null", "<na>"})
 """What counts as a missing value, in any case."""
 SEPARATORS = ",;\t|"
+LONGEST = 2**24  # characters of a cell; more means that a quotation mark is never closed
 FORMAT = 1  # of a description as plain data
 
 CLIP = 10.0  # standardised numbers end here
@@ -110,13 +112,10 @@ def _read(name: str, modified: int, size: int) -> Columns:
 
 def _csv(path: Path) -> dict[str, Array]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            separator = _separator(lines.readline())
-            lines.seek(0)
-            rows = csv.reader(lines, delimiter=separator)
-            header = [name.strip() for name in next(rows, [])]
+        with opened_csv(path) as table:
+            header, separator = table.names, table.separator
             _check_header(header, repr(str(path)))
-            content = [_whole(row, header, rows.line_num, path) for row in rows if row]
+            content = [_whole(row, header, table.line, path) for row in table.rows if row]
     except UnicodeDecodeError as error:
         raise InputError(f"{str(path)!r} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
     except (OSError, csv.Error) as error:
@@ -128,6 +127,47 @@ def _csv(path: Path) -> dict[str, Array]:
         found = numbers(column)
         columns[name] = column if found is None else found
     return columns
+
+
+@dataclass(frozen=True)
+class CsvTable:
+    """An open CSV file: the names of its columns, what separates them, and the rows that follow."""
+
+    names: list[str]
+    separator: str
+    rows: Any
+    before: int
+    """Lines before that of the names."""
+
+    @property
+    def line(self) -> int:
+        """Where the last row that was read ends, as an editor counts."""
+        return self.before + int(self.rows.line_num)
+
+
+@contextmanager
+def opened_csv(path: Path) -> Iterator[CsvTable]:
+    """A CSV file in UTF-8 whose first line that is not blank names the columns.
+
+    Spreadsheets may write ``sep=;`` above it; then that is the separator.
+    """
+    limit = csv.field_size_limit(LONGEST)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            said, before, start = "", 0, 0
+            while (line := lines.readline(LONGEST)) and (not line.strip() or _said_separator(line)):
+                said, before, start = _said_separator(line) or said, before + 1, lines.tell()
+            lines.seek(start)
+            separator = said or _separator(line)
+            rows = csv.reader(lines, delimiter=separator)
+            yield CsvTable([name.strip() for name in next(rows, [])], separator, rows, before)
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _said_separator(line: str) -> str:
+    found = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
+    return found[1] if found else ""
 
 
 def _separator(line: str) -> str:

@@ -16,17 +16,23 @@ from shoal.report.tables import Table, _clean
 
 NAMED = 8
 """How many trials with missing runs a text names; the JSON names all."""
+WIDEST, BESIDE = 40, 20
+"""Characters of a domain's name in a terminal, and how many domains have a column there; files have all."""
 
 
-def table(result: Mapping[str, Any], written: Callable[[str], str] = str) -> Table:
-    """A row for every algorithm, best first; ``written`` is how names of domains go into the heading."""
+def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: int | None = None) -> Table:
+    """A row for every algorithm, best first; ``written`` is how names of domains go into the heading.
+
+    Of more than ``most`` domains only the average is in it.
+    """
+    shown = result["left_out"] if most is None or len(result["left_out"]) <= most else []
     metric, baseline = result["metric"] or "score", result["baseline"]
     several, intervals, also = len(result["left_out"]) > 1, has_intervals(result), _also(result)
     found = Table(
         [
             "rank",
             "algorithm",
-            *(written(_clean(name)) for name in result["left_out"]),
+            *(written(_clean(name)) for name in shown),
             *([f"average {metric}"] if several else []),
             *(f"average {name}" if several else name for name in also),
             *([f"against {baseline}"] if baseline else []),
@@ -40,7 +46,7 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str) -> Tab
         found.add(
             "–" if row["rank"] is None else row["rank"],
             row["algorithm"],
-            *(_cell(values) for values in row["domains"].values()),
+            *(_cell(row["domains"][name]) for name in shown),
             *([_cell(row["average"])] if several else []),
             *(_spread(row["also"][name]) if name in row["also"] else "–" for name in also),
             *([_against(row, baseline)] if baseline else []),
@@ -244,7 +250,14 @@ def text(result: Mapping[str, Any]) -> str:
     """For a terminal: the table, what to take, then the rest."""
     first = recommended(result)
     rest = [line for line in words(result) if line not in first]
-    return "\n".join([table(result).text(), "", *first, *([""] if first else []), *rest])
+    if (many := len(result["left_out"])) > BESIDE:
+        rest.append(f"The scores in each of the {many:,} domains are in the files.")
+    shown = table(result, _cut, BESIDE).text()
+    return "\n".join([shown, "", *first, *([""] if first else []), *rest])
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= WIDEST else f"{name[: WIDEST - 1]}…"
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def load(
         path,
         label=told["label"],
         domain=told["domain"],
-        test=str(test) if isinstance(test, (str, int, float)) else test,
+        test=_test(test),
         columns=None if columns is None else _several(columns),
         drop=_several(drop or ()),
         kinds=_kinds(kinds),
@@ -115,8 +115,20 @@ def _named(label: str | None, domain: str | None) -> dict[str, str]:
     return {"label": str(label), "domain": str(domain)}
 
 
-def _several(names: str | Iterable[Any]) -> list[str]:
+def _test(test: Any) -> Any:
+    """One name as text, or several. YAML takes some words for something else than names."""
+    for name in (several := test if isinstance(test, (list, tuple)) else [test]):
+        if name is None or isinstance(name, (bool, Mapping)):
+            raise InputError(
+                f"test is {name!r}, no name of a domain; no and null need quotes: 'test=\"no\"'."
+            )
+    return test if several is test else str(test)
+
+
+def _several(names: Any) -> list[str]:
     """``a,b`` or [a, b]."""
+    if not isinstance(names, (str, list, tuple)):
+        names = [names]
     parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
     return [part.strip() for part in parts if part.strip()]
 
