@@ -292,3 +292,80 @@ def test_scikit_learn_is_imported_by_nobody_else_and_its_absence_is_named() -> N
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stderr.strip().endswith("pip install 'shoal[sklearn]'")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"settings": ["meta_lr"]}, r"settings must be a mapping.*got \['meta_lr'\]"),
+        ({"lr": "0.1"}, "lr must be a number above 0; got '0.1'"),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DomainClassifier(**given).fit(X, Y, HOSPITAL)
+
+
+@pytest.mark.parametrize(
+    ("labels", "groups", "message"),
+    [
+        ([None, *["ill", "well"] * 59, "ill"], HOSPITAL, r"y has no label in row 0 \(None\)"),
+        ([1, *["ill"] * 119], HOSPITAL, "y has labels of several types, numbers and str"),
+        (Y, "hospital", "one label for each of the 120 rows of X; got 'hospital'"),
+        (Y, HOSPITAL[:, None], r"one label for each of the 120 rows of X; got a ndarray of shape \(120, 1\)"),
+        (Y, (name for name in HOSPITAL), "got a generator"),
+        (Y, {"a": 1}, "got a dict"),
+    ],
+)
+def test_labels_and_groups_that_cannot_be(labels: Any, groups: Any, message: str) -> None:
+    y = np.array(labels, dtype=object) if isinstance(labels, list) else labels
+    with pytest.raises(InputError, match=message):
+        DomainClassifier(**QUICK).fit(X, y, groups)
+
+
+def test_groups_are_called_by_plain_strings() -> None:
+    for groups in (HOSPITAL, list(HOSPITAL)):
+        found = DomainClassifier("erm", steps=1).fit(X, Y, groups).domains_
+        assert [type(name) for name in found] == [str] * 3
+
+
+def test_frames_as_output_of_everything() -> None:
+    frame = pytest.importorskip("pandas").DataFrame(X, columns=list("wxyz"))
+    wanted = DomainClassifier(**QUICK).fit(frame, Y, HOSPITAL).predict_proba(frame)
+    with sklearn.config_context(transform_output="pandas"):
+        model = DomainClassifier(**QUICK).fit(frame, Y, HOSPITAL)
+        assert np.array_equal(model.predict_proba(frame), wanted)
+
+
+@BOTH
+def test_a_fit_that_fails_leaves_the_one_before(cls: Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = cls(**QUICK).fit(X, Y, HOSPITAL)
+    before = model.predict(X), model.score(X, Y)
+
+    def interrupted(**given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shoal.sklearn.fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(X * 100 + 7, Y * 3, HOSPITAL)
+    assert np.array_equal(model.predict(X), before[0])
+    assert model.score(X, Y) == before[1]
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e150, 1e300])
+def test_targets_far_from_one(factor: float) -> None:
+    y = 3 * X[:, 0] + 1
+    plain = DomainRegressor(**QUICK).fit(X, y, HOSPITAL).predict(X)
+    np.testing.assert_allclose(
+        DomainRegressor(**QUICK).fit(X, y * factor, HOSPITAL).predict(X) / factor, plain, rtol=1e-3
+    )
+
+
+def test_a_network_that_is_given_out_twice_is_trained_anew_each_time() -> None:
+    shared = tabular.build((4,), 2)
+    start = [value.clone() for value in shared.parameters()]
+    first, second = (
+        DomainClassifier(model=lambda shape, classes: shared, **QUICK).fit(X, Y, HOSPITAL) for _ in range(2)
+    )
+    assert np.array_equal(first.predict_proba(X), second.predict_proba(X))
+    assert all(torch.equal(*pair) for pair in zip(start, shared.parameters(), strict=True))

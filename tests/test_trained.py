@@ -27,6 +27,7 @@ from shoal.bench.config import RunConfig
 from shoal.bench.record import Store
 from shoal.bench.run import run
 from shoal.cli import main
+from shoal.commands.arguments import values
 from shoal.data.inputs import Pictures, reader
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
@@ -116,6 +117,24 @@ def test_a_table_may_be_parquet_or_have_semicolons(classifier: Path, table: Path
         np.testing.assert_allclose(model.predict_proba(tmp_path / name), wanted, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n\nage,ward\n40.5,a\n,b\n",
+        "sep=;\nage;ward\n 40,5 ;a\n ;b\n",
+        '"age",ward,"two\nlines"\n40.5,a,x\n,b,"y\nz"\n',
+    ],
+)
+def test_a_file_is_read_as_in_training(classifier: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    model = shoal.load(classifier)
+    wanted = model.predict_proba({"age": [40.5, None], "ward": ["a", "b"]})
+    np.testing.assert_array_equal(model.predict_proba(tmp_path / "t.csv"), wanted)
+    how = Preprocessing.from_dict(model.inputs)
+    ((_, x),) = model.reader().batches(tmp_path / "t.csv")
+    np.testing.assert_array_equal(how.transform(tmp_path / "t.csv"), x)
+
+
 def test_in_regression_answers_are_in_the_labels_units(root: Path, table: Path) -> None:
     folder = trained_on(root, "cost", file=str(table), label="cost", domain="site", task="regression")
     model = shoal.load(folder)
@@ -151,6 +170,8 @@ def test_a_part_at_a_time_gives_the_same(
         ("Age,ward\n1,a\n", r"lacks what the model needs: 'age'\. Is 'age' called 'Age' there\?"),
         ("x\n1\n", r"lacks what the model needs: 'age', 'ward'\. It has: 'x'"),
         ("age,ward\n1,a,3\n", "line 2: 3 values where the first line names 2"),
+        ("\nsep=;\nage;ward\n1;a;3\n", "line 4: 3 values where the first line names 2"),
+        ("age,age,ward\n1,2,a\n", "two columns called 'age'; rename one"),
         ("age,ward\n", "has no rows"),
         ("", "is empty"),
         ("age,ward\ninf,a\n", "row 1: inf"),
@@ -207,6 +228,15 @@ def test_predict_prints_where_no_file_is_named(
     assert main(["predict", str(classifier), str(table), "--json", "--proba"]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert (len(rows), set(rows[0])) == (60, {"row", "prediction", "probabilities"})
+
+
+def test_ids_and_predictions_are_not_called_the_same(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("age,ward,prediction\n40,a,x\n")
+    assert main(["predict", str(classifier), str(tmp_path / "t.csv"), "--id", "prediction", "--json"]) == 2
+    assert "--id prediction: what is predicted has this name" in capsys.readouterr().err
+    assert main(["predict", str(classifier), str(tmp_path / "t.csv"), "--json"]) == 0
 
 
 def test_a_failure_leaves_the_file_as_it_was(
@@ -648,6 +678,36 @@ def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
     assert configuration(given) == config
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["01", "1:30", "2020-01-01", "2020-02-31", "12e4", "no", "null", "[a", "a: b", "2.0", "1", "-x", "@"],
+)
+def test_a_domains_name_survives_the_command_line(name: str) -> None:
+    """YAML would take some of these for other things."""
+    command = train_command(RunConfig("table", "erm", 2, data_options={"test": name}))
+    pairs = [word for word in shlex.split(command) if word.startswith("test=")]
+    assert values(pairs, "--data") == {"test": name}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("7", 7),
+        ("-2", -2),
+        ("0.5", 0.5),
+        ("true", True),
+        ("[a, 2020-01-01]", ["a", "2020-01-01"]),
+    ]
+    + [(name, name) for name in ("01", "1:30", "0x10", "2020-01-01")],
+)
+def test_what_is_typed_as_a_value(text: str, value: Any) -> None:
+    found = values([f"x={text}"], "--data")["x"]
+    assert (found, type(found)) == (value, type(value))
+    with pytest.raises(InputError, match=r"--data x=\[: this value cannot be read"):
+        values(["x=["], "--data")
+
+
 # Export
 
 
@@ -674,6 +734,11 @@ def test_export_of_a_table_model(
         session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], wanted, atol=1e-5)
     assert names == ["1", "2"]
+
+
+def test_an_export_goes_to_a_file(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(classifier), "--out", "."]) == 2
+    assert capsys.readouterr().err == "shoal: '.' is a folder; give a file.\n"
 
 
 def test_export_of_a_text_model(text_model: Path, tmp_path: Path) -> None:
@@ -715,3 +780,122 @@ def test_a_reader_of_pictures_wants_pillow(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(InputError, match="pip install 'shoal"):
         next(found.batches("x"))
+
+
+# What a stranger's folder may ask for
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"input_shape": [10**9]}, "describes a network that is far larger than its weights"),
+        ({"classes": 10**9, "class_names": []}, "far larger than its weights"),
+        ({"model": {"name": "tabular", "options": {"width": 10**5}}}, "far larger than its weights"),
+        ({"model": {"name": "tabular", "options": {"depth": 10**6}}}, "far larger than its weights"),
+        ({"model": {"name": "x" * 10**5}}, "is not a short text"),
+        ({"model": {"name": ["tabular"]}}, "is not a short text"),
+        ({"model": {"name": "/somewhere/else"}}, "is a folder elsewhere"),
+        ({"model": {"name": "~/else"}}, "is a folder elsewhere"),
+        (
+            {"inputs": {"kind": "text", "tokenizer": "../else", "max_tokens": 8}},
+            "its tokenizer is not in the",
+        ),
+    ],
+)
+def test_descriptions_can_ask_for_no_more_than_there_is(copy: Path, change: Any, message: str) -> None:
+    path = copy / "inputs.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=message) as error:
+        shoal.load(copy)
+    assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": 10**9}, "too large for an encoder"),
+        ({"num_labels": 10**5000}, "is damaged"),
+        ({"num_labels": 10**400}, "too large for an encoder"),
+        ({"vocab_size": 4_000_000, "hidden_size": 64}, "far larger than its weights"),
+        ({"num_hidden_layers": 10_000}, "far larger than its weights"),
+    ],
+)
+def test_encoders_can_be_no_larger_than_their_weights(
+    text_model: Path, tmp_path: Path, change: Any, message: str
+) -> None:
+    shutil.copytree(text_model, tmp_path / "run")
+    path = tmp_path / "run" / "encoder" / "config.json"
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    sys.set_int_max_str_digits(limit)
+    with pytest.raises(InputError, match=message):
+        shoal.load(tmp_path / "run")
+
+
+def test_no_code_for_attention_is_fetched(text_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_model, tmp_path / "run")
+    path = tmp_path / "run" / "inputs.json"
+    about = json.loads(path.read_text())
+    about["model"]["options"] = {"attention": "stranger/kernel"}
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="unknown attention 'stranger/kernel'"):
+        shoal.load(tmp_path / "run")
+
+
+def test_files_without_an_end_are_not_read(copy: Path) -> None:
+    (copy / "inputs.json").unlink()
+    (copy / "inputs.json").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="it is no file"):
+        shoal.load(copy)
+
+
+def test_weights_that_are_no_numbers(copy: Path) -> None:
+    weights = load_file(copy / "model.safetensors")
+    name = next(iter(weights))
+    save_file({**weights, name: weights[name] * float("nan")}, copy / "model.safetensors")
+    with pytest.raises(InputError, match=f"are damaged: '{name}' has a number that is NaN"):
+        shoal.load(copy)
+
+
+@pytest.mark.parametrize(
+    "change", [{"mean": "x"}, {"mean": None}, {"scale": 0}, {"name": 3}, {"mean": 10**400}], ids=str
+)
+def test_a_column_described_wrongly_is_one_line(copy: Path, change: Any) -> None:
+    path = copy / "inputs.json"
+    about = json.loads(path.read_text())
+    about["inputs"]["columns"][0] |= change
+    path.write_text(json.dumps(about))
+    rows = {column["name"]: ["1"] for column in about["inputs"]["columns"]}
+    with pytest.raises(InputError) as error:
+        shoal.load(copy).predict(rows)
+    assert "\n" not in str(error.value)
+
+
+def test_pictures_of_another_size_than_the_networks(picture_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(picture_model, tmp_path / "run")
+    path = tmp_path / "run" / "inputs.json"
+    about = json.loads(path.read_text())
+    about["inputs"]["size"] = 10**9
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match="pictures of size 1000000000 are not of shape"):
+        shoal.load(tmp_path / "run")
+
+
+def test_an_export_never_overwrites_the_model_itself(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+    for name in ("model.safetensors", "inputs", "record", "config.yaml"):
+        assert main(["export", str(copy), "--format", "safetensors", "--out", str(copy / name)]) == 2
+        assert "is the model's own and would be lost" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+    assert main(["export", str(copy), "--format", "safetensors", "--out", str(copy / "mine")]) == 0
+
+
+def test_an_export_copies_nothing_that_a_strangers_folder_links_to(text_model: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_model, tmp_path / "run")
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "run" / "tokenizer" / "notes.txt").symlink_to(tmp_path / "secret")
+    export(shoal.load(tmp_path / "run"), tmp_path / "out" / "m", "safetensors")
+    made = {path.name for path in (tmp_path / "out" / "m.tokenizer").iterdir()}
+    assert "tokenizer.json" in made
+    assert "notes.txt" not in made

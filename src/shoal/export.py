@@ -12,7 +12,6 @@ import io
 import json
 import logging
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,12 +26,14 @@ from torch import Tensor, nn
 from shoal.data.inputs import TOKENIZER
 from shoal.errors import InputError, unknown_name
 from shoal.files import write_atomically
-from shoal.trained import Trained
+from shoal.trained import ABOUT, RECORD, WEIGHTS, Trained
 
 TOLERANCE = 1e-4
 SIZES = (1, 5)
 """Batches that are compared."""
 TRACED = 3  # examples with which a graph is made: neither of the above
+OWN = (WEIGHTS, ABOUT, RECORD, "config.yaml", "card.md", "metrics.jsonl")
+"""Files of a run, beside which an export may be."""
 LARGEST = 2**31 - 2**24
 """Bytes of an ONNX file, whose format ends at 2 GiB."""
 
@@ -66,12 +67,15 @@ def export(trained: Trained, path: str | Path, format: str) -> Exported:
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     path = Path(path).expanduser()
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; give a file.")
     about = path.with_name(f"{path.name}.json")
+    for file in (path, about):
+        if file.name in OWN and file.parent.resolve() == trained.folder.resolve():
+            raise InputError(f"{str(file)!r} is the model's own and would be lost; give another file.")
     plain = trained.to("cpu").model
     samples = [sample(trained, size, seed) for seed, size in enumerate(SIZES)]
     network = Network(plain, list(samples[0])).eval() if isinstance(samples[0], Mapping) else plain
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; give a file.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
@@ -86,7 +90,9 @@ def export(trained: Trained, path: str | Path, format: str) -> Exported:
     content = {**trained.about.to_dict(), "export": {"format": format, "file": path.name}}
     if trained.inputs.get("tokenizer") == TOKENIZER and (trained.folder / TOKENIZER).is_dir():
         beside = path.with_name(f"{path.name}.{TOKENIZER}")
-        shutil.copytree(trained.folder / TOKENIZER, beside, dirs_exist_ok=True)
+        # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
+        for name, written in trained.reader().kept()[1].items():
+            write_atomically(beside / Path(name).name, written)
         content["inputs"] = {**trained.inputs, "tokenizer": beside.name}
     write_atomically(about, json.dumps(content, indent=1).encode())
     return Exported(path, about, difference)

@@ -13,6 +13,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -103,8 +104,11 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         domains = _domains(groups, len(y))
         options = self._method(domains, groups is not None)
         splits = self._splits(domains, seed)
-        self.scaler_ = StandardScaler().fit(X[splits["train"].examples()]) if self.standardize else None
-        x = torch.tensor(self._scaled(X), dtype=torch.float32)
+        # A DataFrame would come out wherever scikit-learn is set to make them of everything.
+        scaler = StandardScaler().set_output(transform="default") if self.standardize else None
+        if scaler is not None:
+            scaler.fit(X[splits["train"].examples()])
+        x = torch.tensor(_scaled(scaler, X), dtype=torch.float32)
         options["steps"] = self._steps(splits["train"], options["domains_per_step"])
         data = DomainData(TensorData(x, torch.tensor(y)), splits, classes, tuple(x.shape[1:]), model="")
         run = fit(
@@ -120,16 +124,22 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             progress=bool(self.verbose),
             **options,
         )
+        # Only now: what stops a fit half-way leaves the model of the one before as it was.
+        self.scaler_ = scaler
         self._own = callable(self.model)  # which may insist on the precision that it was trained in
         self.model_ = run.model.cpu()  # so that what was trained on a GPU can be unpickled anywhere
         self.algorithm_ = type(run.algorithm).__name__
-        self.domains_ = list(domains.names)
+        self.domains_ = [str(name) for name in domains.names]
         self.n_iter_ = run.last.step
         self.history_ = [point.to_dict() for point in run.history]
 
     def _method(self, domains: Domains, grouped: bool) -> dict[str, Any]:
         """The algorithm and what belongs to it; ERM where it has fewer than two domains to work with."""
         cls = _algorithm(self.algorithm)
+        if not isinstance(self.settings, Mapping | None):
+            raise InputError(
+                f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {self.settings!r}."
+            )
         settings = dict(self.settings or {})
         check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
         if len(domains) > 1 or not (cls.compares_domains or cls.knows_domains):
@@ -169,17 +179,15 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             made = self.model(input_shape, classes)
         if not isinstance(made, nn.Module):
             raise InputError(f"model must make a torch.nn.Module, got {type(made).__name__}.")
-        return made
+        return copy.deepcopy(made)  # it may be one that the function gives every time
 
     def _optimizer(self) -> OptimizerMaker:
         if not isinstance(self.optimizer, str):
             return self.optimizer
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
+        if isinstance(self.lr, bool) or not isinstance(self.lr, Real):
+            raise InputError(f"lr must be a number above 0; got {self.lr!r}.")
         return partial(getattr(torch.optim, OPTIMIZERS[self.optimizer]), lr=self.lr)
-
-    def _scaled(self, X: NDArray[Any]) -> NDArray[Any]:
-        scaled: NDArray[Any] = X if self.scaler_ is None else self.scaler_.transform(X)
-        return scaled
 
     def _outputs(self, X: Any) -> NDArray[np.float64]:
         """What the model makes of new rows; ours in double precision, so that no row's depends on the others.
@@ -187,7 +195,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         In single precision a matrix product rounds differently for other numbers of rows.
         """
         check_is_fitted(self, "model_")
-        x = torch.tensor(self._scaled(validate_data(self, X, reset=False, dtype=FLOATS)))
+        x = torch.tensor(_scaled(self.scaler_, validate_data(self, X, reset=False, dtype=FLOATS)))
         model = self.model_ if self._own else copy.deepcopy(self.model_).double()
         x = x.float() if self._own else x.double()
         with torch.no_grad():
@@ -236,6 +244,7 @@ class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
         """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
         X, y = validate_data(self, X, y, dtype=FLOATS)
+        _check_labels(y)
         check_classification_targets(y)
         encoder = LabelEncoder().fit(y)
         classes = encoder.classes_
@@ -272,9 +281,9 @@ class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
         """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
         X, y = validate_data(self, X, y, dtype=FLOATS, y_numeric=True)
         y = y.astype(np.float64)
-        spread = float(y.std())
-        self.target_ = (float(y.mean()), spread if spread > 0 else 1.0)
-        self._train(X, ((y - self.target_[0]) / self.target_[1]).astype(np.float32), groups, None)
+        mean, spread = _centre(y)
+        self._train(X, ((y - mean) / spread).astype(np.float32), groups, None)
+        self.target_ = mean, spread
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
@@ -292,9 +301,39 @@ def _algorithm(given: Any) -> type[Algorithm]:
     return algorithm_class(given)
 
 
+def _scaled(scaler: StandardScaler | None, X: NDArray[Any]) -> NDArray[Any]:
+    scaled: NDArray[Any] = X if scaler is None else scaler.transform(X)
+    return scaled
+
+
+def _check_labels(y: NDArray[Any]) -> None:
+    """Refuses labels that cannot be sorted, where they are Python's own objects."""
+    if y.dtype != object:
+        return
+    for row, label in enumerate(y):
+        if label is None:
+            raise InputError(f"y has no label in row {row} (None); leave such rows out.")
+    kinds = sorted({"numbers" if isinstance(label, Real) else type(label).__name__ for label in y})
+    if len(kinds) > 1:
+        raise InputError(f"y has labels of several types, {' and '.join(kinds)}; make them all of one.")
+
+
+def _centre(y: NDArray[np.float64]) -> tuple[float, float]:
+    """Mean and deviation, the latter 1 for constant targets."""
+    largest = float(np.abs(y).max()) or 1.0  # divided by, so that no square is too large or too small
+    mean, spread = float((y / largest).mean()) * largest, float((y / largest).std()) * largest
+    if not np.isfinite((y - mean) / (spread or 1.0)).all():
+        raise InputError(f"y reaches {largest:.3g}, too far for a regression; divide the targets by it.")
+    return mean, spread or 1.0
+
+
 def _domains(groups: Any, rows: int) -> Domains:
     if groups is None:
         return Domains.from_sizes({"all": rows})
+    if isinstance(groups, str | Mapping) or np.ndim(groups) != 1:
+        what = repr(groups) if isinstance(groups, str) else f"a {type(groups).__name__}"
+        shape = f" of shape {np.shape(groups)}" if np.ndim(groups) else ""
+        raise InputError(f"groups must have one label for each of the {rows} rows of X; got {what}{shape}.")
     domains = Domains.from_labels(groups)
     if len(domains.indices) != rows:
         raise InputError(

@@ -7,6 +7,7 @@ it is run, and nothing is fetched.
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,12 @@ import torch
 import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from shoal.bench.config import RunConfig
-from shoal.data.inputs import Batch, Reader, offline, reader
+from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
+from shoal.data.text import is_folder
 from shoal.errors import InputError
 from shoal.models import build, options_of
 from shoal.training.checkpoint import load_weights
@@ -30,6 +33,14 @@ FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
 LARGEST = 2**28
 """Bytes of a JSON file that are read."""
+WIDEST = 2**22
+"""Above any number in an encoder's configuration, such as the size of its vocabulary."""
+NUMBERS, TENSORS = 2**26, 10_000
+"""What a network may have beside the weights in its file while it is built."""
+
+
+_WRONG = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, ArithmeticError)
+"""What networks raise that are built from, or given, what they are not made for."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class About:
             raise _damaged(path, f"it names {len(names)} classes and there are {classes}")
         if not isinstance(model, dict) or not isinstance(inputs, dict):
             raise _damaged(path, "model and inputs must be mappings")
+        if inputs.get("kind") == "image" and shape != [3, inputs.get("size"), inputs.get("size")]:
+            raise _damaged(path, f"pictures of size {inputs.get('size')!r} are not of shape {shape}")
         numbers = str(content.get("numbers", "float32"))
         return cls(model, inputs, tuple(shape), numbers, classes, tuple(names))
 
@@ -136,7 +149,7 @@ class Trained(nn.Module):
         self, source_reader: Reader, source: Any, batch_size: int = 256, workers: int = 0
     ) -> Iterator[tuple[Batch, NDArray[Any]]]:
         """What the network gives for ``source``, batch by batch; in regression in the label's own units."""
-        for batch in source_reader.batches(source, batch_size, workers):
+        for batch in _prepared(source_reader.batches(source, batch_size, workers)):
             found = self._applied(batch)
             yield batch, source_reader.answers(found) if self.about.classes is None else found
 
@@ -144,7 +157,7 @@ class Trained(nn.Module):
         try:
             with torch.inference_mode():
                 output = self.model(to_device(batch.x, self.device))
-        except (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError) as error:
+        except _WRONG as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"the model cannot take this input: {first}") from error
         found: NDArray[Any] = output.float().cpu().numpy()
@@ -164,6 +177,17 @@ class Trained(nn.Module):
         name = self.about.model.get("name") or type(self.model).__name__
         takes = f"{self.inputs.get('kind', 'array')} input {self.about.input_shape}"
         return f"Trained({name}, {takes}, {what}, from {str(self.folder)!r})"
+
+
+def _prepared(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same; where the description of the input is not sound in all its parts, an error of one line."""
+    try:
+        yield from batches
+    except InputError:
+        raise
+    except (*_WRONG, MemoryError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"the input cannot be prepared as {ABOUT} says: {first}") from error
 
 
 def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
@@ -191,9 +215,13 @@ def load(
     weights = find(Path(folder).expanduser())
     place = weights.parent
     about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
-    if model is None:
-        model = _built(place, about)
     found = load_weights(weights)
+    if broken := [name for name, value in found.items() if value.is_floating_point() and value.isnan().any()]:
+        raise InputError(
+            f"the weights in {str(weights)!r} are damaged: {broken[0]!r} has a number that is NaN."
+        )
+    if model is None:
+        model = _built(place, about, found)
     try:
         model.load_state_dict(found)
     except RuntimeError as error:
@@ -203,7 +231,7 @@ def load(
     return Trained(model, about or About(), place, record).to(device)
 
 
-def _built(place: Path, about: About | None) -> nn.Module:
+def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> nn.Module:
     """The network that ``inputs.json`` describes, with random weights: whatever it was, none are fetched."""
     if about is None:
         raise InputError(
@@ -216,23 +244,73 @@ def _built(place: Path, about: About | None) -> nn.Module:
             f"the model in {str(place)!r} is a network of your own ({own}); give one built in the same way: "
             "shoal.load(FOLDER, model=MODULE)."
         )
-    name = str(about.model["name"])
-    if (place / ENCODER / "config.json").is_file():
-        name = str((place / ENCODER).resolve())
+    name = _name(place, about)
     options = about.model.get("options") or {}
     if not isinstance(options, dict):
         raise _damaged(place / ABOUT, "the model's options must be a mapping")
-    with offline():
+    with offline(), Bounded(weights):
         given = {str(k): v for k, v in options.items() if k != "pretrained"}
         if "pretrained" in options_of(name):
             given["pretrained"] = False
         try:
             return build(name, input_shape=about.input_shape, classes=about.classes, seed=0, **given)
-        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+        except (*_WRONG, MemoryError) as error:
             if isinstance(error, InputError):
                 raise
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"the model {name!r} cannot be built as {ABOUT} says: {first}") from error
+
+
+def _name(place: Path, about: About) -> str:
+    """What the model is built by: a name, or the encoder's folder beside the weights, and no other path."""
+    name, tokenizer = about.model["name"], about.inputs.get("tokenizer", TOKENIZER)
+    for value in (name, tokenizer):
+        if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
+            raise _damaged(place / ABOUT, "a name of a model or tokenizer is not a short text")
+    if tokenizer != TOKENIZER and is_folder(tokenizer):
+        raise _damaged(place / ABOUT, f"its tokenizer is not in the folder {TOKENIZER!r} beside it")
+    described = place / ENCODER / "config.json"
+    if described.is_file():
+        _check_sizes(described, _json(described))
+        return str((place / ENCODER).resolve())
+    if is_folder(name):
+        raise _damaged(
+            place / ABOUT, f"its model {name!r} is a folder elsewhere; there is no {ENCODER!r} here"
+        )
+    return str(name)
+
+
+def _check_sizes(path: Path, content: Any) -> None:
+    """Refuses a configuration that would fill the memory before there is a network."""
+    parts = [content]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, int) and abs(part) > WIDEST:
+            raise _damaged(path, "it has a number that is too large for an encoder")
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+
+
+class Bounded(TorchFunctionMode):
+    """Lets nobody make a network far larger than its weights: a few bytes can describe one of any size."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.numbers = NUMBERS + 2 * sum(value.numel() for value in weights.values())
+        self.tensors = TENSORS + 8 * len(weights)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in MAKERS:
+            sizes = args[0] if args and isinstance(args[0], list | tuple) else args or kwargs.get("size", ())
+            self.numbers -= math.prod(max(1, int(n)) for n in sizes)
+            self.tensors -= 1
+            if self.numbers < 0 or self.tensors < 0:
+                raise InputError(f"{ABOUT} describes a network that is far larger than its weights.")
+        return func(*args, **kwargs)
+
+
+MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.full, torch.arange}
+"""What makes tensors out of nothing, as large as their first arguments say."""
 
 
 def find(path: Path) -> Path:
@@ -313,13 +391,29 @@ def _test(config: RunConfig) -> dict[str, Any]:
 
 def _yaml(value: Any) -> str:
     """As the command line reads it: text stays text."""
-    if isinstance(value, str) and yaml.safe_load(value) == value:
+    if isinstance(value, str) and _is_text(value):
         return value
     return json.dumps(value, default=list, ensure_ascii=False)
 
 
+def _is_text(value: str) -> bool:
+    """Whether the command line takes it for text without quotes."""
+    try:
+        if yaml.safe_load(value) != value:
+            return False
+    except (yaml.YAMLError, ValueError):
+        return False
+    try:
+        float(value)
+    except ValueError:
+        return True
+    return False
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
+        if not path.is_file():
+            raise _damaged(path, "it is no file")
         if path.stat().st_size > LARGEST:
             raise _damaged(path, "it is too large")
         content = json.loads(path.read_bytes())

@@ -441,6 +441,35 @@ def test_files_that_are_no_records_are_named(tmp_path: Path) -> None:
         evidence.collect([tmp_path / "nowhere"])
 
 
+def test_files_nested_without_end_are_named(tmp_path: Path) -> None:
+    for name in ("cost.json", "seed-0.json", f"{'a' * 16}.json"):
+        (tmp_path / name).write_text("[" * 200_000)
+    assert len(evidence.collect([tmp_path]).broken) == 3
+
+
+@pytest.mark.parametrize("change", [{"config": []}, {"config": {"dataset": "cdsprites"}}, {"fish": None}])
+def test_a_damaged_tracking_does_not_cost_the_others(tmp_path: Path, change: dict[str, Any]) -> None:
+    save_tracks(tmp_path, (0.1, 0.4), (0.3, 0.1))
+    before = evidence.judge(CLAIMS["gip-end"], evidence.collect([tmp_path]))
+    config = {"dataset": "cdsprites", "algorithm": "fish", "steps": 3}
+    content = {"config": config, "fish": {}, "erm": {}, "scores": {}, "iterations": 3} | change
+    (tmp_path / "seed-9.json").write_text(json.dumps(content))
+    records = evidence.collect([tmp_path])
+    assert [str(tmp_path / "seed-9.json") in text for text in records.broken] == [True]
+    after = evidence.judge(CLAIMS["gip-end"], records)
+    assert (after.verdict, after.ours) == (before.verdict, before.ours)
+    assert after.verdict == AGREES
+
+
+def test_the_terminal_says_what_could_not_be_read(tmp_path: Path, made: Path, capsys: Any) -> None:
+    for n in range(12):
+        (tmp_path / f"{n:016x}.json").write_text("{")
+    assert main(["reproduce", "--all", "--out", str(tmp_path), "--from", str(made)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("is not a run record") == 10
+    assert said.endswith("\n2 more such notes are on the page.\n")
+
+
 def test_a_run_in_two_folders_counts_once(tmp_path: Path) -> None:
     save_sprites(tmp_path / "a", numbers=(10,))
     save_sprites(tmp_path / "b", numbers=(10,))
@@ -628,6 +657,8 @@ def test_a_budget_stops_what_is_running(tmp_path: Path, monkeypatch: pytest.Monk
         (["--all", "theorem"], "--all goes without an experiment"),
         (["--out", "x", "theorem"], "--out goes without an experiment, or after its name"),
         (["--all", "--budget", "0"], "--budget must be above 0"),
+        (["--all", "--budget", "nan"], "--budget must be above 0"),
+        (["--all", "--budget", "inf"], "at most 1,000,000, got inf"),
         (["--all", "--data-dir", "nowhere"], "there is no folder"),
     ],
 )

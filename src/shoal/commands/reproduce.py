@@ -38,6 +38,10 @@ OF_ALL = {
     "all_device": "--device",
 }
 """What is typed before an experiment's name belongs to none."""
+LONGEST = 1_000_000
+"""Minutes of a budget."""
+SHOWN = 10
+"""Notes that the terminal shows."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -298,8 +302,8 @@ def _every_claim(given: Any) -> None:
     from shoal.bench import evidence
     from shoal.report import evidence as view
 
-    if given.budget is not None and not given.budget > 0:
-        raise InputError(f"--budget must be above 0 minutes, got {given.budget:g}.")
+    if given.budget is not None and not 0 < given.budget <= LONGEST:
+        raise InputError(f"--budget must be above 0 minutes and at most {LONGEST:,}, got {given.budget:g}.")
     folders = [given.out, *given.sources]
     records, failed = evidence.collect(folders), dict[str, str]()
     jobs = list(_jobs(records, given))
@@ -315,6 +319,9 @@ def _every_claim(given: Any) -> None:
     )
     written = _written(content, given.out)
     text = f"{view.terminal(items).text()}\n\n{view.summed_up(items)} Written: {', '.join(written)}."
+    text += "".join(f"\n{note}" for note in content.notes[:SHOWN])
+    if len(content.notes) > SHOWN:
+        text += f"\n{len(content.notes) - SHOWN} more such notes are on the page."
     show(
         {"claims": [item.to_dict() for item in items], "notes": list(content.notes), "files": written},
         text,

@@ -103,7 +103,7 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
         raise unknown_name("way with bad pictures: bad =", str(said.bad), BAD)
     try:
         return KINDS[kind](description, shape, said)
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"the description of the model's {kind} input is damaged ({error!r}).") from error
@@ -352,9 +352,10 @@ class Texts(Reader):
     def tokenizer(self) -> Any:
         if self.options.folder is None:
             return load_tokenizer(self.name)
-        place = self.options.folder / TOKENIZER
+        inside = self.name == Path(self.name).name != ".."
+        place = self.options.folder / self.name
         with offline():
-            if self.name != TOKENIZER or not place.is_dir():
+            if not inside or not place.is_dir():
                 return load_tokenizer(self.name)
             need_transformers()
             from transformers import AutoTokenizer

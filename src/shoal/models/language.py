@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.data.text import from_hub, is_folder, need_transformers, refusing
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.models.feature_model import FeatureModel
 
 CONFIGURATIONS = {
@@ -27,6 +27,8 @@ NAMES = (
     *("albert-base-v2", "xlm-roberta-base"),
 )
 """Names without an owner before a slash that are offered."""
+ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+"""Ways to compute it that transformers has itself; any other name is that of code it would fetch and run."""
 
 
 def known(name: str) -> bool:
@@ -59,6 +61,8 @@ def build(
     """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
+    if attention is not None:
+        check_names("attention", [attention], ATTENTION)
     need_transformers()
     name = str(Path(name).expanduser()) if is_folder(name) else name
     body = (_pretrained if pretrained else _random)(name, attention)

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.bench.config import RunConfig
 from shoal.bench.record import read_record, record_files
 from shoal.errors import InputError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 FILES = ("linear.json", "linear-about.json", "theorem.json", "theorem-about.json", "cost.json")
 """Records that are one file; ``about`` is what the other does not say of itself."""
+TRACK = ("config", "fish", "erm", "scores", "iterations")
+"""What a record of `shoal track` has."""
 
 
 class Kept(NamedTuple):
@@ -64,10 +67,12 @@ def collect(folders: Iterable[Path]) -> Records:
             try:
                 record = read_record(path)
                 runs.setdefault((record.config.identity, path.parent.name), _kept(record, path))
-            except (InputError, OSError, LookupError, AttributeError) as error:
+            except InputError as error:
+                broken.append(str(error))  # which names the file
+            except (OSError, LookupError, AttributeError, RecursionError) as error:
                 broken.append(f"{path}: {error}")
         for path in sorted(folder.rglob("seed-*.json")):
-            if (one := _read(path, ("config", "fish", "erm", "scores", "iterations"), broken)) is not None:
+            if (one := _read(path, TRACK, broken)) is not None and _is_track(one, broken):
                 tracks.setdefault(json.dumps(one.content["config"], sort_keys=True), one)
         for name in FILES:
             for path in sorted(folder.rglob(name)):
@@ -88,6 +93,19 @@ def _read(path: Path, keys: Sequence[str], broken: list[str]) -> Kept | None:
         if keys and not (isinstance(content, Mapping) and set(keys) <= set(content)):
             return None
         return _kept(content, path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         broken.append(f"{path}: {error}")
         return None
+
+
+def _is_track(one: Kept, broken: list[str]) -> bool:
+    """Whether it can be judged at all: one file that cannot must not cost what the others show."""
+    try:
+        RunConfig.from_dict(one.content["config"])
+    except (InputError, TypeError) as error:
+        broken.append(f"{one.path}: {error}")
+        return False
+    odd = [name for name in ("fish", "erm", "scores") if not isinstance(one.content[name], Mapping)]
+    if odd:
+        broken.append(f"{one.path}: {odd[0]} is not what `shoal track` writes.")
+    return not odd
