@@ -194,16 +194,18 @@ def test_a_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch)
             journal.record({})
 
 
-def test_a_full_disk_costs_checkpoints_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_costs_checkpoints_and_not_the_training(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def full(*given: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
         patch.setattr("shoal.training.checkpoint.Checkpoints.save", full)
-        with pytest.warns(
-            UserWarning, match=r"of step 2 could not be written .* there is none yet\. Training"
-        ):
-            folder = trained()
+        folder = trained()
+    said = capsys.readouterr().err
+    assert re.search(r"shoal: .* of step 2 could not be written .* there is none yet\. Training", said)
+    assert said.count("could not be written") == 1
     assert len(list((folder / "checkpoints").glob("*"))) == 0
     assert (folder / "model.safetensors").exists()
 
