@@ -6,7 +6,7 @@ import argparse
 import errno
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -286,16 +286,8 @@ def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str
 def run_baselines(configs: Sequence[RunConfig], store: Store) -> dict[str, str]:
     from shoal.bench import baselines
 
-    status, failed = Status(configs, len(store.missing(configs))), {}
-    for name in dict.fromkeys(c.name for c in configs):
-        try:
-            baselines.run_all([c for c in configs if c.name == name], store, status.done)
-        except InputError:
-            raise
-        except Exception as error:
-            _check_space(error)
-            failed[name] = _said(error)
-    return failed
+    status = Status(configs, len(store.missing(configs)))
+    return _by_row(configs, lambda mine: baselines.run_all(mine, store, status.done))
 
 
 def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
@@ -307,10 +299,17 @@ def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dic
     except Exception as error:
         _check_space(error)
         print(f"shoal: a run failed ({_said(error)}); going on one by one.", file=sys.stderr)
+    lacking = {c.name for c in store.missing(configs)}
+    rest = [c for c in configs if c.name in lacking]
+    return _by_row(rest, lambda mine: run_all(mine, store, given))
+
+
+def _by_row(configs: Sequence[RunConfig], work: Callable[[list[RunConfig]], Any]) -> dict[str, str]:
+    """Runs each row by itself; returns those that failed, and how."""
     failed = {}
-    for name in dict.fromkeys(c.name for c in store.missing(configs)):
+    for name in dict.fromkeys(c.name for c in configs):
         try:
-            run_all([c for c in configs if c.name == name], store, given)
+            work([c for c in configs if c.name == name])
         except InputError:
             raise
         except Exception as error:
