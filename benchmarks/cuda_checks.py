@@ -1,4 +1,5 @@
-"""What only a CUDA device can show: captured steps equal eager ones, guards, precisions, exact resume, speed.
+"""What only a CUDA device can show: captured steps equal eager ones, guards, precisions, exact resume, many
+runs at once, speed.
 
 python benchmarks/cuda_checks.py
 """
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import algorithm_class, registry, settings_of
+from shoal.bench.experiments.cdsprites import ERM, FISH, REPTILE, configs
+from shoal.bench.pool import run_all
+from shoal.bench.record import Store
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
@@ -233,6 +238,23 @@ def resumes() -> None:
                 report(label, same)
 
 
+def side_by_side() -> None:
+    print("\na long run beside many short ones, ten at a time, deterministic kernels: each as alone")
+    common: dict[str, Any] = {"per_domain": 500, "eval_limit": 50}
+    runs = configs([REPTILE], [30], [0], passes=6000, **common)
+    runs += configs(
+        [FISH, ERM], [10], range(9), passes=200, **common
+    )  # in all more than torch has streams for
+    found = []
+    for together in (1, 10):
+        with tempfile.TemporaryDirectory() as folder:
+            began, how = time.monotonic(), {"deterministic": True}
+            found.append(run_all(runs, Store(Path(folder)), at_once=together, how=how))
+            print(f"  {together} at a time: {time.monotonic() - began:.1f} s", flush=True)
+    for alone, beside in zip(*found, strict=True):
+        report(f"{alone.config.name}, seed {alone.config.seed}", alone.history == beside.history)
+
+
 def speeds() -> None:
     print("\ninner steps a second, 64×64, batch 64, through the whole loop (1,200 passes, capture included)")
     for case in CASES:
@@ -285,7 +307,8 @@ def main() -> int:
     differ = int((render(chosen, 64) != render(chosen, 64, device="cuda").cpu()).sum())
     report("sprites drawn on CUDA equal the CPU's, 20,000 images", differ == 0)
     parts: list[Callable[[], None]] = [
-        captured_equals_eager, without_waiting, guards, precisions, resumes, two_processes, speeds,
+        captured_equals_eager, without_waiting, guards, precisions, resumes, side_by_side, two_processes,
+        speeds,
     ]  # fmt: skip
     wanted = sys.argv[1:]
     for part in parts:

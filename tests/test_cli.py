@@ -751,6 +751,28 @@ def test_cdsprites_shows_what_is_there_and_names_what_is_missing(tmp_path: Path,
     assert "| Adam | Fish |" in (tmp_path / "cdsprites.md").read_text()
 
 
+def test_missing_runs_of_cdsprites_are_listed_by_their_seeds(tmp_path: Path, capsys: Captured) -> None:
+    config = cdsprites.figure([2], range(3), 200, 32)["Adam"]
+    point = {
+        "step": 1,
+        "passes": 200,
+        "loss": 0.1,
+        "scores": {"train": {"average": 1.0}, "test": {"average": 0.5}},
+    }
+    for c in config:
+        if c.algorithm == "reptile" or (c.algorithm == "erm" and c.seed == 1):
+            Store(tmp_path / "cdsprites").save(
+                RunRecord(c, "finished", (point,), 0, "last step", 1.0, {"device": "cpu"})
+            )
+    three = [*tiny("Adam"), "--seeds", "3", "--no-run", "--out", str(tmp_path)]
+    assert main(three) == 0
+    shown = capsys.readouterr().out
+    assert "8 of 12 runs are missing: Fish (Adam), N=2, seeds 0, 1, 2; Fish, random grouping" in shown
+    assert "ERM (Adam), N=2, seeds 0, 2." in shown
+    assert "ERM (1 of 3 seeds)" in shown
+    assert "Reptile (" not in shown
+
+
 def gone(group: int) -> bool:
     """Whether the last process of a group ends within 30 seconds."""
     for _ in range(300):

@@ -23,6 +23,8 @@ from shoal.training.stopping import Interrupted, Signals
 from shoal.training.world import world
 
 TOGETHER = 10
+STREAMS = 32
+"""So many has torch; then the first comes again, and two runs on one stream spoil each other's graphs."""
 
 
 def run_all(
@@ -87,12 +89,12 @@ def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]
     active: list[tuple[Turns, Iterator[None], torch.cuda.Stream]] = []
     stop: Interrupted | None = None
     device, deterministic = pick_device(jobs[0].device), bool(jobs[0].how.get("deterministic"))
+    free = [torch.cuda.Stream(device) for _ in range(min(count, STREAMS))]
     with Signals(any(job.folder for job in jobs)) as signals, world(device, deterministic):
         while active or (waiting and not signals.asked):
-            room = len(active) < count and all(_small(turns) for turns, _, _ in active)
+            room = free and all(_small(turns) for turns, _, _ in active)
             if waiting and room and not signals.asked:
-                job = waiting.pop(0)
-                stream = torch.cuda.Stream(device)
+                job, stream = waiting.pop(0), free.pop()
                 with torch.cuda.stream(stream):
                     turns = job.turns(partial(tell, job.config) if tell else False)
                 stream.synchronize()  # what its data were made from may be another run's too
@@ -104,6 +106,7 @@ def _together(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRecord]
                         next(turn)
                 except StopIteration:
                     active.remove(entry)
+                    free.append(stream)
                     assert turns.record is not None
                     yield turns.record
                 except Interrupted as asked:  # the others too shall save where they are

@@ -186,12 +186,8 @@ def _cdsprites(given: Any) -> None:
     entries = view.rows(
         {k: [records[c.identity] for c in v if c.identity in records] for k, v in parts.items()}
     )
-    missing = [
-        f"{c.name} ({part}), N={c.data_options['domains']}, seed {c.seed}"
-        for part, configs in parts.items()
-        for c in configs
-        if c.identity not in records
-    ]
+    gone = {k: [c for c in v if c.identity not in records] for k, v in parts.items()}
+    missing = view.listed(gone)
     table = view.table(entries)
     write_atomically(given.out / "cdsprites.md", f"{table.markdown()}\n".encode())
     pictures = []
@@ -207,7 +203,8 @@ def _cdsprites(given: Any) -> None:
         'Validation is drawn like the test domain, so "selected" is oracle-like; "last" is the honest column.'
     )
     if missing:
-        text += f"\n{len(missing)} of {len(every)} runs are missing: {'; '.join(missing)}."
+        count = sum(map(len, gone.values()))
+        text += f"\n{count} of {len(every)} runs are missing: {'; '.join(missing)}."
     show({"rows": entries, "missing": missing}, text, given, pictures)
 
 

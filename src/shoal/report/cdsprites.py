@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from shoal.bench.config import RunConfig
 from shoal.bench.paper import claims
 from shoal.bench.record import RunRecord
 from shoal.report.plots import Curves, cdsprites_figure
@@ -102,11 +103,15 @@ def table(entries: Iterable[Mapping[str, Any]]) -> Table:
             "verdict",
         ]
     )
+    entries = list(entries)
+    most = max((len(e["seeds"]) for e in entries), default=0)
     for e in entries:
-        note = f" ({e['diverged']} diverged)" if e["diverged"] else ""
+        notes = [f"{e['diverged']} diverged"] if e["diverged"] else []
+        if len(e["seeds"]) < most:
+            notes.append(f"{len(e['seeds'])} of {most} seeds")
         found.add(
             e["part"],
-            e["method"] + note,
+            e["method"] + (f" ({', '.join(notes)})" if notes else ""),
             e["domains"],
             percent(e["train last"]),
             percent(e["test last"]),
@@ -115,6 +120,15 @@ def table(entries: Iterable[Mapping[str, Any]]) -> Table:
             e["verdict"].strip() or "–",
         )
     return found
+
+
+def listed(parts: Mapping[str, Sequence[RunConfig]]) -> list[str]:
+    """Runs by name, those that differ in their seed alone together."""
+    found: dict[str, list[str]] = {}
+    for part, configs in parts.items():
+        for c in configs:
+            found.setdefault(f"{c.name} ({part}), N={c.data_options['domains']}", []).append(str(c.seed))
+    return [f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" for name, seeds in found.items()]
 
 
 def figure(entries: Iterable[Mapping[str, Any]]) -> Any:

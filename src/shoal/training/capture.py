@@ -97,9 +97,11 @@ class Replay:
         gc.collect()
         gc.disable()  # a graph of an earlier run that is thrown away now would spoil this one
         try:
-            # On a stream of its own: cuBLAS keeps a workspace for each stream, and graphs that share one
-            # cannot run at the same time.
-            stream = torch.cuda.Stream(self.engine.device)
+            # cuBLAS keeps a workspace for each stream, and graphs that share one cannot run at the same time.
+            # So a run that shares the device captures on its own stream; the default one cannot be captured.
+            stream = torch.cuda.current_stream(self.engine.device)
+            if stream == torch.cuda.default_stream(self.engine.device):
+                stream = torch.cuda.Stream(self.engine.device)
             # Other threads, which pin memory for the loader, may do so meanwhile.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 self.log = self.function()
