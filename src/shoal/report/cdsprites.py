@@ -10,7 +10,7 @@ from typing import Any
 from shoal.bench.config import RunConfig
 from shoal.bench.paper import claims
 from shoal.bench.record import RunRecord
-from shoal.report.plots import Curves, cdsprites_figure
+from shoal.report.plots import Curves, Said, cdsprites_figure
 from shoal.report.tables import Table, percent
 
 PARTS_OF_THE_PAPER = ("Adam", "IDGM")
@@ -142,5 +142,9 @@ def figure(entries: Iterable[Mapping[str, Any]]) -> Any:
                 found.setdefault(e["method"], {})[e["domains"]] = values
         return found
 
-    marks = [(c["method"], c["domains"], c["value"]) for c in claims("cdsprites") if c["split"] == "test"]
-    return cdsprites_figure(series("train"), series("test"), marks)
+    return cdsprites_figure(series("train"), series("test"), {s: marks(s) for s in ("train", "test")})
+
+
+def marks(split: str) -> list[Said]:
+    """What the paper says of the accuracies in ``split``, to be drawn beside ours."""
+    return [(c["method"], c["domains"], c["value"]) for c in claims("cdsprites") if c["split"] == split]

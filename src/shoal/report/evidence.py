@@ -11,8 +11,8 @@ import numpy as np
 
 import shoal
 from shoal.bench.evidence import NOT_RUN, VERDICTS, Cell, Claim, Judged, Kept, Sprites, shares
-from shoal.bench.paper import claims as printed
 from shoal.report import figures, plots
+from shoal.report.cdsprites import marks
 from shoal.report.page import Drawn, filled, need_report
 from shoal.report.tables import Table, _clean
 
@@ -261,12 +261,7 @@ def sprites(found: Sprites, split: str) -> Pictures:
     with figures._style():
         figure, axes = figures._panel(3.4)
         title = f"{'training domains' if split == 'train' else 'the unseen domain'}; ×: the paper"
-        plots.against_domains(series, title, axes)
-        for number, method in enumerate(series):
-            for claim in printed("cdsprites"):
-                if (claim["method"], claim["split"]) == (method, split):
-                    place = plots._apart(claim["domains"], number, len(series))
-                    axes.plot(place, claim["value"], "x", color=plots._colour(method, number), markersize=7)
+        plots.against_domains(series, marks(split), title, axes)
         _legend(figure, axes)
     return [(figure, f"{split} accuracy by the number of domains and method")]
 

@@ -106,41 +106,42 @@ def samples_figure(samples: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def against_domains(results: Mapping[str, Mapping[int, Sequence[float]]], title: str, axes: Any) -> None:
-    """Accuracy against N: mean over seeds with its standard deviation."""
+Said = tuple[str, int, float]
+"""The method, N and accuracy in percent of a number the paper gives."""
+
+
+def against_domains(
+    results: Mapping[str, Mapping[int, Sequence[float]]], claims: Sequence[Said], title: str, axes: Any
+) -> None:
+    """Accuracy against N: mean over seeds with its standard deviation; crosses for the paper's numbers."""
     for number, (method, by_count) in enumerate(results.items()):
+        beside = 0.4 * (number - (len(results) - 1) / 2)  # methods that agree would hide each other
         counts = sorted(by_count)
-        places = [_apart(n, number, len(results)) for n in counts]
         means = [100 * np.mean(by_count[n]) for n in counts]
         spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
         colour = _colour(method, number)
+        places = [n + beside for n in counts]
         axes.errorbar(places, means, spread, color=colour, marker="o", markersize=5, capsize=3, label=method)
+        said = [(n + beside, value) for name, n, value in claims if name == method]
+        if said:
+            axes.plot(
+                *zip(*said, strict=True), "x", markersize=8, markeredgewidth=2, color=colour, clip_on=False
+            )
     axes.axhline(50, color="#888888", linewidth=0.8, linestyle=":")
     axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
     _tidy(axes)
 
 
-def _apart(count: int, number: int, methods: int) -> float:
-    """A little beside ``count``, for methods that agree would hide each other."""
-    return count * (1 + 0.03 * (number - (methods - 1) / 2))
-
-
 def cdsprites_figure(
     train: Mapping[str, Mapping[int, Sequence[float]]],
     test: Mapping[str, Mapping[int, Sequence[float]]],
-    claims: Sequence[tuple[str, int, float]],
+    claims: Mapping[str, Sequence[Said]],
 ) -> Figure:
     """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
     figure = _figure(9.5, 4.0)
     left, right = figure.subplots(1, 2)
-    against_domains(train, "training domains", left)
-    against_domains(test, "unseen domain", right)
-    methods = list(test)
-    for method, count, value in claims:
-        if method in test:
-            number = methods.index(method)
-            place, colour = _apart(count, number, len(methods)), _colour(method, number)
-            right.plot(place, value, marker="x", markersize=9, markeredgewidth=2, color=colour, clip_on=False)
+    against_domains(train, claims["train"], "training domains", left)
+    against_domains(test, claims["test"], "unseen domain", right)
     right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))

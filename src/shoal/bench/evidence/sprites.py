@@ -100,13 +100,14 @@ RELATIONS: Mapping[str, Callable[[float, Options], bool]] = {
     "at least": lambda mean, check: mean >= check["value"],
     "below": lambda mean, check: mean < check["value"],
 }
+OTHER = {"train": "test", "test": "train"}
 SIGNS = {"about": "≈", "at least": "≥", "below": "<"}
 
 
 def sprites(records: Records, options: Options) -> Judged:
     """``checks``: a method's mean accuracy at some N in a ``relation`` to a ``value``."""
     found, part = records.sprites, options.get("part")
-    checks, rows, used, planned, means = [], [], list[Kept](), 0, dict[str, list[str]]()
+    checks, rows, used, planned, means = [], [], list[Kept](), 0, dict[str, dict[int, float]]()
     counts: list[int] = []
     for asked in options["checks"]:
         split = asked.get("split", "test")
@@ -119,17 +120,35 @@ def sprites(records: Records, options: Options) -> Judged:
             checks.append(Check(f"{asked['method']}, N = {number}", holds))
             said = f"{SIGNS[asked['relation']]} {asked['value']}"
             of = f"{len(values)} of {len(runs) or SEEDS}" + (f", {lost} diverged" if lost else "")
-            rows.append([asked["method"], str(number), spread(values), said, of, sign(holds)])
+            beside = spread(found.values(runs, OTHER[split]))
+            steps = " to ".join(f"{n:,}" for n in sorted({c.steps for c in runs}))
+            rows.append([asked["method"], str(number), spread(values), said, of, beside, steps, sign(holds)])
             if values:
                 counts.append(len(values))
-                means.setdefault(asked["method"], []).append(f"{statistics.fmean(values):.1f} (N={number})")
-    ours = "; ".join(f"{m} {', '.join(v)}" for m, v in means.items()) or "–"
+                means.setdefault(asked["method"], {})[number] = statistics.fmean(values)
+    ours = "; ".join(f"{m} {_in_short(v, len(means) > 1)}" for m, v in means.items()) or "–"
     split = options["checks"][0].get("split", "test")
-    columns = ("method", "N", f"{split} accuracy (%)", "the claim", "seeds", HOLDS)
+    columns = (
+        "method",
+        "N",
+        f"{split} accuracy (%)",
+        "the claim",
+        "seeds",
+        f"{OTHER[split]} (%)",
+        "steps",
+        HOLDS,
+    )
     made = judged(
         checks, ours=ours, seeds=span(counts), columns=columns, rows=rows, used=used, planned=planned
     )
     return _of_sprites(found, made)
+
+
+def _in_short(means: Mapping[int, float], among_others: bool) -> str:
+    """By N; where there are many, their range."""
+    if among_others and len(means) > 2:
+        return f"{min(means.values()):.1f} to {max(means.values()):.1f} (N={min(means)} to {max(means)})"
+    return ", ".join(f"{mean:.1f} (N={number})" for number, mean in means.items())
 
 
 def _of_sprites(found: Sprites, made: Judged) -> Judged:
