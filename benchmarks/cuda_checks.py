@@ -242,9 +242,7 @@ def side_by_side() -> None:
     print("\na long run beside many short ones, ten at a time, deterministic kernels: each as alone")
     common: dict[str, Any] = {"per_domain": 500, "eval_limit": 50}
     runs = configs([REPTILE], [30], [0], passes=6000, **common)
-    runs += configs(
-        [FISH, ERM], [10], range(9), passes=200, **common
-    )  # in all more than torch has streams for
+    runs += configs([FISH, ERM], [10], range(9), passes=200, **common)
     found = []
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:
