@@ -5,7 +5,7 @@
 
 False alarms: examples of one kind (the patients of Cleveland; upright digits) are dealt at random to two to
 six pseudo-domains of unequal sizes. Power: a shift is planted in one of three such domains of digits. Both
-with everything as the command does it, but for a perceptron in place of the digits' network and fewer steps.
+with everything as the command does it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from shoal.report.diagnose import kinds, text
 from shoal.report.tables import Table
 
 DATASETS = ("heart", "rotated-digits", "coloured-digits")
-STEPS, TAKEN, LEAST = 40, 600, 30
+TAKEN, LEAST = 600, 30
 KINDS = ("labels", "inputs", "relation")
 
 
@@ -51,23 +51,24 @@ def readings() -> None:
 
 
 @cache
-def pool(name: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Examples without domains: inputs, labels, classes."""
+def pool(name: str) -> tuple[torch.Tensor, torch.Tensor, DomainData]:
+    """Examples without domains: inputs, labels, and the dataset they are of."""
     if name == "digits":
         images, digits = shuffled_digits(torch.Generator().manual_seed(0))
-        return images.flatten(1), digits, 10
+        return images, digits, sets.load("rotated-digits")
     heart = sets.load("heart", test="cleveland")
     rows = torch.as_tensor(heart.splits["test"].indices).long()
     examples = heart.examples
     assert isinstance(examples, TensorData)
-    return examples.x[rows], examples.y[rows], 2
+    return examples.x[rows], examples.y[rows], heart
 
 
-def dealt(x: torch.Tensor, y: torch.Tensor, classes: int, sizes: list[int], seed: int) -> DomainData:
-    """Random examples in pseudo-domains of these sizes."""
+def dealt(x: torch.Tensor, y: torch.Tensor, of: DomainData, sizes: list[int], seed: int) -> DomainData:
+    """Random examples in pseudo-domains of these sizes; classes and network as in the dataset."""
     rows = torch.as_tensor(np.random.default_rng([seed, 7]).permutation(len(y))[: sum(sizes)])
     domains = Domains.from_sizes({f"d{n}": size for n, size in enumerate(sizes)})
-    return DomainData(TensorData(x[rows], y[rows].clone()), {"train": domains}, classes, x.shape[1:], "mlp")
+    examples = TensorData(x[rows].view(len(rows), *of.input_shape), y[rows].clone())
+    return DomainData(examples, {"train": domains}, of.classes, of.input_shape, of.model)
 
 
 def unequal(total: int, seed: int) -> list[int]:
@@ -80,17 +81,16 @@ def unequal(total: int, seed: int) -> list[int]:
 
 def of_pool(job: tuple[str, int]) -> Diagnosis:
     name, seed = job
-    x, y, classes = pool(name)
-    data = dealt(x, y, classes, unequal(min(TAKEN, len(y)), seed), seed)
-    return diagnose(data, steps=STEPS, seed=seed, device="cpu")
+    x, y, of = pool(name)
+    return diagnose(dealt(x, y, of, unequal(min(TAKEN, len(y)), seed), seed), seed=seed, device="cpu")
 
 
 def of_planted(job: tuple[str, int]) -> Diagnosis:
     kind, seed = job
-    return diagnose(planted(kind, 1000 + seed), steps=STEPS, seed=seed, device="cpu")
+    return diagnose(planted(kind, 1000 + seed), seed=seed, device="cpu")
 
 
-def alarms(splits: int, workers: ProcessPoolExecutor) -> None:
+def alarms(splits: int, first: int, workers: ProcessPoolExecutor) -> None:
     begun, names = time.perf_counter(), ["cleveland", "digits"]
     try:
         pool("cleveland")
@@ -101,7 +101,7 @@ def alarms(splits: int, workers: ProcessPoolExecutor) -> None:
     total, wrong = 0, 0
     for number, name in enumerate(names):
         count = splits // len(names) + (number < splits % len(names))
-        found = list(workers.map(of_pool, [(name, number * splits + n) for n in range(count)]))
+        found = list(workers.map(of_pool, [(name, first + number * splits + n) for n in range(count)]))
         by_name = Counter(alarm for d in found for alarm in d.alarms)
         bad = sum(bool(d.alarms) for d in found)
         prices = [p for d in found for p in d.prices]
@@ -135,8 +135,9 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
 
 def planted(kind: str, seed: int) -> DomainData:
     """Three domains of 200 digits; of the last one something is changed."""
-    x, y, classes = pool("digits")
-    data = dealt(x, y, classes, [200, 200, 200], seed)
+    x, y, of = pool("digits")
+    x = x.view(len(x), *of.input_shape)
+    data = dealt(x, y, of, [200, 200, 200], seed)
     examples = data.examples
     assert isinstance(examples, TensorData)
     last = torch.as_tensor(data.splits["train"].indices_of(2)).long()
@@ -149,7 +150,7 @@ def planted(kind: str, seed: int) -> DomainData:
         examples.x[last] = 0.3 + 0.5 * examples.x[last]
     else:  # half of its labels are one too high
         half = last[::2]
-        examples.y[half] = (examples.y[half] + 1) % classes
+        examples.y[half] = (examples.y[half] + 1) % 10
     return data
 
 
@@ -169,6 +170,7 @@ def main() -> int:
     )
     parser.add_argument("which", nargs="*", choices=["readings", "alarms", "power", []])
     parser.add_argument("--splits", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="number of the first random split")
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=1, help="processes")
     given = parser.parse_args()
@@ -180,10 +182,10 @@ def main() -> int:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.at_once, spawn, torch.set_num_threads, (1,)) as workers:
         if "alarms" in which:
-            print(f"## Without a shift ({STEPS} steps, perceptron)\n")
-            alarms(given.splits, workers)
+            print("## Without a shift\n")
+            alarms(given.splits, given.first, workers)
         if "power" in which:
-            print(f"## Planted in one of three domains of 200 digits ({STEPS} steps, perceptron)\n")
+            print("## Planted in one of three domains of 200 digits\n")
             power(given.times, workers)
     return 0
 
