@@ -268,6 +268,20 @@ def test_ctrl_c_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_class_may_be_called_like_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [f"{n % 2},s{n % 3},{('row', 'prediction')[n % 2]}" for n in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,site,y", *lines]))
+    folder = trained_on(tmp_path, "run", file=str(tmp_path / "t.csv"), label="y", domain="site", test="s0")
+    command = ["predict", str(folder), str(tmp_path / "t.csv"), "--proba"]
+    assert main([*command, "--out", str(tmp_path / "p.csv")]) == 0
+    header = (tmp_path / "p.csv").read_text().splitlines()[0]
+    assert header == "row,prediction,probability of prediction,probability of row"
+    capsys.readouterr()
+    assert main([*command, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["rows"][0]
+    assert set(row["probabilities"]) == {"row", "prediction"}
+
+
 def test_models_of_prepared_numbers_take_arrays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     run(RunConfig("linear", "erm", 4), "cpu", folder=folder)

@@ -392,6 +392,25 @@ class TestResults:
         assert (trial["status"], trial["chosen"], trial["test"]) == ("diverged", 0, None)
         json.dumps(compare.results(configs, records), allow_nan=False)
 
+    @pytest.mark.parametrize("nothing", [None, math.nan])
+    def test_a_measure_that_is_undefined_is_not_called_diverged(self, nothing: float | None) -> None:
+        configs = plan("erm", "0°", seeds=1, search=1)
+        there: Any = {"metric": "accuracy", "average": 0.5, "domains": {"a": 0.5}, "selects": "AUC"}
+        for validation, test, chosen in ((0.9, nothing, 0), (nothing, 0.9, None)):
+            scores = {
+                "validation": there | {"metrics": {"AUC": validation}},
+                "test": there | {"metrics": {"AUC": test}},
+            }
+            point = {"step": 2, "passes": 2, "loss": 1.0, "scores": scores}
+            records = [record(configs[0], 0.5, 0.5, history=(point,))]
+            (trial,) = compare.trials(configs, records)
+            assert (trial["status"], trial["chosen"], trial["diverged"]) == ("undefined", chosen, 0)
+            result = compare.results(configs, records)
+            json.dumps(result, allow_nan=False)
+            assert view.table(result).rows[0][2] == "undefined"
+            assert "No score with '0°' left out" in view.text(result)
+            assert "diverged" not in view.text(result)
+
     def test_missing_runs_are_named(self) -> None:
         configs = plan()
         records = [

@@ -506,6 +506,15 @@ class TestCommand:
         assert len(shown.err.splitlines()) == 1
         assert not Path("shoal-compare").exists()
 
+    def test_what_is_wrong_without_a_later_domain_is_said_before_any_training(self, capsys: Captured) -> None:
+        sites = ["kyoto", "lima", *["oslo"] * 58]  # without oslo one example is left of each
+        file = table(Path("few.csv"), rows=60, sites=sites)
+        few = ["compare", file, "--label", "ill", "--domain", "site", "--algorithms", "erm", "--steps", "2"]
+        assert main(few) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line == "shoal: with 'oslo' left out: share=0.2 of 2 examples in 2 domains holds out nothing."
+        assert not Path("shoal-compare").exists()
+
 
 def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:
     """DomainBed's splits would judge by rows to which columns were fitted."""

@@ -121,6 +121,16 @@ def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str
     return found
 
 
+def check_left_out(configs: Sequence[RunConfig], device: str | None = None) -> None:
+    """Prepares a run with each domain left out: what is wrong with one is said before any is trained."""
+    first = {c.data_options.get("test"): c for c in reversed(configs)}
+    for domain, config in first.items():
+        try:
+            prepare(config, device)
+        except InputError as error:
+            raise InputError(f"with {domain!r} left out: {error}") from error
+
+
 def parted(name: str) -> tuple[str, str | None]:
     """An algorithm and a way of drawing, from ``fish`` or ``fish:regrouped``."""
     algorithm, _, draw = name.partition(":")
@@ -162,7 +172,7 @@ def plan(
 
 
 def choose(records: Sequence[RunRecord]) -> int | None:
-    """Which record is the best on validation; of equals the first, and ``None`` where all have diverged."""
+    """Which record is the best on validation; of equals the first, and ``None`` where none has a score."""
     found = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
     if not found:
         return None
@@ -172,11 +182,16 @@ def choose(records: Sequence[RunRecord]) -> int | None:
 
 def validation_score(record: RunRecord) -> float | None:
     """The mean over validation domains at the selected step, or what else selects; ``None`` without one."""
-    if record.status != "finished":
-        return None
-    found = _scores(record, "validation")
-    score = judged(found)[1] if found.get("selects") else statistics.fmean(found["domains"].values())
+    score = _on_validation(record)
     return score if score is not None and math.isfinite(score) else None
+
+
+def _on_validation(record: RunRecord) -> float | None:
+    """Infinite where the run diverged; ``None`` or NaN where the measure is undefined."""
+    if record.status != "finished":
+        return math.inf
+    found = _scores(record, "validation")
+    return judged(found)[1] if found.get("selects") else statistics.fmean(found["domains"].values())
 
 
 def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -195,7 +210,7 @@ def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[d
     """What each trial chose, and its score in the domain left out.
 
     ``status`` is ``scored``; ``missing`` where not all its runs are there, for the best of some is not the
-    best of all; or ``diverged``.
+    best of all; ``diverged``; or ``undefined`` where runs finished without a score: AUC of one class.
     """
     found = {r.config.identity: r for r in records}
     own = _own_test(found.values())
@@ -221,17 +236,17 @@ def _own_test(records: Iterable[RunRecord]) -> str:
 def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[str, Any]:
     records = [r for config in tried if (r := found.get(config.identity)) is not None]
     gone = [number for number, config in enumerate(tried) if config.identity not in found]
-    lost = sum(validation_score(r) is None for r in records)
+    lost = sum(_is_lost(_on_validation(r)) for r in records)
     trial = {"status": "missing", "tried": len(tried), "missing": gone, "diverged": lost, "chosen": None}
     if gone:
         return trial
     number = choose(records)
     if number is None:
-        return trial | {"status": "diverged"}
+        return trial | {"status": "diverged" if lost else "undefined"}
     (metric, test), config = judged(_scores(records[number], "test")), tried[number]
     known = test is not None and math.isfinite(test)
     return trial | {
-        "status": "scored" if known else "diverged",
+        "status": "scored" if known else "diverged" if _is_lost(test) else "undefined",
         "chosen": number,
         "settings": dict(config.settings),
         "lr": config.optimizer_options["lr"],
@@ -241,6 +256,10 @@ def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[s
         "test": test if known else None,
         "also": _others(_scores(records[number], "test"), metric),
     }
+
+
+def _is_lost(score: float | None) -> bool:
+    return score is not None and math.isinf(score)
 
 
 def _others(scores: Mapping[str, Any], judged_by: str) -> dict[str, float | None]:
@@ -402,7 +421,7 @@ def _row(
 
 def _states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     found = [t["status"] for t in some]
-    return {state: found.count(state) for state in ("scored", "missing", "diverged")}
+    return {state: found.count(state) for state in ("scored", "missing", "diverged", "undefined")}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

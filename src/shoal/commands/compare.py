@@ -213,6 +213,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
     if not (configs := [c for c in configs if c.name not in unable]):
         raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
+    compare.check_left_out(configs, given.device)
     if where.flat and not given.no_baselines:
         if why := baselines.lacking():
             unable["{} (and {})".format(*baselines.names(where.classes))] = why

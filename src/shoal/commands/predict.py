@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -121,7 +121,9 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     source: Any = given.data[0] if len(given.data) == 1 else given.data
     reader = model.reader(**options)
     classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
-    columns = [given.id or _called(model), PREDICTION, *(classes if given.proba else ())]
+    columns = [given.id or _called(model), PREDICTION]
+    wanted = classes if given.proba else ()
+    titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
     table = csv.writer(file, lineterminator="\n") if file is not None else None
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -131,9 +133,9 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
         lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
         if table:
-            table.writerows([columns, *lines] if not done else lines)
+            table.writerows([titles, *lines] if not done else lines)
         else:
-            rows += [_row(columns[0], line, columns[2:]) for line in lines]
+            rows += [_row(columns[0], line, wanted) for line in lines]
         counts.update(map(str, labels) if model.about.classes is not None else ())
         done += len(lines)
         if sys.stderr.isatty() and time.monotonic() - shown > EVERY:
@@ -153,7 +155,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     return said | ({"rows": rows} if table is None else {})
 
 
-def _row(name: str, line: list[Any], classes: list[str]) -> dict[str, Any]:
+def _row(name: str, line: list[Any], classes: Sequence[str]) -> dict[str, Any]:
     found = {name: line[0], PREDICTION: line[1]}
     return found | ({"probabilities": dict(zip(classes, line[2:], strict=True))} if classes else {})
 

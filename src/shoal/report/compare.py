@@ -86,7 +86,7 @@ def _cell(values: Mapping[str, Any]) -> str:
     """Mean ± deviation, and how many seeds it is of if not of all; else why there is nothing."""
     known = sum(v is not None for v in values["values"])
     if not known:
-        return "diverged" if values["trials"]["diverged"] else "missing"
+        return next((why for why in ("diverged", "undefined") if values["trials"].get(why)), "missing")
     of = f" ({known} of {len(values['values'])})" if known < len(values["values"]) else ""
     return _spread(values) + of
 
@@ -237,6 +237,9 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
+    if undefined := dict.fromkeys(t["left_out"] for t in result["trials"] if t["status"] == "undefined"):
+        named = ", ".join(map(repr, list(undefined)[:NAMED])) + ", …" * (len(undefined) > NAMED)
+        lines.append(f"No score with {named} left out: its measure is undefined there or on validation.")
     if missing := result["missing"]:
         more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
         which = "; ".join(missing[:NAMED]) + more
