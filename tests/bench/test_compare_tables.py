@@ -515,6 +515,30 @@ class TestCommand:
         assert line == "shoal: with 'oslo' left out: share=0.2 of 2 examples in 2 domains holds out nothing."
         assert not Path("shoal-compare").exists()
 
+    def test_a_label_of_one_domain_alone_is_said(self, capsys: Captured) -> None:
+        lines = [
+            f"{n % 7},{'abc'[n % 3]},{'rare' if n % 12 == 2 else 'ill' if n % 2 else 'well'}"
+            for n in range(60)
+        ]
+        Path("rare.csv").write_text("\n".join(["x,site,y", *lines]))
+        arguments = [
+            "--label",
+            "y",
+            "--domain",
+            "site",
+            "--algorithms",
+            "erm",
+            "--steps",
+            "2",
+            "--seeds",
+            "1",
+        ]
+        assert main(["compare", "rare.csv", *arguments, "--search", "1", "--no-baselines"]) == 0
+        shown = capsys.readouterr().err
+        said = "With 'c' left out nothing to train on has the label 'rare' (5 of 20 examples there)."
+        assert said in shown.splitlines()
+        assert shown.count("nothing to train on") == 1
+
 
 def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:
     """DomainBed's splits would judge by rows to which columns were fitted."""

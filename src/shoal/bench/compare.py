@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from shoal.algorithms import algorithm_class
 from shoal.bench import baselines
 from shoal.bench.config import RunConfig
@@ -26,6 +28,7 @@ from shoal.bench.search import candidates
 from shoal.bench.selection import lower_is_better
 from shoal.data import sets
 from shoal.errors import InputError, check_names
+from shoal.training.predictions import known_labels
 
 BASELINE = "erm"
 PLAIN = (BASELINE, baselines.BOOSTING)
@@ -34,6 +37,8 @@ HOLDOUT = 0.2
 LEVEL = 0.95
 LEAST_DOMAINS = 3
 """With fewer there is no interval over domains."""
+NAMED = 8
+"""More labels or domains are not named one by one."""
 
 
 @dataclass(frozen=True)
@@ -121,14 +126,28 @@ def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str
     return found
 
 
-def check_left_out(configs: Sequence[RunConfig], device: str | None = None) -> None:
-    """Prepares a run with each domain left out: what is wrong with one is said before any is trained."""
-    first = {c.data_options.get("test"): c for c in reversed(configs)}
-    for domain, config in first.items():
+def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[str]:
+    """Prepares a run with each domain left out: what is wrong with one is said before any is trained.
+
+    Returns what can be trained and yet will surprise: classes that only the domain left out has.
+    """
+    said = []
+    for domain, config in {c.data_options.get("test"): c for c in reversed(configs)}.items():
         try:
-            prepare(config, device)
+            data = prepare(config, device).data
         except InputError as error:
             raise InputError(f"with {domain!r} left out: {error}") from error
+        labels = known_labels(data.examples)
+        if domain is None or data.classes is None or labels is None or labels.ndim != 1:
+            continue
+        there = labels[data.splits["test"].examples()]
+        unknown = there[~np.isin(there, labels[data.splits["train"].examples()])]
+        if len(unknown):
+            names = [repr(data.class_names[n] if data.class_names else n) for n in np.unique(unknown)]
+            which = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
+            count = f"{len(unknown):,} of {len(there):,} examples"
+            said.append(f"with {domain!r} left out nothing to train on has the label {which} ({count} there)")
+    return said
 
 
 def parted(name: str) -> tuple[str, str | None]:

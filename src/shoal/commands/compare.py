@@ -202,8 +202,6 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
         holdout=where.holdout,
         metric=given.metric,
     )
-    for line in where.said:
-        print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     unable = compare.unable(algorithms, where)
     able = [name for name in algorithms if name not in unable]
     configs = compare.plan(base, able, where.left_out, range(given.seeds), given.search)
@@ -213,7 +211,8 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
     if not (configs := [c for c in configs if c.name not in unable]):
         raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
-    compare.check_left_out(configs, given.device)
+    for line in [*where.said, *compare.try_each(configs, given.device)]:
+        print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     if where.flat and not given.no_baselines:
         if why := baselines.lacking():
             unable["{} (and {})".format(*baselines.names(where.classes))] = why

@@ -127,17 +127,25 @@ def _wrong(path: Path, lines: Sequence[str], classes: int | None) -> InputError:
 
 def labels_of(examples: Any, which: Array) -> Array:
     """The labels of these examples; nothing else of them is read where the examples know them by heart."""
+    known = known_labels(examples)
+    if known is not None:
+        return known[which]
+    found = (examples[int(i)][1] for i in which)
+    return np.stack([np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y) for y in found])
+
+
+def known_labels(examples: Any) -> Array | None:
+    """All labels, of examples that know them by heart."""
     for known in (
         getattr(examples, "labels", None),
         getattr(getattr(examples, "files", None), "labels", None),
         getattr(examples, "y", None),
     ):
         if isinstance(known, Tensor):
-            return known.detach().cpu().numpy()[which]
+            return known.detach().cpu().numpy()
         if isinstance(known, np.ndarray):
-            return known[which]
-    found = (examples[int(i)][1] for i in which)
-    return np.stack([np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y) for y in found])
+            return known
+    return None
 
 
 def split_of(data: DomainData, split: str) -> tuple[str, Domains]:
