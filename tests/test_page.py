@@ -169,6 +169,32 @@ def test_runs_with_other_steps_are_not_mixed() -> None:
     assert [g.apart for g in groups(made("erm"), made("fish"))] == [""]
 
 
+def test_methods_that_see_as_much_in_other_steps_are_one_comparison() -> None:
+    def of(algorithm: str, number: int, seed: int, each: int, palette: str = "adjacent") -> RunRecord:
+        options = {"domains": number, "palette": palette, "seed": seed}
+        config = replace(
+            made(algorithm).config,
+            data_options=options, seed=seed, steps=600 // each, domains_per_step=each, eval_every=60 // each,
+            label=algorithm.upper(),
+        )  # fmt: skip
+        return made(algorithm, config=config)
+
+    runs = [
+        of(name, number, seed, 1 if name == "erm" else number)
+        for number in (10, 5)
+        for seed in (0, 1)
+        for name in ("fish", "erm")
+    ]
+    runs.append(of("fish", 10, 0, 10, "random"))
+    found = groups(*runs)
+    assert [(g.kind, len(g.runs)) for g in found] == [("comparison", 4), ("comparison", 4), ("runs", 1)]
+    assert [g.apart for g in found] == [
+        *("domains 5, palette adjacent", "domains 10, palette adjacent", "domains 10, palette random"),
+    ]
+    assert found[0].result["baseline"] == "ERM"
+    assert found[0].result["seeds"] == [0, 1]
+
+
 def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
     records = comparison()
     save(tmp_path, *records)

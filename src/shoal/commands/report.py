@@ -283,7 +283,10 @@ def _group(runs: Sequence[Run]) -> Group:
     from shoal.bench import compare
 
     records = [r.record for r in runs]
-    result = compare.results([*(r.config for r in records), *_holes(r.config for r in records)], records)
+    plain = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
+    named = compare.BASELINE if compare.BASELINE in plain or not plain else plain[0]  # it may be called "ERM"
+    planned = [*(r.config for r in records), *_holes(r.config for r in records)]
+    result = compare.results(planned, records, named)
     numbers = sorted({t["tried"] for t in result["trials"]})
     many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     metric = result["metric"] or "score"

@@ -237,7 +237,8 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
-    if undefined := dict.fromkeys(t["left_out"] for t in result["trials"] if t["status"] == "undefined"):
+    trials = result.get("trials") or []  # a sweep's result has none
+    if undefined := dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined"):
         named = ", ".join(map(repr, list(undefined)[:NAMED])) + ", …" * (len(undefined) > NAMED)
         lines.append(f"No score with {named} left out: its measure is undefined there or on validation.")
     if missing := result["missing"]:

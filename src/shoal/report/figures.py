@@ -117,6 +117,8 @@ def bars(
         low = min([0.0, *(end for end, _ in ends)])
         axes.set_yticks(range(len(rows)), [short(row["algorithm"]) for row in rows])
         axes.set(xlim=(1.15 * low, 1.17 * (reach or 1)), ylim=(len(rows) - 0.4, -0.6), xlabel=label)
+        if scale == 100:  # the room for numbers beside the bars is no accuracy
+            axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= 100])
         axes.set_title("average over these domains" if domain is None else short(domain))
         axes.grid(axis="x", color=FAINT, linewidth=0.6)
     return figure

@@ -594,23 +594,45 @@ def _number(value: float | None) -> str:
 
 APART = ("algorithm", "label", "settings", "seed", "draw", "optimizer_options", "protocol")
 """In which runs of a comparison differ."""
+ASIDE = ("eval_every", "eval_limit")
+"""Runs that differ in these are shown apart, but more telling differences name them."""
 
 
 def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Runs that differ in nothing but what a comparison varies, with what tells them from others."""
-
-    def rest(run: Run) -> dict[str, Any]:
-        content = {k: v for k, v in vars(run.record.config).items() if k not in APART}
-        content["data_options"] = {k: v for k, v in content["data_options"].items() if k != "test"}
-        return content | {"protocol": bool(run.record.config.protocol)}
-
-    parts: dict[str, list[Run]] = {}
+    parts: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
-        parts.setdefault(json.dumps(rest(run), sort_keys=True, default=str), []).append(run)
-    kinds = [rest(part[0]) for part in parts.values()]
-    found = []
-    for mine, part in zip(kinds, parts.values(), strict=True):
-        others = [other for other in kinds if other["dataset"] == mine["dataset"]]
-        differ = [k for k, v in mine.items() if any(other[k] != v for other in others)]
-        found.append((", ".join(f"{k} {_plain(mine[k])}" for k in differ), part))
-    return found
+        what = _fixed(run.record.config)
+        parts.setdefault(json.dumps(what, sort_keys=True, default=str), (what, []))[1].append(run)
+    found, datasets = [], list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
+    for mine, part in parts.values():
+        others = [other for other, _ in parts.values() if other["dataset"] == mine["dataset"]]
+        differ = [k for k in mine if any(k not in other or other[k] != mine[k] for other in others)]
+        place = [
+            (isinstance(mine[k], str), mine[k]) for k in differ if isinstance(mine[k], (int, float, str))
+        ]
+        found.append(
+            (
+                (datasets.index(mine["dataset"]), place),
+                ", ".join(f"{k} {_plain(mine[k])}" for k in differ),
+                part,
+            )
+        )
+    return [(name, part) for _, name, part in sorted(found, key=lambda f: f[0])]
+
+
+def _fixed(config: RunConfig) -> dict[str, Any]:
+    """What a comparison does not vary, with the options of data and model by their own names.
+
+    Methods that take other numbers of minibatches a step are comparable where they see as many in all.
+    """
+    found = {k: v for k, v in vars(config).items() if k not in APART}
+    data, model = (dict(found.pop(part)) for part in ("data_options", "model_options"))
+    data.pop("test", None)
+    if data.get("seed") == config.seed:
+        del data["seed"]
+    if each := found.pop("domains_per_step"):
+        found |= {"minibatches": found.pop("steps") * each, "eval_every": (config.eval_every or 0) * each}
+    options = {f"data {k}" if k in found else k: v for k, v in data.items()}
+    options |= {f"model {k}": v for k, v in model.items()}
+    return options | found | {"protocol": bool(config.protocol)}
