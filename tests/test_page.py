@@ -195,6 +195,35 @@ def test_methods_that_see_as_much_in_other_steps_are_one_comparison() -> None:
     assert found[0].result["seeds"] == [0, 1]
 
 
+def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
+    def of(algorithm: str) -> RunRecord:
+        record = made(algorithm)
+        elsewhere = {"validation": scores({"far away": 0.7})}
+        return replace(
+            record, history=tuple({**m, "scores": {**m["scores"], **elsewhere}} for m in record.history)
+        )
+
+    (group,) = groups(of("erm"), of("fish"))
+    assert group.rule.endswith("Validation is of domains that were not trained on: far away.")
+    labels = [t.get_text() for t in page.learning_curves([of("erm")]).legends[0].get_texts()]
+    assert labels == ["0°", "15° (train)", "30° (train)"]
+    usual = [t.get_text() for t in page.learning_curves([made("erm")]).legends[0].get_texts()]
+    assert usual == ["0°", "15° (validation)", "30° (validation)"]
+    (group,) = groups(made("erm"), made("fish"))
+    assert "not trained on" not in group.rule
+
+
+def test_many_training_domains_are_one_curve() -> None:
+    record = made("erm")
+    many = {
+        "validation": scores({f"d{n}": 0.7 for n in range(9)}),
+        "train": scores({f"d{n}": 0.9 for n in range(9)}),
+    }
+    record = replace(record, history=tuple({**m, "scores": {**m["scores"], **many}} for m in record.history))
+    labels = [t.get_text() for t in page.learning_curves([record]).legends[0].get_texts()]
+    assert labels == ["0°", "trained on (validation)"]
+
+
 def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
     records = comparison()
     save(tmp_path, *records)

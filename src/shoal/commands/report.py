@@ -274,7 +274,7 @@ def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozens
 
 def _group(runs: Sequence[Run]) -> Group:
     """Runs that differ in what a comparison varies, compared if they can be."""
-    from shoal.report.page import Group, means
+    from shoal.report.page import Group, listed, means, strange
 
     if all(r.record.config.protocol for r in runs):
         return _sweep(runs)
@@ -292,6 +292,8 @@ def _group(runs: Sequence[Run]) -> Group:
     metric = result["metric"] or "score"
     steps = " or ".join(sorted({r.record.rule for r in runs}))
     rule = f"The step of a run: {steps}."
+    if others := list(dict.fromkeys(name for r in records for name in strange(r))):
+        rule += f" Validation is of domains that were not trained on: {listed(others)}."
     if numbers[-1] > 1:
         rule = (
             f"Of the runs of an algorithm, seed and domain left out ({many}), the one with the best "

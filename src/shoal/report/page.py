@@ -26,6 +26,8 @@ BARS, PANELS, MATRICES = 12, 24, 6
 """How many pictures of a kind a group of runs gets."""
 DOMAINS = 10
 """Domains of a split that are named with a run."""
+LINES = 8
+"""Domains trained on that have a learning curve each."""
 GROUPS, COLUMNS, NAMED = 20, 16, 6
 """Groups with tables and pictures, domains in a table, names in a sentence."""
 
@@ -406,7 +408,8 @@ def learning_curves(
 ) -> Any:
     """Scores of every domain by step, dashed for domains trained on; ``None`` if nothing was measured.
 
-    Where the runs leave out different domains, those trained on are one curve, their average.
+    Where the runs leave out different domains, or there are many, those trained on are one curve, their
+    average. They are measured on validation, unless that is of other domains.
     """
     measured = [r for r in records if any(m["scores"] for m in r.history)]
     if not measured:
@@ -417,12 +420,12 @@ def learning_curves(
     places = {tuple(r.history[-1]["scores"].get("test", {}).get("domains", ())) for r in measured}
     for record in measured:
         splits = record.history[-1]["scores"]
-        of_training = "validation" if "validation" in splits else "train"
+        of_training = "validation" if "validation" in splits and not strange(record) else "train"
         for name in splits.get("test", {}).get("domains", ()):
             lines.setdefault(name, []).append(_curve(record, "test", name, metric))
         if of_training not in splits:
             continue
-        if len(places) > 1:
+        if len(places) > 1 or len(splits[of_training]["domains"]) > LINES:
             seen.setdefault(f"trained on ({of_training})", []).append(
                 _curve(record, of_training, None, metric)
             )
@@ -431,6 +434,13 @@ def learning_curves(
                 label = f"{name} ({of_training})"
                 seen.setdefault(label, []).append(_curve(record, of_training, name, metric))
     return figures.curves(lines | seen, metric, title, list(seen), limits)
+
+
+def strange(record: RunRecord) -> list[str]:
+    """Domains of validation that were not trained on, where it is known which were."""
+    scores = record.history[-1]["scores"] if record.history else {}
+    known = scores.get("train", {}).get("domains", ())
+    return [d for d in scores.get("validation", {}).get("domains", ()) if d not in known] if known else []
 
 
 def _curve(
@@ -604,20 +614,15 @@ def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     for run in runs:
         what = _fixed(run.record.config)
         parts.setdefault(json.dumps(what, sort_keys=True, default=str), (what, []))[1].append(run)
-    found, datasets = [], list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
+    datasets = list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
+    found = []
     for mine, part in parts.values():
         others = [other for other, _ in parts.values() if other["dataset"] == mine["dataset"]]
         differ = [k for k in mine if any(k not in other or other[k] != mine[k] for other in others)]
-        place = [
-            (isinstance(mine[k], str), mine[k]) for k in differ if isinstance(mine[k], (int, float, str))
-        ]
-        found.append(
-            (
-                (datasets.index(mine["dataset"]), place),
-                ", ".join(f"{k} {_plain(mine[k])}" for k in differ),
-                part,
-            )
-        )
+        differ = [k for k in differ if k not in ASIDE] or differ
+        values = [mine[k] for k in differ if isinstance(mine[k], (int, float, str))]
+        place = datasets.index(mine["dataset"]), [(isinstance(v, str), v) for v in values]
+        found.append((place, ", ".join(f"{k} {_plain(mine[k])}" for k in differ), part))
     return [(name, part) for _, name, part in sorted(found, key=lambda f: f[0])]
 
 
