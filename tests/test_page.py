@@ -123,6 +123,7 @@ def test_a_comparison_in_plain_words(tmp_path: Path) -> None:
     assert "Best on average: fish (61.1 ± 1.1 accuracy (%), mean ± standard deviation)." in text
     assert "It is ahead of erm by more than two standard errors: +10.1 ± 0.1 accuracy (%) in pairs" in text
     assert "Luck alone would do that 18 times in 100." in text
+    assert "It would make so large a difference less than once in 1,000." in text
     assert "12 runs (12 finished)" in text
     assert "n = 3" in text
 

@@ -222,12 +222,12 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
 
 
 def chance_beyond(limit: float, freedom: int, cuts: int = 2000) -> float:
-    """How likely |t| > ``limit`` is for Student's t, by the midpoint rule."""
-    half = (freedom + 1) / 2
-    scale = math.exp(math.lgamma(half) - math.lgamma(freedom / 2)) / math.sqrt(freedom * math.pi)
-    points = (limit * (i + 0.5) / cuts for i in range(cuts))
-    within = sum(scale * (1 + x * x / freedom) ** -half for x in points) * limit / cuts
-    return 1 - 2 * within
+    """How likely |t| > ``limit`` is for Student's t: with t = √ν tan θ an integral of cos(θ)^(ν − 1)."""
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    first = math.atan(limit / math.sqrt(freedom))
+    width = (math.pi / 2 - first) / cuts
+    middles = (first + width * (i + 0.5) for i in range(cuts))
+    return 2 * scale * width * sum(math.cos(theta) ** (freedom - 1) for theta in middles)
 
 
 def _troubles(result: Mapping[str, Any]) -> list[str]:

@@ -282,10 +282,16 @@ def _best(result: Mapping[str, Any], one: str) -> list[str]:
     apart = abs(difference["mean"]) > 2 * difference["se"]
     if not apart:
         return [*lines, f"It cannot be told apart from {baseline}: {by}, no more than two standard errors."]
-    chance = 100 * chance_beyond(2, len(difference["values"]) - 1)
+    freedom = len(difference["values"]) - 1
+    chance = 100 * chance_beyond(2, freedom)
     best_of = f", and more often for the best of {len(ranked)}" if len(ranked) > 2 else ""
     said = f"It is ahead of {baseline} by more than two standard errors: {by}."
-    return [*lines, f"{said} Luck alone would do that {chance:.0f} times in 100{best_of}."]
+    said += f" Luck alone would do that {chance:.0f} times in 100{best_of}."
+    if difference["se"] > 0:
+        times = 1000 * chance_beyond(abs(difference["mean"]) / difference["se"], freedom)
+        often = f"about {_many(round(times), 'time')}" if times >= 1 else "less than once"
+        said += f" It would make so large a difference {often} in 1,000."
+    return [*lines, said]
 
 
 def _group(group: Group, number: int) -> dict[str, Any]:
