@@ -196,6 +196,19 @@ def test_methods_that_see_as_much_in_other_steps_are_one_comparison() -> None:
     assert found[0].result["seeds"] == [0, 1]
 
 
+def test_baselines_of_an_unfinished_comparison_are_shown_with_it() -> None:
+    trained = [made(name, config=replace(made(name).config, eval_every=20)) for name in ("erm", "fish")]
+    (group,) = groups(*trained, made("gradient-boosting"))
+    assert len(group.result["rows"]) == 3
+    other = [made(name, config=replace(made(name).config, eval_every=10)) for name in ("erm", "fish")]
+    found = groups(*trained, *other, made("gradient-boosting"))
+    assert [(len(g.runs), g.apart) for g in found] == [
+        (2, "eval_every 10"),
+        (2, "eval_every 20"),
+        (1, "eval_every null"),
+    ]
+
+
 def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
     def of(algorithm: str) -> RunRecord:
         record = made(algorithm)

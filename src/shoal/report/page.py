@@ -610,16 +610,24 @@ def _number(value: float | None) -> str:
 
 APART = ("algorithm", "label", "settings", "seed", "draw", "optimizer_options", "protocol")
 """In which runs of a comparison differ."""
+ONCE = {"eval_every": None}
 ASIDE = ("eval_every", "eval_limit")
 """Runs that differ in these are shown apart, but more telling differences name them."""
 
 
 def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Runs that differ in nothing but what a comparison varies, with what tells them from others."""
+    from shoal.bench import baselines
+
     parts: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
         what = _fixed(run.record.config)
         parts.setdefault(json.dumps(what, sort_keys=True, default=str), (what, []))[1].append(run)
+    for key, (mine, part) in list(parts.items()):
+        if baselines.is_one(part[0].record.config):  # they are measured once, at their end
+            alike = [k for k, (other, _) in parts.items() if k != key and other | ONCE == mine | ONCE]
+            if len(alike) == 1:
+                parts[alike[0]][1].extend(parts.pop(key)[1])
     datasets = list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
     found = []
     for mine, part in parts.values():
