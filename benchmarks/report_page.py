@@ -17,8 +17,8 @@ from typing import Any
 
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
-from shoal.commands.report import grouped
 from shoal.report import page
+from shoal.report.groups import Run, grouped
 
 DATASETS = {
     "pacs": ["art", "cartoon", "photo", "sketch", "clip art"],
@@ -88,9 +88,7 @@ def main() -> None:
     given = parser.parse_args()
     chance = random.Random(0)
     runs = [
-        page.Run(
-            record(dataset, out, algorithm, seed, chance), f"runs/{dataset}-{algorithm}-{out}-{seed}.json"
-        )
+        Run(record(dataset, out, algorithm, seed, chance), f"runs/{dataset}-{algorithm}-{out}-{seed}.json")
         for dataset, domains in DATASETS.items()
         for algorithm in ALGORITHMS
         for out in domains

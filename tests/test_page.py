@@ -18,8 +18,9 @@ from shoal.bench import compare
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.cli import main
-from shoal.commands.report import collect, grouped
+from shoal.commands.report import collect
 from shoal.report import figures, page
+from shoal.report.groups import Group, Run, grouped
 
 DOMAINS = ("0°", "15°", "30°")
 NASTY = (
@@ -113,8 +114,8 @@ class Reader(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
 
-def groups(*records: RunRecord) -> list[page.Group]:
-    return grouped([page.Run(r, f"{r.config.identity}.json") for r in records], [], [])
+def groups(*records: RunRecord) -> list[Group]:
+    return grouped([Run(r, f"{r.config.identity}.json") for r in records], [], [])
 
 
 def test_a_comparison_in_plain_words(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ from shoal.commands.showing import show
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
-    from shoal.bench.config import RunConfig
-    from shoal.report.page import Group, Run, Samples, Strip, Trouble
+    from shoal.report.groups import Kept, Run, Trouble
+    from shoal.report.page import Samples, Strip
 
 SUMMARY = "Make one page of HTML from runs: tables, curves, settings, mistakes."
 EXAMPLE = (
@@ -73,6 +72,7 @@ def write(
     """Makes the page of what is in ``paths``, or of those runs in them whose identities ``only`` holds."""
     from shoal.files import write_atomically
     from shoal.report import page
+    from shoal.report.groups import grouped
 
     runs, kept, troubles = collect(paths)
     if only is not None:
@@ -102,13 +102,9 @@ def _check_out(out: Path) -> None:
         raise InputError(f"--out {str(out)!r}: there is no folder {str(out.parent)!r}.")
 
 
-Kept = tuple[Path, Mapping[str, Any]]
-"""The result of a comparison, and the folder it lies in."""
-
-
 def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]]:
     """Every run once, results of comparisons as they were written, and what else a reader must know."""
-    from shoal.report.page import Trouble
+    from shoal.report.groups import Trouble
 
     runs: dict[str, Run] = {}
     kept: list[Kept] = []
@@ -132,7 +128,7 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
 
 def _from_file(path: Path) -> Run:
     from shoal.bench.record import read_record
-    from shoal.report.page import Run
+    from shoal.report.groups import Run
 
     try:
         return Run(read_record(path), str(path), _command(path))
@@ -143,7 +139,7 @@ def _from_file(path: Path) -> Run:
 def _from_folder(folder: Path) -> tuple[list[Run], Iterable[str]]:
     from shoal.bench.record import read_record
     from shoal.bench.results import load
-    from shoal.report.page import Run
+    from shoal.report.groups import Run
 
     results = load(folder)
     paths = [folder / row["path"] for row in results.kept]
@@ -164,7 +160,7 @@ def _command(path: Path) -> str:
 
 def _failed(folder: Path) -> list[Trouble]:
     """What sweeps have written of runs that ended without a record."""
-    from shoal.report.page import Trouble
+    from shoal.report.groups import Trouble
 
     found = []
     for path in sorted(folder.rglob("failed/*.txt")):
@@ -176,7 +172,7 @@ def _failed(folder: Path) -> list[Trouble]:
 
 def _unfinished(folder: Path) -> list[Trouble]:
     from shoal.bench.status import RunStatus, runs_in
-    from shoal.report.page import Trouble
+    from shoal.report.groups import Trouble
 
     found = []
     for path in runs_in(folder):
@@ -191,7 +187,7 @@ def _unfinished(folder: Path) -> list[Trouble]:
 
 
 def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
-    from shoal.report.page import Trouble
+    from shoal.report.groups import Trouble
 
     found = []
     for path in sorted(folder.rglob("compare-*.json")):
@@ -204,202 +200,6 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
         except (ValueError, TypeError, KeyError, OSError) as error:
             troubles.append(Trouble(f"Not shown: {path} is not the result of a comparison ({error})."))
     return found
-
-
-def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) -> list[Group]:
-    """Comparisons as they were made, then whatever else can be compared, then single runs."""
-    from shoal.report.page import Group, Trouble, split_up
-
-    groups: list[Group] = []
-    left = list(runs)
-    for folder, result in kept:
-        mine = [r for r in left if _belongs(r, folder, result)]
-        if len(mine) > result["runs"] - result.get("runs_missing", 0):
-            troubles.append(Trouble(f"compare-{result['dataset']}.json in {folder} is older than its runs."))
-            continue
-        taken = {id(r) for r in mine}
-        left = [r for r in left if id(r) not in taken]
-        tried, metric = result.get("search", 1), result.get("metric") or "score"
-        rule = (
-            f"For each algorithm and seed, the step with the best validation {metric} in the training "
-            f"domains was taken{f', of {tried} settings tried' if tried > 1 else ''}."
-        )
-        chosen = _chosen(result["trials"], mine)
-        groups.append(Group("comparison", result, mine, chosen, rule, apart=str(folder), planned=True))
-    order = {"comparison": 0, "sweep": 0, "runs": 1}
-    rest = [replace(_group(part), apart=apart) for apart, part in split_up(left)] if left else []
-    found = sorted([*groups, *rest], key=lambda g: order[g.kind])
-    datasets = [g.result["dataset"] for g in found]
-    return [
-        replace(g, apart=(g.apart or g.kind) if datasets.count(g.result["dataset"]) > 1 else "")
-        for g in found
-    ]
-
-
-def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
-    config = run.record.config
-    if isinstance(own := result.get("identities"), list):  # results of an earlier version have none
-        return folder in Path(run.path).parents and run.identity in own
-    return (
-        folder in Path(run.path).parents
-        and config.dataset == result["dataset"]
-        and config.steps == result["steps"]
-        and not config.protocol
-        and config.seed in result["seeds"]
-        and str(config.data_options.get("test", result["left_out"][0])) in result["left_out"]
-        and config.name in [row["algorithm"] for row in result["rows"]]
-    )
-
-
-def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
-    """The identities of the runs that trials name by their settings."""
-
-    def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, left_out: Any) -> str:
-        return json.dumps([algorithm, seed, dict(settings), lr, left_out], sort_keys=True, default=str)
-
-    wanted = set()
-    for t in trials:
-        if t.get("chosen") is not None:
-            parts = (t["algorithm"], t["seed"], t["settings"], t["lr"])
-            wanted |= {key(*parts, t["left_out"]), key(*parts, None)}
-    found = set()
-    for run in runs:
-        config = run.record.config
-        lr, place = config.optimizer_options.get("lr"), config.data_options.get("test")
-        left_out = None if place is None else str(place)
-        if key(config.name, config.seed, config.settings, lr, left_out) in wanted:
-            found.add(run.identity)
-    return frozenset(found)
-
-
-def _group(runs: Sequence[Run]) -> Group:
-    """Runs that differ in what a comparison varies, compared if they can be."""
-    from shoal.report.page import Group, listed, means, strange
-
-    if all(r.record.config.protocol for r in runs):
-        return _sweep(runs)
-    if not _comparable(runs):
-        return Group("runs", means(runs), runs)
-    from shoal.bench import compare
-
-    records = [r.record for r in runs]
-    plain = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
-    named = compare.BASELINE if compare.BASELINE in plain or not plain else plain[0]  # it may be called "ERM"
-    planned = [*(r.config for r in records), *_holes(r.config for r in records)]
-    result = compare.results(planned, records, named)
-    numbers = sorted({t["tried"] for t in result["trials"]})
-    many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-    metric = result["metric"] or "score"
-    steps = " or ".join(sorted({r.record.rule for r in runs}))
-    rule = f"The step of a run: {steps}."
-    if others := list(dict.fromkeys(name for r in records for name in strange(r))):
-        rule += f" Validation is of domains that were not trained on: {listed(others)}."
-    if numbers[-1] > 1:
-        rule = (
-            f"Of the runs of an algorithm, seed and domain left out ({many}), the one with the best "
-            f"validation {metric} was taken. {rule}"
-        )
-    return Group("comparison", result, runs, _chosen(result["trials"], runs), rule)
-
-
-def _holes(configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """What would have to be run for every algorithm to have the same seeds and domains left out."""
-    found: dict[str, dict[tuple[Any, int], RunConfig]] = {}
-    for config in configs:
-        place = config.data_options.get("test")
-        found.setdefault(config.name, {})[json.dumps(place), config.seed] = config
-    cells = dict.fromkeys(cell for own in found.values() for cell in own)
-    places, seeds = dict.fromkeys(p for p, _ in cells), dict.fromkeys(s for _, s in cells)
-    holes = []
-    for own in found.values():
-        first = next(iter(own.values()))
-        for place in places:
-            test = {} if place == "null" else {"test": json.loads(place)}
-            options = {k: v for k, v in first.data_options.items() if k != "test"} | test
-            holes += [replace(first, seed=s, data_options=options) for s in seeds if (place, s) not in own]
-    return holes
-
-
-def _comparable(runs: Sequence[Run]) -> bool:
-    """Whether there are several algorithms, all with a score on validation and on test."""
-    records = [r.record for r in runs]
-    splits = [set(m["scores"]) for r in records for m in r.history]
-    return (
-        len({r.config.name for r in records}) > 1
-        and bool(splits)
-        and all({"validation", "test"} <= s for s in splits)
-        and all(None not in m["scores"]["validation"]["domains"].values() for r in records for m in r.history)
-        and all("lr" in r.config.optimizer_options for r in records)
-    )
-
-
-def _sweep(runs: Sequence[Run]) -> Group:
-    """By training-domain validation, in the form of a comparison."""
-    from shoal.bench import compare, selection
-    from shoal.bench.results import spread
-    from shoal.report.page import Group, means
-
-    try:
-        found = selection.sweep([r.record.config for r in runs], [r.record for r in runs])
-        result = selection.results(found, runs[0].record.config.dataset)
-    except (InputError, LookupError):
-        return Group("runs", means(runs), runs)
-    if not result["left_out"]:
-        return Group("runs", means(runs), runs)
-    metric = result["metric"]
-    found_in = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
-    rows: list[dict[str, Any]] = []
-    for row in result["rows"]:
-
-        def score(name: str, trial: int, algorithm: str = row["algorithm"]) -> float | None:
-            choice = found_in.get((algorithm, name, trial))
-            return None if choice is None else choice["score"]
-
-        def summary(values: list[float | None], lost: bool) -> dict[str, Any]:
-            return spread(values, metric) | {"trials": {"diverged": int(lost)}}
-
-        each = {name: [score(name, t) for t in result["trials"]] for name in result["left_out"]}
-        whole = [compare._mean(values) for values in zip(*each.values(), strict=True)]
-        lost = {name: "diverged" in row["domains"][name]["status"] for name in each}
-        rows.append(
-            {
-                "algorithm": row["algorithm"],
-                "rank": None,
-                "mean_rank": None,
-                "domains": {name: summary(values, lost[name]) for name, values in each.items()},
-                "average": summary(whole, any(lost.values())),
-                "runs_diverged": row["diverged"],
-            }
-        )
-    base = next((r["average"] for r in rows if r["algorithm"] == compare.BASELINE), None)
-    for row in rows:
-        row["difference"] = None if base is None else compare._difference(row["average"], base, metric)
-    compare._rank(rows, metric)
-    picked = {(c["algorithm"], c["left_out"], c["trial"], c["draw"]) for c in result["choices"]}
-    keys = {r.identity: selection.key_of(r.record.config) for r in runs}
-    chosen = frozenset(
-        i
-        for i, k in keys.items()
-        if len(k.left_out) == 1 and (k.algorithm, *k.left_out, k.trial, k.draw) in picked
-    )
-    content = {
-        "dataset": result["dataset"],
-        "metric": metric,
-        "lower_is_better": metric is not None and selection.lower_is_better(metric),
-        "baseline": compare.BASELINE if base is not None else None,
-        "left_out": result["left_out"],
-        "seeds": result["trials"],
-        "rows": rows,
-        "runs": len(runs),
-        "runs_missing": len(result["missing"]),
-        "missing": result["missing"],
-    }
-    rule = f"Settings and step: {result['words']}, among {_draws(result['draws'])} of settings."
-    return Group("sweep", content, runs, chosen, rule)
-
-
-def _draws(number: int) -> str:
-    return f"{number} draw{'s' * (number != 1)}"
 
 
 def _samples(runs: Sequence[Run], number: int) -> list[Samples]:

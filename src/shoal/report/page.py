@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import shoal
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, row_of
-from shoal.bench.results import spread
-from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
 from shoal.report import figures
 from shoal.report.compare import _hours, _spread, _troubles, chance_beyond, recommended, verdict, words
+from shoal.report.groups import Group, Run, Trouble, listed, plain, strange
 from shoal.report.tables import _clean
 
 BARS, PANELS, MATRICES = 12, 24, 6
@@ -28,42 +24,8 @@ DOMAINS = 10
 """Domains of a split that are named with a run."""
 LINES = 8
 """Domains trained on that have a learning curve each."""
-GROUPS, COLUMNS, NAMED = 20, 16, 6
-"""Groups with tables and pictures, domains in a table, names in a sentence."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """A record, where it was found, and the command that was typed where its folder tells."""
-
-    record: RunRecord
-    path: str
-    command: str = ""
-
-    @cached_property
-    def identity(self) -> str:
-        return self.record.config.identity
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs of one dataset that belong together, and what came of them.
-
-    ``result`` is as :func:`shoal.bench.compare.results` makes it. Of a ``comparison`` and a ``sweep`` it is
-    of the runs that validation chose; else it is :func:`means` of all.
-    """
-
-    kind: str
-    result: Mapping[str, Any]
-    runs: Sequence[Run]
-    chosen: frozenset[str] = frozenset()
-    """Identities of runs; empty where nothing was chosen."""
-    rule: str = ""
-    """How settings were chosen, in words."""
-    apart: str = ""
-    """What tells these runs from others of the dataset."""
-    planned: bool = False
-    """Whether ``result`` is of `shoal compare`, which knows what was to be run."""
+GROUPS, COLUMNS = 20, 16
+"""Groups with tables and pictures, domains in a table."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +46,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Trouble:
-    """What is no record but belongs to the story."""
-
-    words: str
-    more: str = ""
-
-
-@dataclass(frozen=True)
 class Content:
     groups: Sequence[Group]
     samples: Sequence[Samples] = ()
@@ -99,67 +53,6 @@ class Content:
     title: str = "Runs"
     made: str = ""
     sources: Sequence[str] = field(default_factory=tuple)
-
-
-def means(runs: Sequence[Run]) -> dict[str, Any]:
-    """Every algorithm's mean over seeds in each domain of the test split, at the step each run selected."""
-    rows = [row_of(run.record) for run in runs]
-    found: dict[str, dict[str, dict[int, list[float]]]] = {}
-    metric = next((row["metric"] for row in rows if "metric" in row), None)
-    for run, row in zip(runs, rows, strict=True):
-        mine = found.setdefault(str(run.record.config.name), {})
-        for name, value in _domains(run.record, metric).items():
-            mine.setdefault(name, {}).setdefault(row["seed"], []).append(value)
-    names = list(dict.fromkeys(name for mine in found.values() for name in mine))
-    seeds = sorted({row["seed"] for row in rows})
-    lost = [str(r.record.config.name) for r in runs if r.record.status != "finished"]
-
-    def summary(values: Sequence[float | None], algorithm: str) -> dict[str, Any]:
-        return spread(values, metric) | {"trials": {"diverged": lost.count(algorithm)}}
-
-    table = []
-    for algorithm, mine in found.items():
-        own = [
-            s for s in seeds if any((r["seed"], str(r["name"])) == (s, algorithm) for r in rows)
-        ]  # another algorithm's seeds are not missing here
-        each = {n: [_average(mine.get(n, {}).get(s)) for s in own] for n in names}
-        whole = [list(v) for v in zip(*each.values(), strict=True)]
-        over = [None if None in v else statistics.fmean(x for x in v if x is not None) for v in whole]
-        table.append(
-            {
-                "algorithm": algorithm,
-                "rank": None,
-                "domains": {n: summary(v, algorithm) for n, v in each.items()},
-                "average": summary(over, algorithm),
-                "difference": None,
-                "runs_diverged": lost.count(algorithm),
-            }
-        )
-    return {
-        "dataset": str(runs[0].record.config.dataset),
-        "metric": metric,
-        "lower_is_better": metric is not None and lower_is_better(metric),
-        "baseline": None,
-        "left_out": names,
-        "seeds": seeds,
-        "rows": table,
-        "missing": [],
-    }
-
-
-def _average(values: Sequence[float] | None) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
-def _domains(record: RunRecord, metric: str | None) -> dict[str, float]:
-    """Scores of a finished run by domain, if they are in this metric."""
-    if not record.history or record.status != "finished":
-        return {}
-    scores = record.history[record.selected]["scores"]
-    shown = scores.get("test") or next(iter(scores.values()), None)
-    if shown is None or shown["metric"] != metric:
-        return {}
-    return {n: v for n, v in shown["domains"].items() if v is not None and math.isfinite(v)}
 
 
 def render(content: Content) -> str:
@@ -222,14 +115,6 @@ def _lines(text: str) -> str:
 
 def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
-
-
-def listed(names: Iterable[object]) -> str:
-    """In words; of many the first."""
-    every = [_clean(str(n)) for n in names]
-    if len(every) > NAMED:
-        return f"{', '.join(every[:NAMED])} and {len(every) - NAMED} more"
-    return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)
 
 
 def headline(group: Group) -> list[str]:
@@ -442,13 +327,6 @@ def learning_curves(
     return figures.curves(lines | seen, metric, title, list(seen), limits)
 
 
-def strange(record: RunRecord) -> list[str]:
-    """Domains of validation that were not trained on, where it is known which were."""
-    scores = record.history[-1]["scores"] if record.history else {}
-    known = scores.get("train", {}).get("domains", ())
-    return [d for d in scores.get("validation", {}).get("domains", ()) if d not in known] if known else []
-
-
 def _curve(
     record: RunRecord, split: str, domain: str | None, metric: str
 ) -> tuple[list[float], list[float | None]]:
@@ -574,12 +452,8 @@ def _settings(config: RunConfig) -> list[tuple[str, str]]:
         if value == USUAL[name] and name not in ALWAYS:
             continue
         parts = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        found += [(_clean(k), _clean(_plain(v))) for k, v in parts.items()]
+        found += [(_clean(k), _clean(plain(v))) for k, v in parts.items()]
     return found
-
-
-def _plain(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def python(config: RunConfig) -> str:
@@ -606,52 +480,3 @@ def _scores(record: RunRecord) -> list[tuple[str, str]]:
 
 def _number(value: float | None) -> str:
     return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
-
-
-APART = ("algorithm", "label", "settings", "seed", "draw", "optimizer_options", "protocol")
-"""In which runs of a comparison differ."""
-ONCE = {"eval_every": None}
-ASIDE = ("eval_every", "eval_limit")
-"""Runs that differ in these are shown apart, but more telling differences name them."""
-
-
-def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
-    """Runs that differ in nothing but what a comparison varies, with what tells them from others."""
-    from shoal.bench import baselines
-
-    parts: dict[str, tuple[dict[str, Any], list[Run]]] = {}
-    for run in runs:
-        what = _fixed(run.record.config)
-        parts.setdefault(json.dumps(what, sort_keys=True, default=str), (what, []))[1].append(run)
-    for key, (mine, part) in list(parts.items()):
-        if baselines.is_one(part[0].record.config):  # they are measured once, at their end
-            alike = [k for k, (other, _) in parts.items() if k != key and other | ONCE == mine | ONCE]
-            if len(alike) == 1:
-                parts[alike[0]][1].extend(parts.pop(key)[1])
-    datasets = list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
-    found = []
-    for mine, part in parts.values():
-        others = [other for other, _ in parts.values() if other["dataset"] == mine["dataset"]]
-        differ = [k for k in mine if any(k not in other or other[k] != mine[k] for other in others)]
-        differ = [k for k in differ if k not in ASIDE] or differ
-        values = [mine[k] for k in differ if isinstance(mine[k], (int, float, str))]
-        place = datasets.index(mine["dataset"]), [(isinstance(v, str), v) for v in values]
-        found.append((place, ", ".join(f"{k} {_plain(mine[k])}" for k in differ), part))
-    return [(name, part) for _, name, part in sorted(found, key=lambda f: f[0])]
-
-
-def _fixed(config: RunConfig) -> dict[str, Any]:
-    """What a comparison does not vary, with the options of data and model by their own names.
-
-    Methods that take other numbers of minibatches a step are comparable where they see as many in all.
-    """
-    found = {k: v for k, v in vars(config).items() if k not in APART}
-    data, model = (dict(found.pop(part)) for part in ("data_options", "model_options"))
-    data.pop("test", None)
-    if data.get("seed") == config.seed:
-        del data["seed"]
-    if each := found.pop("domains_per_step"):
-        found |= {"minibatches": found.pop("steps") * each, "eval_every": (config.eval_every or 0) * each}
-    options = {f"data {k}" if k in found else k: v for k, v in data.items()}
-    options |= {f"model {k}": v for k, v in model.items()}
-    return options | found | {"protocol": bool(config.protocol)}
