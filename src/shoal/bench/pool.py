@@ -41,9 +41,9 @@ def run_all(
 
     ``at_once`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
     since a small network gains more from a core of its own than from a second thread. On CUDA in this
-    process, by default ten and at most 32, where steps are captured and examples in memory; others come one after the
-    other. Each gives the same as it would alone. Ctrl-C keeps what has finished; the same call then does the
-    rest. ``how`` goes to :func:`shoal.bench.run.run`.
+    process, by default ten and at most 32, where steps are captured and examples in memory; others come one
+    after the other. Each gives the same as it would alone. Ctrl-C keeps what has finished; the same call then
+    does the rest. ``how`` goes to :func:`shoal.bench.run.run`.
     """
     missing = list({c.identity: c for c in store.missing(configs)}.values())
     if missing:
