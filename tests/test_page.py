@@ -123,8 +123,8 @@ def test_a_comparison_in_plain_words(tmp_path: Path) -> None:
     assert "fish and erm were compared on the unseen domains 0° and 15°, with 3 seeds." in text
     assert "Best on average: fish (61.1 ± 1.1 accuracy (%), mean ± standard deviation)." in text
     assert "It is ahead of erm by more than two standard errors: +10.1 ± 0.1 accuracy (%) in pairs" in text
-    assert "Luck alone would do that 18 times in 100." in text
-    assert "It would make so large a difference less than once in 1,000." in text
+    assert "Luck alone puts one so far ahead or behind 18 times in 100." in text
+    assert "It makes so large a difference less than once in 1,000." in text
     assert "12 runs (12 finished)" in text
     assert "n = 3" in text
 
@@ -208,6 +208,116 @@ def test_baselines_of_an_unfinished_comparison_are_shown_with_it() -> None:
         (2, "eval_every 20"),
         (1, "eval_every null"),
     ]
+
+
+def test_settings_of_one_algorithm_are_rows_of_their_own() -> None:
+    fast = made("erm", test=0.7, config=replace(made("erm").config, optimizer_options={"lr": 0.3}))
+    (group,) = groups(made("erm", test=0.5), fast)
+    assert [row["algorithm"] for row in group.result["rows"]] == ["erm, lr 0.001", "erm, lr 0.3"]
+    assert [row["average"]["mean"] for row in group.result["rows"]] == [0.5, 0.7]
+    assert page.headline(group)[1].endswith("there is one algorithm alone, with several settings.")
+
+
+def test_scores_of_validation_are_not_passed_off_as_unseen() -> None:
+    def without(*gone: str) -> RunRecord:
+        record = made("erm")
+        left = [{k: v for k, v in m["scores"].items() if k not in gone} for m in record.history]
+        return replace(
+            record, history=tuple({**m, "scores": s} for m, s in zip(record.history, left, strict=True))
+        )
+
+    (group,) = groups(without("test"))
+    assert "scored on validation examples of 15° and 30°" in page.headline(group)[0]
+    assert group.result["rows"][0]["average"]["mean"] == 0.8
+    (group,) = groups(without("test", "validation"))
+    assert "scored on the training examples of 15° and 30°" in page.headline(group)[0]
+
+
+def test_an_unfinished_comparison_concludes_nothing() -> None:
+    there = [
+        made(n, 0, t, out) for n, t, out in (("erm", 0.5, "0°"), ("erm", 0.5, "15°"), ("fish", 0.6, "0°"))
+    ]
+    (group,) = groups(*there)
+    said = " ".join(page.headline(group))
+    assert "Without a score in every trial, and so without a rank: fish." in said
+    assert "did better" not in said
+    assert "Recommendation" not in said
+
+
+def test_runs_that_all_diverged_have_no_score() -> None:
+    lost = [made(n, status="diverged", error="NaN", history=(), selected=-1) for n in ("erm", "fish")]
+    (group,) = groups(*lost)
+    assert page.headline(group)[1] == "This is not a comparison: no run has a score."
+
+
+def test_domains_left_out_together_are_named() -> None:
+    def of(algorithm: str) -> RunRecord:
+        config = replace(made(algorithm).config, data_options={"test": ["0°", "15°"]})
+        both = {"test": scores({"0°": 0.4, "15°": 0.6})}
+        record = made(algorithm, config=config)
+        return replace(
+            record, history=tuple({**m, "scores": {**m["scores"], **both}} for m in record.history)
+        )
+
+    (group,) = groups(of("erm"), of("fish"))
+    assert "compared on the unseen domains 0° and 15°, with" in page.headline(group)[0]
+    assert len(group.chosen) == 2
+
+
+def test_curves_are_named_by_what_they_show(tmp_path: Path) -> None:
+    def of(algorithm: str) -> RunRecord:
+        record = made(algorithm)
+        auc = {"selects": "AUC", "metrics": {"AUC": 0.9}}
+        with_auc = [{k: v | auc for k, v in m["scores"].items()} for m in record.history]
+        return replace(
+            record, history=tuple({**m, "scores": s} for m, s in zip(record.history, with_auc, strict=True))
+        )
+
+    text = Reader(written(save(tmp_path, of("erm"), of("fish")))).text
+    assert "Bars are means of AUC" in text
+    assert "accuracy (%) by step" in text
+    assert "AUC by step" not in text
+
+
+def test_a_comparison_given_twice_is_shown_once_and_runs_may_be_in_two(tmp_path: Path) -> None:
+    records = comparison()
+    for name, mine in (
+        ("one", records),
+        ("copy", records),
+        ("part", [r for r in records if r.config.seed < 2]),
+    ):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name, *mine)
+        result = compare.results([r.config for r in mine], mine)
+        result["identities"] = [r.config.identity for r in mine]
+        (tmp_path / name / "compare-digits.json").write_text(json.dumps(result))
+    found = grouped(*collect([tmp_path / "one", tmp_path / "copy", tmp_path / "part", tmp_path / "one"]))
+    assert [len(g.runs) for g in found] == [12, 8]
+    assert all(g.planned for g in found)
+    path = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "one"), str(tmp_path / "part"), "-o", str(path)]) == 0
+    assert "12 runs (12 finished)" in Reader(path.read_text()).text
+    for file in sorted((tmp_path / "part" / "runs").glob("*.json"))[:2]:
+        file.unlink()
+    runs, kept, troubles = collect([tmp_path / "part"])
+    assert grouped(runs, kept, troubles)[0].planned
+    assert "is of 8 runs; records of 6 are here" in troubles[0].words
+
+
+def test_bars_reach_as_far_below_zero_as_their_scores() -> None:
+    rows = [
+        {"algorithm": name, "average": {"mean": mean, "sd": sd, "values": [mean, mean]}}
+        for name, mean, sd in (("erm", -0.5, 0.4), ("fish", -0.9, 0.8))
+    ]
+    (axes,) = figures.bars(rows, "r2").axes
+    low, high = axes.get_xlim()
+    assert low < -1.7
+    assert 0 < high < 0.5
+
+
+def test_a_baseline_is_run_again_by_its_own_call() -> None:
+    assert page.python(made("gradient-boosting").config).startswith("shoal.bench.baselines.run(RunConfig(")
+    assert page.python(made("erm").config).startswith("shoal.bench.run.run(RunConfig(")
 
 
 def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:

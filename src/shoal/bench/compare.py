@@ -235,7 +235,7 @@ def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[d
     own = _own_test(found.values())
     groups: dict[tuple[str, str, int], list[RunConfig]] = {}
     for config in configs:
-        name = str(config.data_options.get("test", own))
+        name = named(config.data_options.get("test", own))
         groups.setdefault((config.name, name, config.seed), []).append(config)
     return [
         {"algorithm": algorithm, "left_out": name, "seed": seed, **_trial(tried, found)}
@@ -250,6 +250,11 @@ def _own_test(records: Iterable[RunRecord]) -> str:
             names = list(_scores(record, "test")["domains"])
             return names[0] if len(names) == 1 else "test"
     return "test"
+
+
+def named(test: Any) -> str:
+    """A domain left out, or several that are left out together."""
+    return " and ".join(map(str, test)) if isinstance(test, (list, tuple)) else str(test)
 
 
 def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[str, Any]:
@@ -305,6 +310,7 @@ def results(
     for row in rows:
         row["over_domains"] = None if first is None or row is first else over_domains(row, first)
     _rank(rows, metric)
+    gone = sum(len(t["missing"]) for t in every)
     return {
         "dataset": configs[0].dataset,
         "metric": metric,
@@ -318,9 +324,11 @@ def results(
         "fits": sum(baselines.is_one(r.config) for r in records),
         "seconds": round(sum(r.seconds for r in records), 3),
         "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
-        "runs_missing": sum(len(t["missing"]) for t in every),
+        "runs_missing": gone,
         "missing": _missing(every),
-        "recommendation": recommendation(rows, metric is not None and lower_is_better(metric)),
+        "recommendation": None
+        if gone
+        else recommendation(rows, metric is not None and lower_is_better(metric)),
         "rows": rows,
         "trials": every,
     }

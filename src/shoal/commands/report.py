@@ -57,7 +57,7 @@ def run(given: Any) -> None:
     _check_out(given.out)
     about = write(given.runs, given.out, given.title, given.samples)
     runs, notes = about["runs"], about["notes"]
-    said = f", {notes} notes on what is missing or failed" if notes else ""
+    said = f", {notes} note{'s' * (notes != 1)} on what is missing or failed" if notes else ""
     size = f"{about['bytes'] / 1e6:.1f} MB"
     show(about, f"{runs:,} run{'s' * (runs != 1)}{said}. Written to {given.out} ({size}).", given)
 

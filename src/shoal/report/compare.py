@@ -194,7 +194,7 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
 
 
-def verdict(result: Mapping[str, Any]) -> list[str]:
+def verdict(result: Mapping[str, Any], one: str = "seed") -> list[str]:
     """Who differs from the baseline by more than two standard errors, and how many would by chance."""
     baseline, far = result["baseline"], "more than two standard errors of the paired difference"
     others = [row for row in result["rows"] if baseline and row["algorithm"] != baseline]
@@ -202,7 +202,7 @@ def verdict(result: Mapping[str, Any]) -> list[str]:
     judged = [row for row in whole if row["difference"]["se"] is not None]
     if not judged:
         alone = others and len(result["seeds"]) == 1
-        return [f"One seed cannot tell a difference from {baseline} from luck."] if alone else []
+        return [f"One {one} cannot tell a difference from {baseline} from luck."] if alone else []
     named = [r for r in judged if abs(r["difference"]["mean"]) > 2 * r["difference"]["se"]]
     if not named:
         return [f"No algorithm differs from {baseline} by {far}."]
@@ -240,13 +240,18 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     trials = result.get("trials") or []  # a sweep's result has none
     if undefined := dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined"):
         named = ", ".join(map(repr, list(undefined)[:NAMED])) + ", …" * (len(undefined) > NAMED)
-        lines.append(f"No score with {named} left out: its measure is undefined there or on validation.")
+        some = any(t["left_out"] in undefined and t["status"] == "scored" for t in trials)
+        what = "In some trials no score" if some else "No score"
+        lines.append(f"{what} with {named} left out: its measure is undefined there or on validation.")
     if missing := result["missing"]:
         more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
         which = "; ".join(missing[:NAMED]) + more
         lines.append(f"{result['runs_missing']:,} of {result['runs']:,} runs are missing: {which}.")
     if any(row["rank"] is None for row in result["rows"]):
-        lines.append("No rank without a score in every trial; (2 of 3) says how many seeds have one.")
+        cells = [v["values"] for r in result["rows"] for v in (*r["domains"].values(), r["average"])]
+        some = any(None in values and any(v is not None for v in values) for values in cells)
+        beside = "; where only some have one, their number stands beside the mean" if some else ""
+        lines.append(f"No rank without a score in every trial{beside}.")
     return [_clean(line) for line in lines]
 
 

@@ -95,7 +95,7 @@ def bars(
     scale, label = unit(metric)
     with _style():
         figure, axes = _panel(0.75 + 0.24 * max(2, len(rows)))
-        reach = 0.0
+        reach, low = 0.0, 0.0
         ends = []
         for place, row in enumerate(rows):
             found = row["average"] if domain is None else row["domains"][domain]
@@ -111,12 +111,16 @@ def bars(
             if found["sd"] is not None:
                 axes.errorbar(mean, place, xerr=sd, color=INK, capsize=2.5, linewidth=1, zorder=3)
             ends.append((mean + sd, f"{mean:.1f}" if metric == "accuracy" else f"{mean:.3g}"))
-            reach = max(reach, abs(mean) + sd)
+            reach, low = max(reach, mean + sd), min(low, mean - sd)
+        width = reach - low or 1
         for place, (end, text) in enumerate(ends):
-            axes.text(max(end, 0) + 0.015 * (reach or 1), place, text, va="center", fontsize=8)
-        low = min([0.0, *(end for end, _ in ends)])
+            axes.text(max(end, 0) + 0.015 * width, place, text, va="center", fontsize=8)
         axes.set_yticks(range(len(rows)), [short(row["algorithm"]) for row in rows])
-        axes.set(xlim=(1.15 * low, 1.17 * (reach or 1)), ylim=(len(rows) - 0.4, -0.6), xlabel=label)
+        axes.set(
+            xlim=(low - 0.05 * (width if low else 0), reach + 0.17 * width),
+            ylim=(len(rows) - 0.4, -0.6),
+            xlabel=label,
+        )
         if scale == 100:  # the room for numbers beside the bars is no accuracy
             axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= 100])
         axes.set_title("average over these domains" if domain is None else short(domain))
@@ -194,7 +198,8 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float | None]], title
         size = len(names)
         figure, axes = _panel(WIDTH if size > 4 else 3.3)
         grid = np.array([[math.nan if v is None else v for v in row] for row in values], dtype=float)
-        axes.pcolormesh(grid, cmap="RdBu_r", vmin=-1, vmax=1, edgecolors="none", rasterized=size > 12)
+        if size:
+            axes.pcolormesh(grid, cmap="RdBu_r", vmin=-1, vmax=1, edgecolors="none", rasterized=size > 12)
         for i in range(size if size <= 10 else 0):
             for j in range(size):
                 if math.isfinite(grid[i, j]):
@@ -209,7 +214,7 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float | None]], title
         shown = [short(n) for n in names] if size <= 25 else [""] * size
         axes.set_xticks(places, shown, rotation=90 if size > 4 else 0)
         axes.set_yticks(places, shown)
-        axes.set_ylim(size, 0)
+        axes.set_ylim(size or 1, 0)
         figure.suptitle(title, fontsize=9.5)
         axes.tick_params(length=0)
     return figure

@@ -74,14 +74,24 @@ class Trouble:
 def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) -> list[Group]:
     """Comparisons as they were made, then whatever else can be compared, then single runs."""
     groups: list[Group] = []
-    left = list(runs)
+    taken: set[int] = set()
+    seen: list[Any] = []
     for folder, result in kept:
-        mine = [r for r in left if _belongs(r, folder, result)]
-        if len(mine) > result["runs"] - result.get("runs_missing", 0):
-            troubles.append(Trouble(f"compare-{result['dataset']}.json in {folder} is older than its runs."))
+        if (own := result.get("identities")) is not None:
+            if own in seen:  # a copy, or the same folder twice
+                continue
+            seen.append(own)
+        mine = [r for r in runs if _belongs(r, folder, result)]
+        name, there = (
+            f"compare-{result['dataset']}.json in {folder}",
+            result["runs"] - result.get("runs_missing", 0),
+        )
+        if len(mine) > there:
+            troubles.append(Trouble(f"{name} is older than its runs."))
             continue
-        taken = {id(r) for r in mine}
-        left = [r for r in left if id(r) not in taken]
+        if len(mine) < there:
+            troubles.append(Trouble(f"{name} is of {there:,} runs; records of {len(mine):,} are here."))
+        taken |= {id(r) for r in mine}
         tried, metric = result.get("search", 1), result.get("metric") or "score"
         rule = (
             f"For each algorithm and seed, the step with the best validation {metric} in the training "
@@ -89,6 +99,7 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
         )
         chosen = _chosen(result["trials"], mine)
         groups.append(Group("comparison", result, mine, chosen, rule, apart=str(folder), planned=True))
+    left = [r for r in runs if id(r) not in taken]
     order = {"comparison": 0, "sweep": 0, "runs": 1}
     rest = [replace(_group(part), apart=apart) for apart, part in split_up(left)] if left else []
     found = sorted([*groups, *rest], key=lambda g: order[g.kind])
@@ -100,16 +111,18 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
 
 
 def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
+    from shoal.bench import compare
+
     config = run.record.config
     if isinstance(own := result.get("identities"), list):  # results of an earlier version have none
-        return folder in Path(run.path).parents and run.identity in own
+        return run.identity in own
     return (
         folder in Path(run.path).parents
         and config.dataset == result["dataset"]
         and config.steps == result["steps"]
         and not config.protocol
         and config.seed in result["seeds"]
-        and str(config.data_options.get("test", result["left_out"][0])) in result["left_out"]
+        and compare.named(config.data_options.get("test", result["left_out"][0])) in result["left_out"]
         and config.name in [row["algorithm"] for row in result["rows"]]
     )
 
@@ -174,7 +187,9 @@ def _group(runs: Sequence[Run]) -> Group:
     metric = result["metric"] or "score"
     steps = " or ".join(sorted({r.record.rule for r in runs}))
     rule = f"The step of a run: {steps}."
-    if others := list(dict.fromkeys(name for r in records for name in strange(r))):
+    if note := next((n for r in records if (n := r.notes.get("validation"))), None):
+        rule += f" Validation is {note}."
+    elif others := list(dict.fromkeys(name for r in records for name in strange(r))):
         rule += f" Validation is of domains that were not trained on: {listed(others)}."
     if numbers[-1] > 1:
         rule = (
@@ -193,6 +208,7 @@ def strange(record: RunRecord) -> list[str]:
 
 def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
     """The identities of the runs that trials name by their settings."""
+    from shoal.bench import compare
 
     def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, left_out: Any) -> str:
         return json.dumps([algorithm, seed, dict(settings), lr, left_out], sort_keys=True, default=str)
@@ -206,7 +222,7 @@ def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozens
     for run in runs:
         config = run.record.config
         lr, place = config.optimizer_options.get("lr"), config.data_options.get("test")
-        left_out = None if place is None else str(place)
+        left_out = None if place is None else compare.named(place)
         if key(config.name, config.seed, config.settings, lr, left_out) in wanted:
             found.add(run.identity)
     return frozenset(found)
@@ -312,26 +328,34 @@ def _draws(number: int) -> str:
 
 
 def means(runs: Sequence[Run]) -> dict[str, Any]:
-    """Every algorithm's mean over seeds in each domain of the test split, at the step each run selected."""
-    rows = [row_of(run.record) for run in runs]
+    """Every algorithm's mean over seeds in each domain of the test split, at the step each run selected.
+
+    Of runs without a test split it is of validation, or else of the training examples; ``split`` says so.
+    """
+    rows, each_name = [row_of(run.record) for run in runs], called(runs)
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
     metric = next((row["metric"] for row in rows if "metric" in row), None)
-    for run, row in zip(runs, rows, strict=True):
-        mine = found.setdefault(str(run.record.config.name), {})
-        for name, value in _domains(run.record, metric).items():
-            mine.setdefault(name, {}).setdefault(row["seed"], []).append(value)
+    splits = [s for r in runs for m in r.record.history for s in m["scores"]]
+    split = next((s for s in ("test", "validation", "train") if s in splits), splits[0] if splits else "test")
+    for name, run, row in zip(each_name, runs, rows, strict=True):
+        mine = found.setdefault(name, {})
+        for domain, value in _domains(run.record, metric, split).items():
+            mine.setdefault(domain, {}).setdefault(row["seed"], []).append(value)
     names = list(dict.fromkeys(name for mine in found.values() for name in mine))
     seeds = sorted({row["seed"] for row in rows})
-    lost = [str(r.record.config.name) for r in runs if r.record.status != "finished"]
+    lost = [name for name, r in zip(each_name, runs, strict=True) if r.record.status != "finished"]
 
     def summary(values: Sequence[float | None], algorithm: str) -> dict[str, Any]:
         return spread(values, metric) | {"trials": {"diverged": lost.count(algorithm)}}
 
     table = []
     for algorithm, mine in found.items():
+        # Another algorithm's seeds are not missing here.
         own = [
-            s for s in seeds if any((r["seed"], str(r["name"])) == (s, algorithm) for r in rows)
-        ]  # another algorithm's seeds are not missing here
+            s
+            for s in seeds
+            if any((r["seed"], n) == (s, algorithm) for n, r in zip(each_name, rows, strict=True))
+        ]
         each = {n: [_average(mine.get(n, {}).get(s)) for s in own] for n in names}
         whole = [list(v) for v in zip(*each.values(), strict=True)]
         over = [None if None in v else statistics.fmean(x for x in v if x is not None) for v in whole]
@@ -354,19 +378,41 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
         "seeds": seeds,
         "rows": table,
         "missing": [],
+        "split": split,
+        "several": len({run.record.config.name for run in runs}) > 1,
     }
+
+
+def called(runs: Sequence[Run]) -> list[str]:
+    """Each run's algorithm, with those of its settings in which other runs of that name differ."""
+
+    def settings(run: Run) -> dict[str, Any]:
+        config = run.record.config
+        return {**config.settings, **config.optimizer_options, "draw": config.draw}
+
+    found = []
+    for run in runs:
+        mine, name = settings(run), run.record.config.name
+        others = [settings(r) for r in runs if r.record.config.name == name]
+        keys = dict.fromkeys(k for other in [mine, *others] for k in other)
+        differ = [k for k in keys if any(other.get(k) != mine.get(k) for other in others)]
+        found.append(", ".join([name, *(f"{k} {plain(mine.get(k))}" for k in differ)]))
+    return found
+
+
+def test_domains(record: RunRecord) -> list[str]:
+    return list(record.history[-1]["scores"].get("test", {}).get("domains", ())) if record.history else []
 
 
 def _average(values: Sequence[float] | None) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _domains(record: RunRecord, metric: str | None) -> dict[str, float]:
+def _domains(record: RunRecord, metric: str | None, split: str) -> dict[str, float]:
     """Scores of a finished run by domain, if they are in this metric."""
     if not record.history or record.status != "finished":
         return {}
-    scores = record.history[record.selected]["scores"]
-    shown = scores.get("test") or next(iter(scores.values()), None)
+    shown = record.history[record.selected]["scores"].get(split)
     if shown is None or shown["metric"] != metric:
         return {}
     return {n: v for n, v in shown["domains"].items() if v is not None and math.isfinite(v)}

@@ -15,7 +15,7 @@ from shoal.bench.record import RunRecord, row_of
 from shoal.errors import InputError
 from shoal.report import figures
 from shoal.report.compare import _hours, _spread, _troubles, chance_beyond, recommended, verdict, words
-from shoal.report.groups import Group, Run, Trouble, listed, plain, strange
+from shoal.report.groups import Group, Run, Trouble, called, listed, plain, strange, test_domains
 from shoal.report.tables import _clean
 
 BARS, PANELS, MATRICES = 12, 24, 6
@@ -84,7 +84,7 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
 
 def context(content: Content) -> dict[str, Any]:
     """All that the template says, as plain data; pictures are SVG."""
-    runs = [run for group in content.groups for run in group.runs]
+    runs = list({id(run): run for group in content.groups for run in group.runs}.values())  # some are in two
     records = [run.record for run in runs]
     states = {s: sum(r.status == s for r in records) for s in dict.fromkeys(r.status for r in records)}
     chosen = frozenset().union(*(g.chosen for g in content.groups))
@@ -125,9 +125,12 @@ def headline(group: Group) -> list[str]:
     one = "trial" if group.kind == "sweep" else "seed"
     seeds = _many(len(result["seeds"]), one)
     if group.kind == "runs":
+        of = {"test": "", "validation": "validation examples of ", "train": "the training examples of "}
+        unseen = of.get(result["split"], f"{result['split']} of ") + unseen
         what = f"{_many(len(group.runs), 'run')} of {listed(names)}, scored on {unseen}, {seeds}."
-        return [what, "This is not a comparison: " + _why_not(result)]
-    where = "domain" if len(result["left_out"]) == 1 else "domains"
+        return [_clean(what), "This is not a comparison: " + _why_not(result)]
+    several = any(len(test_domains(r.record)) > 1 for r in group.runs)
+    where = "domains" if len(result["left_out"]) > 1 or several else "domain"
     lines = [
         f"{listed(names)} were compared on the unseen {where} {unseen}, with {seeds}. {group.rule}",
         *_best(result, one),
@@ -139,6 +142,10 @@ def headline(group: Group) -> list[str]:
 def _why_not(result: Mapping[str, Any]) -> str:
     if len(result["rows"]) < 2:
         return "there is one algorithm alone."
+    if all(row["average"]["mean"] is None for row in result["rows"]):
+        return "no run has a score."
+    if not result["several"]:
+        return "there is one algorithm alone, with several settings."
     return (
         "these runs do not share a validation split to choose by and a test split to judge by, so nothing "
         "is said about which algorithm is better."
@@ -154,6 +161,11 @@ def _best(result: Mapping[str, Any], one: str) -> list[str]:
     if len(result["seeds"]) == 1:
         value = f"{_spread(best['average'])} {metric}"
     lines = [f"Best on average: {best['algorithm']} ({value})."]
+    if len(ranked) < len(result["rows"]):
+        rest = listed(row["algorithm"] for row in result["rows"] if row["rank"] is None)
+        lines.append(f"Without a score in every trial, and so without a rank: {rest}.")
+        if best["algorithm"] == baseline:
+            return lines
     if baseline is None:
         return [*lines, "ERM is not among them, so nothing is said about a gain over it."]
     if best["algorithm"] == baseline:
@@ -171,18 +183,21 @@ def _best(result: Mapping[str, Any], one: str) -> list[str]:
     chance = 100 * chance_beyond(2, freedom)
     best_of = f", and more often for the best of {len(ranked)}" if len(ranked) > 2 else ""
     said = f"It is ahead of {baseline} by more than two standard errors: {by}."
-    said += f" Luck alone would do that {chance:.0f} times in 100{best_of}."
+    said += f" Luck alone puts one so far ahead or behind {chance:.0f} times in 100{best_of}."
     if difference["se"] > 0:
         times = 1000 * chance_beyond(abs(difference["mean"]) / difference["se"], freedom)
         often = f"about {_many(round(times), 'time')}" if times >= 1 else "less than once"
-        said += f" It would make so large a difference {often} in 1,000."
+        said += f" It makes so large a difference {often} in 1,000."
     return [*lines, said]
 
 
 def _group(group: Group, number: int) -> dict[str, Any]:
     result, title = group.result, _clean(str(group.result.get("title") or group.result["dataset"]))
-    more = words(result) if group.planned else [*verdict(result), *_troubles(result)]
+    one = "trial" if group.kind == "sweep" else "seed"
+    more = words(result) if group.planned else [*verdict(result, one), *_troubles(result)]
     more = [line for line in more if line not in recommended(result)]
+    units = dict.fromkeys(note for r in group.runs if (note := r.record.notes.get("units")))
+    more += [f"{note[:1].upper()}{note[1:]}." for note in units]
     if group.kind == "runs":
         lost = {row["algorithm"]: n for row in result["rows"] if (n := row["runs_diverged"])}
         more = [f"Runs that diverged: {', '.join(f'{k} {n}' for k, n in lost.items())}."] if lost else []
@@ -226,8 +241,8 @@ def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, Any]:
     """Mean ± deviation, of how many, and a number to sort by; or why there is nothing."""
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
     if not known:
-        lost = (values.get("trials") or {}).get("diverged")
-        return {"text": "diverged" if lost else "–", "value": None, "n": ""}
+        why = [w for w in ("diverged", "undefined") if (values.get("trials") or {}).get(w)]
+        return {"text": why[0] if why else "–", "value": None, "n": ""}
     of = f"n = {known}" if known == every else f"n = {known} of {every}"
     return {"text": _spread(values, sign), "value": values["mean"], "n": of}
 
@@ -255,10 +270,15 @@ def _pictures(group: Group, name: str) -> dict[str, Any]:
         where = "on average over the domains left out" if place is None else f"in {place}"
         title = f"{metric} of {len(rows)} algorithms {where}"
         bars.append(draw(figures.bars(rows, metric, place, result["baseline"]), title))
-    panels = _by_name(_shown(group), [row["algorithm"] for row in rows])
-    limits = _limits(panels) if metric == "accuracy" else None
+    shown = _shown(group)
+    names = called(shown) if group.kind == "runs" else [run.record.config.name for run in shown]
+    panels: dict[str, list[Run]] = {row["algorithm"]: [] for row in rows}
+    for own, run in zip(names, shown, strict=True):
+        panels.setdefault(own, []).append(run)
+    drawn = next((m for runs in panels.values() for r in runs if (m := curves_metric(r.record))), metric)
+    limits = _limits(panels) if drawn == "accuracy" else None
     curves = [
-        draw(figure, f"{metric} of {algorithm} by step and domain")
+        draw(figure, f"{drawn} of {algorithm} by step and domain")
         for algorithm, runs in list(panels.items())[:PANELS]
         if (figure := learning_curves([r.record for r in runs], str(algorithm), limits)) is not None
     ]
@@ -267,6 +287,7 @@ def _pictures(group: Group, name: str) -> dict[str, Any]:
         "bars_left": max(0, len(domains) - BARS),
         "curves": curves,
         "curves_left": max(0, len(panels) - PANELS),
+        "curves_metric": figures.unit(drawn)[1],
         "curves_of": "the runs that validation chose" if group.chosen else "all runs",
         **_agreement(group, draw),
     }
@@ -277,13 +298,6 @@ def _shown(group: Group) -> list[Run]:
     chosen = {id(r) for r in group.runs if r.identity in group.chosen}
     names = {r.record.config.name for r in group.runs if id(r) in chosen}
     return [r for r in group.runs if id(r) in chosen or r.record.config.name not in names]
-
-
-def _by_name(runs: Iterable[Run], order: Iterable[str]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {name: [] for name in order}
-    for run in runs:
-        found.setdefault(run.record.config.name, []).append(run)
-    return found
 
 
 def _limits(panels: Mapping[str, Sequence[Run]]) -> tuple[float, float] | None:
@@ -305,7 +319,7 @@ def learning_curves(
     measured = [r for r in records if any(m["scores"] for m in r.history)]
     if not measured:
         return None
-    metric = next(s["metric"] for m in measured[0].history for s in m["scores"].values())
+    metric = str(curves_metric(measured[0]))
     lines: dict[str, list[Any]] = {}
     seen: dict[str, list[Any]] = {}
     places = {tuple(r.history[-1]["scores"].get("test", {}).get("domains", ())) for r in measured}
@@ -325,6 +339,11 @@ def learning_curves(
                 label = f"{name} ({of_training})"
                 seen.setdefault(label, []).append(_curve(record, of_training, name, metric))
     return figures.curves(lines | seen, metric, title, list(seen), limits)
+
+
+def curves_metric(record: RunRecord) -> str | None:
+    """What curves are of: the loss's own measure, whatever else was to select."""
+    return next((str(s["metric"]) for m in record.history for s in m["scores"].values()), None)
 
 
 def _curve(
@@ -460,7 +479,10 @@ def python(config: RunConfig) -> str:
     """The run as a call, for one whose command was not kept."""
     given = {k: v for k, v in config.to_dict().items() if v != USUAL[k]}
     said = ", ".join(f"{k}={v!r}" for k, v in given.items())
-    return f"shoal.bench.run.run(RunConfig({said}))"
+    from shoal.bench import baselines
+
+    module = "baselines" if baselines.is_one(config) else "run"
+    return f"shoal.bench.{module}.run(RunConfig({said}))"
 
 
 def _scores(record: RunRecord) -> list[tuple[str, str]]:
@@ -470,7 +492,9 @@ def _scores(record: RunRecord) -> list[tuple[str, str]]:
     found = []
     for split, scores in record.history[record.selected]["scores"].items():
         parts = [f"{scores['metric']} {_number(scores['average'])}"]
-        parts += [f"{k} {_number(v)}" for k, v in (scores.get("metrics") or {}).items()]
+        parts += [
+            f"{k} {_number(v)}" for k, v in (scores.get("metrics") or {}).items() if k != scores["metric"]
+        ]
         names = list(scores["domains"].items())
         parts += [f"{n} {_number(v)}" for n, v in names[:DOMAINS] if len(names) > 1]
         parts += [f"… {len(names) - DOMAINS:,} more"] * (len(names) > DOMAINS)
