@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shoal.bench import record as records
 from shoal.bench.config import RunConfig, change_config, read_config, read_file
 from shoal.bench.experiments import cdsprites, linear
 from shoal.bench.pool import run_all
@@ -46,6 +48,15 @@ def record(config: RunConfig = TINY, **changes: Any) -> RunRecord:
         "environment": {"torch": "2"},
     }
     return RunRecord(**content | changes)
+
+
+SPOILT: list[dict[str, Any]] = [
+    {"metric": "r", "average": "0.5", "domains": {}},
+    {"metric": "r", "average": 0.5, "domains": {"a": "0.5"}},
+    {"metric": "r", "average": 0.5, "domains": None},
+    {"metric": None, "average": 0.5, "domains": {}},
+    {"metric": "r", "average": 0.5, "domains": {}, "metrics": {"x": "0.5"}},
+]
 
 
 def result(found: RunRecord) -> tuple[Any, ...]:
@@ -155,6 +166,84 @@ class TestRecord:
     def test_round_trip_through_json(self) -> None:
         one = record(CONFIGS[1], warm_up=({"step": 1, "passes": 1, "loss": 2.0, "scores": {}},), error="?")
         assert RunRecord.from_dict(json.loads(json.dumps(one.to_dict()))) == one
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"status": None},
+            {"rule": 3},
+            {"error": None},
+            {"seconds": "1"},
+            {"environment": None},
+            {"notes": []},
+            {"skipped": None},
+            {"selected": 2},
+            {"selected": "0"},
+            {"agreement": 1},
+            {"agreement": ["x"]},
+            {"agreement": [{"step": None}]},
+            {"agreement": [{"step": 1, "mean_cosine": "0.5"}]},
+            {"agreement": [{"step": 1, "sign_agreement": []}]},
+            {"agreement": [{"step": 1, "layers": {"a": "0.5"}}]},
+            {"agreement": [{"step": 1, "domains": ["a"], "matrix": [["1"]]}]},
+            {"agreement": [{"step": 1, "matrix": {"domains": ["a"], "values": [["1"]]}}]},
+            {"agreement": [{"step": 1, "matrix": [1]}]},
+            {"agreement": [{"step": 1, "domains": 2}]},
+            {"history": ["x"]},
+            {"history": [{"step": "2", "scores": {}}]},
+            {"history": [{"step": 2}]},
+            {"history": [{"step": 2, "scores": None}]},
+            {"history": [{"step": 2, "scores": {"test": None}}]},
+            *({"history": [{"step": 2, "scores": {"test": score}}]} for score in SPOILT),
+        ],
+    )
+    def test_content_of_other_types_is_refused(self, wrong: dict[str, Any], tmp_path: Path) -> None:
+        content = {**record().to_dict(), **wrong}
+        with pytest.raises((TypeError, ValueError, KeyError)):
+            RunRecord.from_dict(content)
+        (tmp_path / "one").mkdir()
+        (tmp_path / "two").mkdir()
+        (tmp_path / "one" / "record.json").write_text(json.dumps(content))
+        (tmp_path / "two" / "record.json").write_text(json.dumps(record().to_dict()))
+        page = tmp_path / "page.html"
+        assert main(["report", str(tmp_path), "--out", str(page)]) == 0
+        assert "is not a run record" in page.read_text(encoding="utf-8")
+
+    def test_an_index_from_before_that_was_refused_is_made_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(records, "INDEX_FROM", 1)
+        (tmp_path / "record.json").write_text(json.dumps(record(status=None).to_dict()))
+        with monkeypatch.context() as before:
+            before.setattr(records, "_check", lambda found: None)
+            before.setattr(records, "_FORMAT", records._FORMAT[: -len(records._KINDS)])
+            assert not records.Index(tmp_path).read()[1]
+        assert list(records.Index(tmp_path).read()[1]) == ["record.json"]
+
+    def test_what_may_be_missing_is_read(self) -> None:
+        matrix = [[1, None], [None, math.nan]]
+        point = {"step": 1, "domains": ["a", "b"], "mean_cosine": None, "sign_agreement": 1, "matrix": matrix}
+        within = {"step": 2, "matrix": {"domains": ["a", "b"], "values": matrix}}
+        last = {"step": 3, "mean_cosine": 0.5, "layers": {"a": None}}
+        score = {
+            "metric": "r",
+            "average": None,
+            "domains": {"a": None, "b": math.nan},
+            "metrics": {"x": None},
+        }
+        history = ({"step": 2, "passes": 2, "loss": None, "scores": {"test": score}},)
+        found = record(agreement=(point, within, last), history=history)
+        again = RunRecord.from_dict(found.to_dict())
+        assert again == found
+        old = {k: v for k, v in record().to_dict().items() if k not in ("agreement", "notes", "error")}
+        assert RunRecord.from_dict(old) == record()
+
+    @pytest.mark.parametrize("value", [None, math.nan, math.inf])
+    def test_in_a_notebook_what_is_no_number_is_a_dash(self, value: float | None) -> None:
+        score = {"metric": "r", "average": value, "domains": {"a": value, "b": 0.25}}
+        shown = record(history=({"step": 2, "scores": {"test": score}},))._repr_html_()
+        for name, cell in (("all", "–"), ("a", "–"), ("b", "0.25")):
+            assert f"<td>test</td><td>{name}</td><td>r</td><td>{cell}</td>" in shown
 
     def test_measures(self) -> None:
         score = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.gradients import gip, gradient
 from shoal.report import diagnose as view
+from shoal.report import figures
 
 CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu"}
 
@@ -314,10 +316,22 @@ def test_wrong_data() -> None:
         diagnose(one, linear, **CHEAP)
     with pytest.raises(InputError, match="at least 16"):
         diagnose(planted(None, sizes=(50, 3, 4)), linear, **CHEAP)
+    for sizes, said in {(50, 3, 4): "of 3 domains 1 has", (5, 3): "of 2 domains none has"}.items():
+        with pytest.raises(InputError, match=f"{said} at least 16 examples of its own; a diagnosis"):
+            diagnose(planted(None, sizes=sizes), linear, **CHEAP)
     broken = planted(None)
     broken.examples.x[7, 2] = float("nan")  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="not finite"):
         diagnose(broken, linear, **CHEAP)
+
+
+def test_a_matrix_of_no_domains_is_an_empty_picture() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        empty = figures.matrix([], [], "none")
+        assert "<svg" in figures.svg(empty, "none", "a")
+    assert not empty.axes[0].collections
+    assert len(figures.matrix(["a"], [[1.0]]).axes[0].collections) == 1
 
 
 def test_a_training_that_diverges_says_so() -> None:

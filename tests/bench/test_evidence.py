@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -648,6 +649,50 @@ def test_a_budget_stops_what_is_running(tmp_path: Path, monkeypatch: pytest.Monk
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert notes[0].startswith("theorem: stopped after 0.005 minutes, as asked")
     assert notes[1] == "linear: the budget was spent before it began."
+
+
+@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
+@pytest.mark.parametrize("budget", ["1e-12", "0.001", "0.01"])
+def test_the_page_is_written_with_any_budget(tmp_path: Path, budget: str) -> None:
+    """In a process that has imported nothing yet: half of torch is worse than none."""
+    command = [sys.executable, "-m", "shoal", "reproduce", "--all", "--budget", budget, "--device", "cpu"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "the budget was spent" in done.stdout
+    assert (tmp_path / "evidence.html").exists()
+
+
+@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
+def test_an_import_is_not_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor what is printed between jobs."""
+    (tmp_path / "slowly.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    seen = []
+
+    def call(module: Any, arguments: list[str]) -> None:
+        print("what a job prints")
+        import slowly  # type: ignore[import-not-found]
+
+        seen.append(slowly.whole)
+        time.sleep(20)
+
+    monkeypatch.setattr(reproduce, "_call", call)
+    began, out = time.monotonic(), sys.stdout
+    failed = reproduce._done([("a", reproduce, []), ("b", reproduce, [])], 0.002)
+    assert time.monotonic() - began < 15
+    assert seen == [True]
+    assert list(failed) == ["a", "b"]
+    assert failed["a"].startswith("stopped after 0.002 minutes")
+    assert sys.stdout is out
+    assert capsys.readouterr().out == ""
+
+    monkeypatch.setattr(reproduce, "_typed", lambda *given: time.sleep(0.5))
+    assert list(reproduce._done([("a", reproduce, [])], 0.002)) == ["a"]
+    assert seen == [True]
 
 
 @pytest.mark.parametrize(

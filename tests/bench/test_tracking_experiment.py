@@ -25,6 +25,7 @@ from shoal.data.batch import DomainBatch
 from shoal.data.fake import WILDS, maker
 from shoal.errors import InputError
 from shoal.models import build
+from shoal.report import tracking as view
 
 TINY = ["--data", "size=32", "per_domain=40", "domains=3", "--model-set", "width=2"]
 
@@ -205,6 +206,94 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (folder / "seed-0.json").write_text("{}")
     assert main([*command, "--no-run"]) == 2
     assert "move it away" in capsys.readouterr().err
+
+
+def test_a_rate_of_zero_is_refused_and_not_another_taken(
+    wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config().optimizer_options["lr"] == 1e-3
+    assert config(lr=0.0).optimizer_options["lr"] == 0
+    command = ["track", "cdsprites", *TINY, "--steps", "2", "--seeds", "1", "--out", str(tmp_path / "out")]
+    assert main([*command, "--lr", "0", "--device", "cpu"]) == 2
+    assert "the learning rate must be positive, got lr=0" in capsys.readouterr().err
+    monkeypatch.setenv("SHOAL_DATA", str(wilds))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    usual, none, some = (
+        tracking.plan("camelyon17", 1, preset="paper", lr=lr)[0].optimizer_options for lr in (None, 0, 0.5)
+    )
+    assert usual["lr"] > 0
+    assert (none["lr"], some["lr"]) == (0, 0.5)
+    assert usual.keys() == none.keys() == some.keys()
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "said"),
+    [
+        (1000, 1, "over the last tenth of the iterations"),
+        (10, 1, "over the last tenth of the iterations"),
+        (5, 1, "at the last measurement (iteration 4 of 0 to 4)"),
+        (20, 5, "at the last measurement (iteration 15 of 0 to 19)"),
+        (3, 50, "at the last measurement (iteration 0 of 0 to 2)"),
+        (5000, 20, "over the last 25 measurements (iterations 4,500 to 4,980 of 0 to 4,999)"),
+    ],
+)
+def test_the_words_say_which_iterations_are_meant(steps: int, every: int, said: str) -> None:
+    one = {
+        "config": {"steps": steps},
+        "iterations": list(range(0, steps, every)),
+        "environment": {"device": "cpu"},
+    }
+    words = view.words([one, one])
+    assert words.startswith(f"Gradients {said}, scores at the last; mean ± standard deviation over 2 seeds")
+    other = {**one, "config": {"steps": steps + 1}}
+    if every > 1:
+        assert "over the last tenth of the measurements" in view.words([one, other])
+
+
+def test_a_file_that_lacks_something_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = config(steps=2)
+    store = tracking.TrackStore(tmp_path, [given], 1)
+    whole = json.dumps(tracking.track(given, "cpu"))
+    path = store.path(given)
+    path.parent.mkdir()
+    path.write_text(whole)
+    assert store.find(given) == json.loads(whole)
+    command = ["track", "cdsprites", *TINY, "--steps", "2", "--batch", "8", "--seeds", "1", "--no-run"]
+
+    def spoiled(*keys: str, value: Any = None) -> str:
+        content = json.loads(whole)
+        inner = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        if value is None:
+            del inner[keys[-1]]
+        else:
+            inner[keys[-1]] = value
+        return json.dumps(content)
+
+    for text in (
+        spoiled("fish", "before"),
+        spoiled("erm", "after", "raw"),
+        spoiled("erm", "before", "normalised", value=[0.5]),
+        spoiled("fish", "before", "raw", value=[0.5, "x"]),
+        spoiled("scores", "fish", value=[]),
+        spoiled("scores", "metric"),
+        spoiled("constant", "wrong"),
+        spoiled("iterations", value=2),
+        spoiled("iterations", value=[None, 1]),
+        spoiled("domains"),
+        spoiled("environment", "device"),
+        "[]",
+    ):
+        path.write_text(text)
+        assert main([*command, "--out", str(tmp_path)]) == 2
+        assert "is not what `shoal track` wrote; move it away." in capsys.readouterr().err
+
+
+def test_looking_makes_no_folder(tmp_path: Path) -> None:
+    out = tmp_path / "new"
+    assert main(["track", "cdsprites", *TINY, "--seeds", "1", "--no-run", "--out", str(out)]) == 2
+    assert not out.exists()
 
 
 def test_runs_that_differ_in_more_than_their_seed_are_kept_apart(tmp_path: Path) -> None:

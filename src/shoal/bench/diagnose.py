@@ -262,8 +262,8 @@ def draw(data: DomainData, seed: int, examples: int, most: int) -> Sample:
     small = {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)}
     if len(large) < 2:
         raise InputError(
-            f"of {len(own)} domains {len(large)} {'has' if len(large) == 1 else 'have'} at least {LEAST} "
-            "examples of its own; a diagnosis compares at least two of that size."
+            f"of {len(own)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
+            "a diagnosis compares at least two of that size."
         )
     picked = np.sort(large[permute(key(seed, PICK), len(large), np.arange(min(most, len(large))))])
     taken = _shares(own.sizes[picked], max(examples, LEAST * len(picked)))

@@ -114,10 +114,11 @@ def _run(
     epoch = max(1, math.ceil(examples / (batch * count)))
     steps = max(1, round((changes.epochs or said["epochs"]) * epoch))
     rate = dict(said["optimizer_options"])
-    rate["lr"] = changes.lr or rate["lr"]
+    if changes.lr is not None:
+        rate["lr"] = changes.lr
     own = {**said["settings"].get(variant.algorithm, {}), **variant.settings}
     if walks:
-        rate["lr"] = (changes.lr or said.get("fish_lr", rate["lr"])) * variant.rate
+        rate["lr"] = (said.get("fish_lr", rate["lr"]) if changes.lr is None else changes.lr) * variant.rate
         rate["weight_decay"] = said.get("fish_weight_decay", rate.get("weight_decay", 0.0))
         own = {"meta_lr": said["epsilon"] / variant.rate, "inner_state": "carry", **own}
     decays = "decay" in said and not walks

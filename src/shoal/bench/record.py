@@ -10,7 +10,7 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,8 +78,8 @@ class RunRecord:
         rows = [("split", "domain", "metric", "score")]
         for split, found in (self.history[self.selected]["scores"] if self.history else {}).items():
             names, metric = list(found["domains"].items()), str(found["metric"])
-            rows.append((split, "all", metric, f"{found['average']:.4g}"))
-            rows += [(split, n, metric, "–" if v is None else f"{v:.4g}") for n, v in names[:10]]
+            shown = [("all", found["average"]), *names[:10]]
+            rows += [(split, n, metric, "–" if _finite(v) is None else f"{v:.4g}") for n, v in shown]
             rows += [(split, f"… {len(names) - 10:,} more", "", "")] * (len(names) > 10)
         cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
         head, *body = [f"<tr>{row}</tr>" for row in cells]
@@ -98,7 +98,63 @@ class RunRecord:
             "agreement": tuple(content.get("agreement", ())),
             "config": RunConfig.from_dict(content["config"]),
         }
-        return cls(**{**content, **kept})
+        record = cls(**{**content, **kept})
+        _check(record)
+        return record
+
+
+_KINDS: Mapping[str, Any] = {
+    "status": str,
+    "selected": int,
+    "rule": str,
+    "seconds": int | float,
+    "environment": Mapping,
+    "error": str,
+    "skipped": int,
+    "notes": Mapping,
+}
+
+
+def _check(record: RunRecord) -> None:
+    """Raises ``TypeError``, ``ValueError`` or ``KeyError`` where a record is not what readers expect."""
+    for name, kind in _KINDS.items():
+        if not isinstance(value := getattr(record, name), kind):
+            raise TypeError(f"{name} is {value!r:.40}")
+    for point in (*record.history, *record.warm_up):
+        _numbers("measurement", point, "loss", always=("step", "passes"))
+        for split, scores in _mapping("scores", point["scores"]).items():
+            _numbers(f"score of {split!r}", scores, "average", "mean", "loss")
+            _numbers("domains", scores.get("domains", {}))
+            _numbers("metrics", scores.get("metrics") or {})
+            if not isinstance(metric := scores.get("metric", ""), str):
+                raise TypeError(f"metric is {metric!r:.40}")
+    if record.history and not -1 <= record.selected < len(record.history):
+        raise ValueError(f"selected is {record.selected}, of {len(record.history)} measurements")
+    for found in record.agreement:
+        _numbers("agreement", found, "mean_cosine", "mean_inner_product", "sign_agreement", always=("step",))
+        _numbers("layers", found.get("layers") or {})
+        matrix = found.get("matrix") or ()
+        tuple((matrix if isinstance(matrix, Mapping) else found).get("domains") or ())
+        for row in matrix.get("values") or () if isinstance(matrix, Mapping) else matrix:
+            _numbers("matrix", dict(enumerate(row)))
+
+
+def _mapping(what: str, content: Any) -> Mapping[str, Any]:
+    if not isinstance(content, Mapping):
+        raise TypeError(f"{what} is {content!r:.40}")
+    return content
+
+
+def _numbers(what: str, content: Any, *names: str, always: Sequence[str] = ()) -> None:
+    """Checks that those of these names that there are (without names: all) are numbers or ``None``.
+
+    ``None`` is not for those in ``always``.
+    """
+    found = _mapping(what, content)
+    for name in (*(names or found), *always):
+        value = found.get(name, 0)
+        if not isinstance(value, int | float) and (value is not None or name in always):
+            raise TypeError(f"{name} is {value!r:.40}, no number, in {what}")
 
 
 class Store:
@@ -317,8 +373,8 @@ class Entry(NamedTuple):
 INDEX = ".results-index"
 INDEX_FROM = 100
 """Fewer records are read as fast without an index."""
-_FORMAT = [1, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord))]
-"""An index that another version of these has written is made anew."""
+_FORMAT = [1, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord)), *_KINDS]
+"""An index that another version of these has written is made anew: it may hold what is now refused."""
 
 
 class Index:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 from shoal.commands import sweep, tables, track
 from shoal.commands.arguments import add_device, add_running, count, in_data_dir, make_folder
@@ -414,19 +415,22 @@ def _there(dataset: str) -> bool:
 
 def _done(jobs: Iterable[Job], minutes: float | None) -> dict[str, str]:
     """Runs one after the other; by name, what was wrong with those that did not come to their end."""
+    import torch  # noqa: F401 (every job needs it, and the time it takes is not theirs)
+
     failed: dict[str, str] = {}
-    with _alarm(minutes) as rung:
+    with _Alarm(minutes) as alarm:
         for name, module, arguments in jobs:
-            if rung:
+            if alarm.rung:
                 failed[name] = "the budget was spent before it began."
                 continue
             print(f"{name}: {_typed(module, arguments)}", file=sys.stderr, flush=True)
             try:
-                _call(module, arguments)
+                with contextlib.redirect_stdout(io.StringIO()):  # the page will say it
+                    alarm.during(partial(_call, module, arguments))
             except InputError as error:
                 failed[name] = str(error)
             except KeyboardInterrupt:
-                if not rung:
+                if not alarm.rung:
                     raise
                 failed[name] = f"stopped after {minutes:g} minutes, as asked; what is finished is kept."
     return failed
@@ -437,34 +441,62 @@ def _typed(module: Any, arguments: Sequence[str]) -> str:
 
 
 def _call(module: Any, arguments: Sequence[str]) -> None:
-    """A command without what it prints at its end, which the page will say."""
+    """A command, as if it had been typed."""
     parser = argparse.ArgumentParser(prog="shoal", formatter_class=argparse.HelpFormatter)
     parser.add_argument("--json", action="store_true")
     module.add_arguments(parser)
-    with contextlib.redirect_stdout(io.StringIO()):
-        module.run(parser.parse_args(list(arguments)))
+    module.run(parser.parse_args(list(arguments)))
 
 
-@contextlib.contextmanager
-def _alarm(minutes: float | None) -> Iterator[list[bool]]:
-    """Interrupts as Ctrl-C would after so many minutes; the list is then no longer empty."""
-    rung: list[bool] = []
-    main = threading.current_thread() is threading.main_thread()
-    if minutes is None or not main or not hasattr(signal, "setitimer"):
-        yield rung
-        return
+class _Alarm:
+    """Interrupts a job as Ctrl-C would after so many minutes. Outside of jobs it only sets ``rung``.
 
-    def ring(number: int, frame: object) -> None:
-        rung.append(True)
-        raise KeyboardInterrupt
+    A module that is being imported is imported to its end: half of torch cannot be used, nor imported again.
+    """
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
-    try:
-        yield rung
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    AGAIN = 0.02
+    """Seconds after which an import is looked at again."""
+
+    def __init__(self, minutes: float | None) -> None:
+        main = threading.current_thread() is threading.main_thread()
+        self.minutes = minutes if main and hasattr(signal, "setitimer") else None
+        self.rung = self.at_work = False
+        self.before: Any = None
+
+    def __enter__(self) -> Self:
+        if self.minutes is not None:
+            self.before = signal.signal(signal.SIGALRM, self._ring)
+            signal.setitimer(signal.ITIMER_REAL, 60 * self.minutes)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.minutes is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, self.before)
+
+    def during(self, job: Callable[[], None]) -> None:
+        self.at_work = True
+        try:
+            if self.rung:  # since it was last looked at
+                raise KeyboardInterrupt
+            job()
+        finally:
+            self.at_work = False
+
+    def _ring(self, number: int, frame: FrameType | None) -> None:
+        if self.at_work and self._imports(frame):
+            signal.setitimer(signal.ITIMER_REAL, self.AGAIN)
+            return
+        self.rung = True
+        if self.at_work:
+            raise KeyboardInterrupt
+
+    def _imports(self, frame: FrameType | None) -> bool:
+        while frame is not None and frame.f_code is not _Alarm.during.__code__:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                return True
+            frame = frame.f_back
+        return False
 
 
 def _written(content: Any, out: Path) -> list[str]:

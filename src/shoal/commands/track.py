@@ -90,7 +90,8 @@ def run(given: Any) -> None:
     from shoal.report.plots import tracking_figure
 
     configs = _plan(given)
-    make_folder(given.out)
+    if not given.no_run:
+        make_folder(given.out)
     store = tracking.TrackStore(given.out, configs, given.every)
     if given.no_run:
         results = [found for c in configs if (found := store.find(c)) is not None]

@@ -11,7 +11,7 @@ from shoal.report.tables import Table
 
 METHODS = {"Fish": "fish", "ERM": "erm"}
 END = 0.1
-"""The share of the training, at its end, that the table's means are over."""
+"""The share of the measurements, at their end, that the table's means are over."""
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
@@ -52,14 +52,33 @@ def words(results: Sequence[Mapping[str, Any]]) -> str:
     over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     devices = ", ".join(sorted({r["environment"]["device"] for r in results}))
     return (
-        f"Gradients over the last tenth of the iterations, scores at the last; {over}, on {devices}.\n"
+        f"Gradients {_when(results)}, scores at the last; {over}, on {devices}.\n"
         "Before and after an update, on the minibatches of that update."
     )
 
 
+def _when(results: Sequence[Mapping[str, Any]]) -> str:
+    """What the means of the table are over."""
+    measured = {(tuple(r["iterations"]), r["config"]["steps"]) for r in results}
+    if all(len(iterations) == steps >= 1 / END for iterations, steps in measured):
+        return "over the last tenth of the iterations"
+    if len(measured) > 1:  # folds of different sizes
+        return "over the last tenth of the measurements, at least one"
+    ((iterations, steps),) = measured
+    tail = iterations[-_count(iterations) :]
+    if len(tail) == 1:
+        return f"at the last measurement (iteration {tail[0]:,} of 0 to {steps - 1:,})"
+    span = f"iterations {tail[0]:,} to {tail[-1]:,} of 0 to {steps - 1:,}"
+    return f"over the last {len(tail):,} measurements ({span})"
+
+
+def _count(measured: Sequence[Any]) -> int:
+    return max(1, round(END * len(measured)))
+
+
 def _end(values: Sequence[float | None]) -> float | None:
     """The mean over the last tenth."""
-    tail = values[-max(1, round(END * len(values))) :]
+    tail = values[-_count(values) :]
     known = [v for v in tail if v is not None and math.isfinite(v)]
     return statistics.fmean(known) if known else None
 

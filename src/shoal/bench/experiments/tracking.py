@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,8 @@ EVAL_LIMIT = 5000
 CONSTANT_STEPS = 20
 """Iterations over whose minibatches the constant classifier is measured."""
 READ_EVERY = 20
+SIDES, WHEN, KINDS = ("fish", "erm"), ("before", "after"), ("normalised", "raw")
+"""The curves of a result: whose, before or after an update, of cosines or of inner products."""
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cdsprites": {
         "data_options": {"domains": 15},
@@ -95,7 +98,7 @@ def plan(
     else is given counts more.
     """
     if preset is None:
-        configs = _plain(dataset, seeds, dict(data_options or {}), lr or 1e-3)
+        configs = _plain(dataset, seeds, dict(data_options or {}), 1e-3 if lr is None else lr)
     else:
         changes = recipes.Changes(
             model=model,
@@ -184,9 +187,9 @@ class _Side:
         )
         replayed = capture and training.gathers and not draws(algorithm)
         self.agreement = Agreement(algorithm, engine, capture=replayed)
-        self.seen: dict[str, list[Pending]] = {"before": [], "after": []}
+        self.seen: dict[str, list[Pending]] = {when: [] for when in WHEN}
         self.found: dict[str, dict[str, list[float | None]]] = {
-            when: {"normalised": [], "raw": []} for when in self.seen
+            when: {kind: [] for kind in KINDS} for when in WHEN
         }
         self.scores: list[float | None] = []
         self.losses: list[Tensor] = []
@@ -415,7 +418,7 @@ class TrackStore:
         try:
             found: Result = json.loads(path.read_text(encoding="utf-8"))
             same = RunConfig.from_dict(found["config"]).identity == config.identity
-            found["fish"]["after"]["normalised"], found["scores"]["erm"]
+            _check(found)
         except (ValueError, KeyError, TypeError, InputError) as error:
             raise InputError(f"{str(path)!r} is not what `shoal track` wrote; move it away.") from error
         if not same:
@@ -424,6 +427,25 @@ class TrackStore:
 
     def save(self, result: Result) -> None:
         write_atomically(self.path_of(result), json.dumps(result, default=dict).encode())
+
+
+def _check(found: Result) -> None:
+    """Raises ``ValueError``, ``KeyError`` or ``TypeError`` where a result is not what :func:`track` gives."""
+    count, scores, constant = len(found["iterations"]), found["scores"], found["constant"]
+    curves = [(found[name][when][kind], count) for name, when, kind in product(SIDES, WHEN, KINDS)]
+    curves += [(scores[name], len(scores["iterations"])) for name in SIDES]
+    curves += [(found["iterations"], count), (scores["iterations"], len(scores["iterations"]))]
+    if constant is not None:
+        curves += [([c[k] for k in (*KINDS, "score")], 3) for c in (constant, constant["wrong"])]
+    for values, length in curves:
+        if not (isinstance(values, list) and 0 < length == len(values)):
+            raise ValueError("a curve is cut short")
+        if not all(v is None or isinstance(v, int | float) for v in values):
+            raise TypeError("a curve is not of numbers")
+    if not isinstance(scores["metric"], str) or not isinstance(found["environment"]["device"], str):
+        raise TypeError("a name is not a text")
+    if None in found["iterations"] or None in scores["iterations"] or not isinstance(found["domains"], int):
+        raise TypeError("a count is not a number")
 
 
 def track_all(
