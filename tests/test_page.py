@@ -262,6 +262,9 @@ def test_domains_left_out_together_are_named() -> None:
     (group,) = groups(of("erm"), of("fish"))
     assert "compared on the unseen domains 0° and 15°, with" in page.headline(group)[0]
     assert len(group.chosen) == 2
+    own = [replace(r, config=replace(r.config, data_options={})) for r in (of("erm"), of("fish"))]
+    (group,) = groups(*own)  # a dataset's own test split
+    assert "compared on the unseen domains 0° and 15°, with" in page.headline(group)[0]
 
 
 def test_curves_are_named_by_what_they_show(tmp_path: Path) -> None:

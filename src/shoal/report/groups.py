@@ -23,7 +23,7 @@ NAMED = 6
 APART = ("algorithm", "label", "settings", "seed", "draw", "optimizer_options", "protocol")
 """In which runs of a comparison differ."""
 ONCE = {"eval_every": None}
-ASIDE = ("eval_every", "eval_limit")
+ASIDE = ("eval_every", "eval_limit", "digest")
 """Runs that differ in these are shown apart, but more telling differences name them."""
 Kept = tuple[Path, Mapping[str, Any]]
 """The result of a comparison, and the folder it lies in."""

@@ -129,8 +129,10 @@ def headline(group: Group) -> list[str]:
         unseen = of.get(result["split"], f"{result['split']} of ") + unseen
         what = f"{_many(len(group.runs), 'run')} of {listed(names)}, scored on {unseen}, {seeds}."
         return [_clean(what), "This is not a comparison: " + _why_not(result)]
-    several = any(len(test_domains(r.record)) > 1 for r in group.runs)
-    where = "domains" if len(result["left_out"]) > 1 or several else "domain"
+    together = max((test_domains(r.record) for r in group.runs), key=len, default=[])
+    where = "domains" if max(len(together), len(result["left_out"])) > 1 else "domain"
+    if len(together) > 1 == len(result["left_out"]):
+        unseen = listed(together)
     lines = [
         f"{listed(names)} were compared on the unseen {where} {unseen}, with {seeds}. {group.rule}",
         *_best(result, one),
