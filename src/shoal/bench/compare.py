@@ -310,11 +310,12 @@ def results(
     for row in rows:
         row["over_domains"] = None if first is None or row is first else over_domains(row, first)
     _rank(rows, metric)
+    lower = metric is not None and lower_is_better(metric)
     gone = sum(len(t["missing"]) for t in every)
     return {
         "dataset": configs[0].dataset,
         "metric": metric,
-        "lower_is_better": metric is not None and lower_is_better(metric),
+        "lower_is_better": lower,
         "baseline": baseline if base is not None else None,
         "left_out": names,
         "seeds": seeds,
@@ -326,9 +327,7 @@ def results(
         "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
         "runs_missing": gone,
         "missing": _missing(every),
-        "recommendation": None
-        if gone
-        else recommendation(rows, metric is not None and lower_is_better(metric)),
+        "recommendation": None if gone else recommendation(rows, lower),
         "rows": rows,
         "trials": every,
     }

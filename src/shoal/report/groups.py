@@ -82,10 +82,8 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
                 continue
             seen.append(own)
         mine = [r for r in runs if _belongs(r, folder, result)]
-        name, there = (
-            f"compare-{result['dataset']}.json in {folder}",
-            result["runs"] - result.get("runs_missing", 0),
-        )
+        name = f"compare-{result['dataset']}.json in {folder}"
+        there = result["runs"] - result.get("runs_missing", 0)
         if len(mine) > there:
             troubles.append(Trouble(f"{name} is older than its runs."))
             continue
@@ -178,10 +176,10 @@ def _group(runs: Sequence[Run]) -> Group:
     from shoal.bench import compare
 
     records = [r.record for r in runs]
-    plain = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
-    named = compare.BASELINE if compare.BASELINE in plain or not plain else plain[0]  # it may be called "ERM"
+    erm = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
+    baseline = erm[0] if erm and compare.BASELINE not in erm else compare.BASELINE  # it may be called "ERM"
     planned = [*(r.config for r in records), *_holes(r.config for r in records)]
-    result = compare.results(planned, records, named)
+    result = compare.results(planned, records, baseline)
     numbers = sorted({t["tried"] for t in result["trials"]})
     many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
     metric = result["metric"] or "score"
