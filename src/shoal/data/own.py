@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
+from shoal.data.examples import understand, warn_of
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.table import (
     Columns,
@@ -161,39 +162,43 @@ def from_dataset(
     domains: Any,
     *,
     test: Names = None,
-    classes: int | None = None,
+    task: str | None = None,
+    classes: int | Sequence[str] | None = None,
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """Any torch Dataset of pairs (x, y), with a domain for each example in ``domains``.
+    """Any torch Dataset, or list, of examples, with a domain for each example in ``domains``.
 
-    Class labels are whole numbers from 0. ``classes`` is how many there are; by default it is looked up in
-    the dataset's ``classes``, ``targets``, ``labels`` or ``tensors`` (no example is read for it), and where
-    it has none of them the model's output tells. Targets that are floating are regression.
+    An example is a pair (x, y) (what follows in a tuple is not used) or a dict with the label under
+    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the rest. NumPy arrays become
+    tensors.
+
+    Args:
+        test: the domains held out; without any, all are trained on.
+        task: ``classification`` or ``regression``. By default whole numbers, booleans and text are classes
+            and floating numbers are regression; floating numbers that could be either are refused.
+        classes: how many there are, or their names in order. By default what the dataset says (its
+            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), else up to 4,096 examples are read.
+            Text labels are numbered in sorted order and kept in ``class_names``.
+        validation: the share of every training domain that is held out.
+        seed: for the choice of these examples.
     """
     names = _domain_names(domains)
-    count = len(dataset)  # type: ignore[arg-type]
-    if count != len(names):
-        raise InputError(f"the dataset has {count} examples and domains {len(names)}; give one for each.")
-    if not count:
-        raise InputError("the dataset has no examples.")
-    try:
-        x, y = dataset[0]
-    except (TypeError, ValueError) as error:
+    found = understand({"": dataset}, task=task, classes=classes, count=True)
+    if len(found.domains.indices) != len(names):
         raise InputError(
-            f"an example must be a pair (x, y); the first cannot be taken apart ({error})."
-        ) from None
-    called = tuple(map(str, getattr(dataset, "classes", ())))
-    if classes is None and not _is_floating(y):
-        classes = len(called) or _count_classes(dataset)
-    shape = tuple(x.shape) if isinstance(x, Tensor) else ()
+            f"the dataset has {len(found.domains.indices)} examples and domains {len(names)}; "
+            "give one for each."
+        )
+    warn_of(found.notes)
     return DomainData(
-        examples=dataset,
+        examples=found.examples,
         splits=split(Domains.from_labels(names), test, validation, seed),
-        classes=classes,
-        input_shape=shape,
-        model=MODELS.get(len(shape), ""),
-        class_names=called if len(called) == classes else (),
+        classes=found.classes,
+        input_shape=found.input_shape,
+        model=MODELS.get(len(found.input_shape), ""),
+        notes=found.notes,
+        class_names=found.class_names,
     )
 
 
@@ -496,25 +501,6 @@ def _tensor(x: Any) -> Tensor:
 def _domain_names(domains: Any) -> Any:
     listed = domains if hasattr(domains, "__len__") else list(domains)
     return np.asarray(listed, object) if isinstance(listed, (list, tuple)) else listed
-
-
-def _is_floating(y: Any) -> bool:
-    return y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, (float, np.floating))
-
-
-def _count_classes(dataset: Any) -> int | None:
-    """From labels that the dataset knows by heart; ``None`` where it has none."""
-    tensors = getattr(dataset, "tensors", None)
-    for known in (
-        *(getattr(dataset, name, None) for name in ("targets", "labels", "y")),
-        tensors and tensors[-1],
-    ):
-        if known is None:
-            continue
-        values = known.detach().cpu().numpy() if isinstance(known, Tensor) else np.asarray(known)
-        if values.ndim == 1 and values.dtype.kind in "iu" and len(values):
-            return max(2, int(values.max()) + 1)
-    return None
 
 
 # Hugging Face
