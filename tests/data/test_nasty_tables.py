@@ -21,10 +21,11 @@ from shoal.data.inputs import reader
 from shoal.data.own import check_table
 from shoal.data.reading import CsvRows, as_table, read_table
 from shoal.data.table import Preprocessing, Tally
+from shoal.errors import InputError
 
 OTHER = [f"{(n * 37 % 101) / 7:.3f}" for n in range(ROWS)]
-SITE = [("oslo", "lima", "kyoto")[n % 3] for n in range(ROWS)]
-LABEL = [("ill", "well")[(n * n // 3) % 2] for n in range(ROWS)]
+SITE = [("oslo", "lima", "kyoto")[n] for n in np.random.default_rng(1).integers(0, 3, ROWS)]
+LABEL = [("ill", "well")[n] for n in np.random.default_rng(2).integers(0, 2, ROWS)]
 
 
 def table_of(case: Case) -> dict[str, list[Any]]:
@@ -72,7 +73,7 @@ def test_each_column_is_what_it_is(called: str, source: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("called", CASES)
 def test_every_fold_and_every_source_see_the_same_columns(called: str, tmp_path: Path) -> None:
-    """The kinds do not depend on what is held out, and a file predicts what it was trained on, bit for bit."""
+    """Kinds do not depend on what is held out, and a file predicts what it was trained on, bit for bit."""
     case = CASES[called]
     path = written(case, tmp_path / "t.csv")
     with warnings.catch_warnings():
@@ -130,8 +131,7 @@ class TestOnePath:
         fixed = {"anchor": "numeric"}
         try:
             how = Preprocessing.fit(read, np.arange(0, read.rows, 2), kinds=fixed)
-        except shoal_error() as error:
-            assert "no column is left" in str(error)
+        except InputError:  # no column is left, if there are few rows
             return
         wanted = how.transform(read)
         assert np.isfinite(wanted).all()
@@ -168,7 +168,7 @@ class TestOnePath:
 
     def test_pandas_and_csv_agree_on_types(self, tmp_path: Path) -> None:
         pandas = pytest.importorskip("pandas")
-        moments = pandas.to_datetime(["2020-01-01 10:00", "2021-05-05", None] * 8)
+        moments = pandas.to_datetime(["2020-01-01 10:00:00", "2021-05-05 00:00:00", None] * 8)
         frame = pandas.DataFrame(
             {
                 "flag": [True, False, True] * 8,
@@ -208,12 +208,6 @@ class TestOnePath:
         how = Preprocessing.fit(frame)
         for name in ("t.xlsx", "t.csv.gz"):
             assert np.array_equal(how.transform(tmp_path / name), how.transform(frame))
-
-
-def shoal_error() -> type[Exception]:
-    from shoal.errors import InputError
-
-    return InputError
 
 
 class TestSuspicions:

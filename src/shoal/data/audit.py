@@ -141,13 +141,13 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
         column = table[name]
         cells = column.encoded[1] if column.numbers is None else column.numbers
         codes, counts = np.unique(cells, return_inverse=True, return_counts=True)[1:]
-        chance *= float(((counts / table.rows) ** 2).sum())
+        chance *= float((counts * (counts - 1.0)).sum()) / max(1, table.rows * (table.rows - 1))
         mixed = (codes.astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
         key = (key ^ (mixed ^ (mixed >> np.uint64(29)))) * np.uint64(0xBF58476D1CE4E5B9)
     _, group, counts = np.unique(key, return_inverse=True, return_counts=True)
     twice = np.flatnonzero(counts[group] > 1)
     repeated = len(twice) - len(np.unique(group[twice]))
-    if repeated <= 10 * chance * table.rows**2:
+    if repeated <= chance * table.rows * (table.rows - 1) / 2:
         return []
     both = np.unique(np.stack([group[twice], domain[twice]]), axis=1)
     across = np.flatnonzero(np.bincount(both[0]) > 1)

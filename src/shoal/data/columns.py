@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -227,17 +228,20 @@ def boolean(text: str) -> float | None:
 
 def values_of(column: Column, kind: str, how: Format) -> tuple[NDArray[np.float64], dict[str, int]]:
     """The numbers of a numeric, boolean or date column, NaN where missing; and the cells that are none."""
-    if kind == "numeric" and how.decimal == "." and (plain := column.plain()) is not None:
+    if kind == "numeric" and not column.dates and column.numbers is not None:
+        return _finite(column.numbers)
+    if kind == "numeric" and how.decimal == "." and (plain := column.plain) is not None:
         return _finite(plain)
     if kind == "date" and column.dates:
         assert column.numbers is not None
         return column.numbers, {}
     distinct, codes = column.encoded
-    read = {
+    readers: dict[str, Callable[[str], float | None]] = {
         "numeric": lambda text: number(text, how),
         "boolean": boolean,
         "date": lambda text: date(text, how.day_first),
-    }[kind]
+    }
+    read = readers[kind]
     found = np.full(len(distinct) + 1, np.nan)
     wrong: list[int] = []
     for place, text in enumerate(distinct.tolist()):
@@ -370,7 +374,7 @@ class _Usual:
         self.hints, self.table = hints, table
         self.sure = {".": 0, ",": 0}
         for name in names:
-            if table[name].plain() is None:
+            if table[name].plain is None:
                 found = marks(_sample(table[name]))
                 for mark in self.sure:
                     self.sure[mark] += found[mark]
@@ -459,18 +463,32 @@ class Facts:
     """What the cells of a column look like."""
 
     def __init__(self, name: str, column: Column) -> None:
-        self.name, self.column = name, column
-        self.categories, self.codes = categories_of(column)
-        self.counts = np.bincount(self.codes[self.codes >= 0], minlength=len(self.categories))
-        self.rows, self.known = len(column), int(self.counts.sum())
-        distinct, codes = column.encoded
+        self.name, self.column, self.rows = name, column, len(column)
+        self.mixed = False
+        """Whether a good part, but not all, are numbers or dates."""
+        self.plain = column.plain
+        if self.plain is not None:  # texts would cost time, and are hardly needed
+            self.categories, self.counts = np.unique(self.plain[~np.isnan(self.plain)], return_counts=True)
+        else:
+            self.categories, codes = categories_of(column)
+            self.counts = np.bincount(codes[codes >= 0], minlength=len(self.categories))
+        self.known = int(self.counts.sum())
+
+    @cached_property
+    def cells(self) -> dict[str, int]:
+        """The texts of cells that are not missing, and how many of each there are."""
+        distinct, codes = self.column.encoded
         times = np.bincount(codes[codes >= 0], minlength=len(distinct)).tolist()
-        self.cells = {t: n for t, n in zip(distinct.tolist(), times, strict=True) if not is_missing(t)}
+        return {t: n for t, n in zip(distinct.tolist(), times, strict=True) if not is_missing(t)}
+
+    def names(self, most: int) -> list[str]:
+        """The first categories, as texts."""
+        return [_category_text(value) for value in self.categories[:most].tolist()]
 
     def typed(self, kind: str, how: Format | None = None, unparsed: int = 0, **more: Any) -> ColumnType:
         wrong = more.pop("wrong", ())
-        order = np.argsort(-self.counts, kind="stable")[: QUOTED + len(wrong)].tolist()
-        shown = [name for n in order if (name := str(self.categories[n])) not in wrong][:QUOTED]
+        order = np.argsort(-self.counts, kind="stable")[: QUOTED + len(wrong)]
+        shown = [t for t in map(_category_text, self.categories[order].tolist()) if t not in wrong]
         return ColumnType(
             self.name,
             kind,
@@ -478,7 +496,7 @@ class Facts:
             rows=self.rows,
             missing=self.rows - self.known + unparsed,
             distinct=len(self.categories) - len(wrong),
-            examples=tuple(map(_short, shown)),
+            examples=tuple(map(_short, shown[:QUOTED])),
             **more,
         )
 
@@ -492,7 +510,7 @@ class Facts:
     def identifier(self, found: ColumnType) -> str:
         """Why the column is taken for an identifier, if it is: it tells rows or entities apart."""
         kind = found.kind
-        if self.known < FEW or kind in ("date", "boolean", "text"):
+        if self.known < FEW or self.mixed or kind in ("date", "boolean", "text"):
             return ""
         distinct = len(self.categories)
         named = bool(_IDENTIFIER.search(self.name))
@@ -500,7 +518,7 @@ class Facts:
             return self._numbering(found.how, distinct, named)
         if distinct >= ENOUGH * self.known:
             return "is different in (almost) every row, as an identifier is"
-        coded = np.mean([bool(_CODED.fullmatch(c)) for c in self.categories[:1000]]) > ENOUGH
+        coded = np.mean([bool(_CODED.fullmatch(c)) for c in self.names(1000)]) > ENOUGH
         if distinct >= self.known / 2 and coded:
             return "looks like an identifier (a code that few rows share)"
         if named and distinct > CATEGORIES and distinct >= self.known / 20:
@@ -529,20 +547,27 @@ class Facts:
 
     def code(self) -> str:
         """Why whole numbers are taken for codes, if they are."""
-        digits = [t for t in self.cells if t.isascii() and t.isdigit()]
-        share = sum(self.cells[t] for t in digits) / self.known
-        if share < ENOUGH:
-            return ""
-        if zeros := [t for t in digits if _CODE.fullmatch(t)]:
+        if self.plain is not None:
+            values, zeros = self.categories, []
+            if not len(values) or values[0] < 0 or (np.floor(values) != values).any():
+                return ""
+        else:
+            digits = [t for t in self.cells if t.isascii() and t.isdigit()]
+            if sum(self.cells[t] for t in digits) < ENOUGH * self.known:
+                return ""
+            values = np.sort(np.array([float(t) for t in digits]))
+            zeros = [t for t in digits if _CODE.fullmatch(t)]
+        if zeros:
             return f"codes with leading zeros ({_short(zeros[0])!r})"
-        wide = {len(t) for t in digits}
-        if _CODE_NAME.search(self.name) and len(wide) == 1 and min(wide) >= 3:
-            return f"codes of {min(wide)} digits, as the name says"
-        if self.known < FEW or len(wide) > 1 or min(wide) < 5 or len(digits) > self.known / 3:
+        wide = len(str(int(values[0])))
+        if wide != len(str(int(values[-1]))) or wide < 3:
             return ""
-        values = np.array([int(t) for t in digits], np.float64)
-        spread = values.max() / values.min() > 4 and np.mean(values % 100 == 0) < 0.5
-        return f"codes of {min(wide)} digits that repeat" if spread and len(digits) >= FEW else ""
+        if _CODE_NAME.search(self.name):
+            return f"codes of {wide} digits, as the name says"
+        if wide < 5 or not FEW <= len(values) <= self.known / 3:
+            return ""
+        spread = values[-1] / values[0] > 4 and np.mean(values % 100 == 0) < 0.5
+        return f"codes of {wide} digits that repeat" if spread else ""
 
 
 _IDENTIFIER = re.compile(
@@ -554,6 +579,10 @@ _CODE_NAME = re.compile(
     r"zip|post(al|_?code)|plz|fips|(^|[\W_])(code|cod|icd|naics|sic|sku|area)$", re.IGNORECASE
 )
 _CODED = re.compile(r"(?=.*\d)[\w./:#-]+")
+
+
+def _category_text(value: Any) -> str:
+    return value if isinstance(value, str) else number_text(value)
 
 
 def _short(text: str, most: int = 30) -> str:
@@ -570,16 +599,17 @@ def quoted(cells: Mapping[str, int], most: int = QUOTED) -> str:
 def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
     if facts.column.dates:
         return _of_kind(facts, "date", usual)
-    cells = facts.cells
-    words = [t.lower() for t in cells]
-    if any(w in TRUE or w in FALSE for w in words) and all(boolean(t) is not None for t in cells):
-        return _of_kind(facts, "boolean", usual)
+    if facts.plain is None:
+        words = [t.lower() for t in facts.cells]
+        if any(w in TRUE or w in FALSE for w in words) and all(boolean(w) is not None for w in words):
+            return _of_kind(facts, "boolean", usual)
     if why := facts.code():
         return facts.typed("categorical", warnings=(f"{why}: categories; as numbers: --numeric",))
-    how, _ = usual.format(facts.column) if facts.column.plain() is None else (Format(), "")
+    how, _ = usual.format(facts.column) if facts.plain is None else (Format(), "")
     numbers = _share(facts, "numeric", how)
     if numbers >= ENOUGH and not _eight_digit_dates(facts):
         return _of_kind(facts, "numeric", usual)
+    cells = facts.cells
     dates = _share(facts, "date", replace(how, day_first=usual.day_first(list(cells))[0]))
     if dates >= ENOUGH:
         return _of_kind(facts, "date", usual)
@@ -587,6 +617,7 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
     notes = []
     for share, what, flag in ((numbers, "numbers", "numeric"), (dates, "dates", "date")):
         if share >= NOTABLE:
+            facts.mixed = True
             wrong = _wrong(facts, flag, replace(how, day_first=usual.day_first(list(cells))[0]))
             notes.append(
                 f"{share:.0%} of its cells are {what}, too few to take it as {flag}; the others, such as "
@@ -596,7 +627,7 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
 
 
 def _alike(facts: Facts) -> list[str]:
-    same = alike(facts.categories.tolist()) if len(facts.categories) <= 10_000 else []
+    same = alike(facts.names(10_000))
     return [f"categories that differ only in case or spaces: {', '.join(same[:QUOTED])}"] if same else []
 
 
@@ -621,14 +652,12 @@ def _wrong(facts: Facts, kind: str, how: Format) -> dict[str, int]:
 
 def _share(facts: Facts, kind: str, how: Format) -> float:
     """Of the cells that are not missing, those that can be read as this kind."""
-    wrong = sum(values_of(facts.column, kind, how)[1].values())
-    known = facts.known
-    return 1 - wrong / known if known else 0.0
+    return float((~np.isnan(values_of(facts.column, kind, how)[0])).sum()) / max(1, facts.known)
 
 
 def _is_text(facts: Facts) -> bool:
     """Several words that mostly differ."""
-    words = [len(re.findall(r"\w+", c)) for c in facts.categories[:2000]]
+    words = [len(re.findall(r"\w+", c)) for c in facts.names(2000)]
     many = len(facts.categories) > max(CATEGORIES, facts.known // 2)
     return many and float(np.mean(words)) >= 3
 
@@ -639,11 +668,11 @@ def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
         return facts.typed(kind, warnings=tuple(_alike(facts)) if kind == "categorical" else ())
     how, notes = Format(), []
     what = {"numeric": "a number", "boolean": "true or false", "date": "a date"}[kind]
-    if kind == "numeric" and facts.column.plain() is None:
+    if kind == "numeric" and facts.column.plain is None:
         how, note = usual.format(facts.column)
         notes += [note] if note else []
     elif kind == "date":
-        day_first, note = usual.day_first(list(facts.cells))
+        day_first, note = usual.day_first([] if facts.column.dates else list(facts.cells))
         how, notes = replace(how, day_first=day_first), [note] if note else []
     values, wrong = values_of(facts.column, kind, how)
     if wrong:

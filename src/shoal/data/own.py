@@ -611,10 +611,10 @@ def _features(
 
 def _check_copy(content: Table, used: Sequence[str], label: str) -> None:
     """A feature that repeats the label tells nothing about a new row."""
-    names, codes = categories_of(content[label])
+    first = np.arange(min(100, content.rows))
+    some, every = content[label].take(first).texts(), content[label].texts
     for name in used:
-        own, cells = categories_of(content[name])
-        if len(own) == len(names) and (own == names).all() and (cells == codes).all():
+        if content[name].take(first).texts() == some and content[name].texts() == every():
             raise InputError(f"column {name!r} is a copy of the label {label!r}; drop it.")
 
 

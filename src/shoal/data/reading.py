@@ -76,6 +76,7 @@ class Column:
         codes = made.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
         return _merged([t.strip() for t in made.dictionary.to_pylist()], codes)
 
+    @cached_property
     def plain(self) -> Array | None:
         """Float64, if every cell is empty or a number as programs write it; ``None`` says nothing."""
         if self.numbers is not None:
@@ -92,7 +93,8 @@ class Column:
             found = pc.cast(pc.utf8_trim_whitespace(known), pa.float64())
         except pa.ArrowInvalid:
             return None
-        return np.asarray(found.fill_null(math.nan).to_numpy(zero_copy_only=False))
+        values = np.asarray(found.fill_null(math.nan).to_numpy(zero_copy_only=False))
+        return None if (np.abs(values) > EXACT).any() else values  # whole numbers beyond it would be one
 
     def take(self, rows: Array) -> Column:
         if self.numbers is not None:
