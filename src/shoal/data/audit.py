@@ -139,7 +139,7 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
     key, chance = np.zeros(table.rows, np.uint64), 1.0
     for place, name in enumerate(names):
         column = table[name]
-        cells = column.encoded[1] if column.numbers is None else column.numbers
+        cells = column.encoded[1] if column.plain is None else column.plain
         codes, counts = np.unique(cells, return_inverse=True, return_counts=True)[1:]
         chance *= float((counts * (counts - 1.0)).sum()) / max(1, table.rows * (table.rows - 1))
         mixed = (codes.astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
