@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.data.columns import Format, categories_of, is_missing, quoted, values_of
+from shoal.data.cells import Format, is_missing
+from shoal.data.columns import categories_of, quoted, values_of
 from shoal.data.drift import ColumnDrift, Drift
 from shoal.data.inputs import ROWS, check_columns
 from shoal.data.reading import Column, Rows, objects, rows_of
@@ -262,8 +263,8 @@ def score(
     kind = str(trained.inputs.get("kind", "array"))
     if kind == "array":
         raise InputError(
-            "this model takes prepared arrays; score takes models of tables, of text in a table and of images "
-            "in folders. For arrays: predict_proba, and the functions of shoal.training.intervals."
+            "this model takes prepared arrays; score takes models of tables, of text in tables and of images in "
+            "folders. For arrays: predict_proba, and the functions of shoal.training.intervals."
         )
     reader = trained.reader(column=column, bad=bad_images)
     if kind == "image":

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.columns import categories_of, is_missing, values_of
+from shoal.data.cells import is_missing
+from shoal.data.columns import categories_of, values_of
 from shoal.data.reading import Column, Table, date_text
 from shoal.data.table import Category, Date, Number, Preprocessing, Step
 
