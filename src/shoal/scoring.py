@@ -6,6 +6,7 @@ metric. Intervals are those of :mod:`shoal.training.intervals`, drift is that of
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Score:
         if self.calibration is not None:
             blocks.append(f"{self._calibrated()}\n\n{_bins(self.calibration).text()}")
         blocks.append(self._drifted())
-        blocks += [_clean(note) for note in self.notes]
+        blocks += [textwrap.fill(_clean(note), 100) for note in self.notes]
         return "\n\n".join(block for block in blocks if block)
 
     def __str__(self) -> str:
@@ -139,7 +140,7 @@ class Score:
                 f"Left out: {_rows(count)} of classes that the model does not know: {quoted(self.unknown)}. "
                 f"Counted as errors, the accuracy would be {wrong:.3f}."
             )
-        return "\n".join(map(_clean, lines))
+        return "\n".join(textwrap.fill(_clean(line), 100) for line in lines)
 
     def _by_domain(self) -> Table:
         names = BY_DOMAIN[self.task]
@@ -167,10 +168,11 @@ class Score:
             if error > chance
             else "no sign that the probabilities are off"
         )
-        return _clean(
-            f"Calibration of the probability of {what}: expected calibration error {error:.3f}; with so many "
-            f"rows 95 in 100 perfectly calibrated models stay below {chance:.3f}: {verdict}."
+        line = (
+            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (95 in 100 "
+            f"perfectly calibrated models stay below {chance:.3f} with so many rows): {verdict}."
         )
+        return textwrap.fill(_clean(line), 100)
 
     def _drifted(self) -> str:
         if not self.drift:
@@ -263,8 +265,8 @@ def score(
     kind = str(trained.inputs.get("kind", "array"))
     if kind == "array":
         raise InputError(
-            "this model takes prepared arrays; score takes models of tables, of text in tables and of images in "
-            "folders. For arrays: predict_proba, and the functions of shoal.training.intervals."
+            "this model takes prepared arrays; score takes models of tables, of text in tables and of images "
+            "in folders. For arrays take predict_proba and the functions of shoal.training.intervals."
         )
     reader = trained.reader(column=column, bad=bad_images)
     if kind == "image":
@@ -346,7 +348,10 @@ def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
         return None
     preprocessing = Preprocessing.from_dict(trained.inputs)
     check_columns(rows, preprocessing.names, "what the model needs:")
-    return Drift(preprocessing, training)
+    try:
+        return Drift(preprocessing, training)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the summary of the training columns is damaged ({error!r}).") from error
 
 
 def _read(

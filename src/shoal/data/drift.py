@@ -189,7 +189,7 @@ class _Numbers(_Counter):
         """The shares of training values below each edge, and up to it."""
         self.counts = np.zeros(2 * len(self.edges) + 1, np.int64)
         """Of new values: below the first edge, at it, up to the next, and so on."""
-        self.low, self.high = math.inf, -math.inf
+        self.middle = float(quantiles[len(quantiles) // 2]) if len(quantiles) else math.nan
 
     def add(self, column: Column) -> None:
         values, unparsed = values_of(column, self.step.kind, self.step.how)
@@ -199,7 +199,6 @@ class _Numbers(_Counter):
         if len(known):
             place = np.searchsorted(self.edges, known, "left") + np.searchsorted(self.edges, known, "right")
             self.counts += np.bincount(place, minlength=len(self.counts))
-            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
 
     def result(self) -> ColumnDrift:
         then, now = self.known
@@ -210,7 +209,7 @@ class _Numbers(_Counter):
         distance = max(np.abs(below - self.below).max(), np.abs(upto - self.upto).max())
         distance = max(0.0, float(distance) - GRAIN)
         p = kolmogorov(distance, then, now)
-        middle = self._text(self._at(self.upto)), self._text(self._at(upto))
+        middle = self._text(self.middle), self._median(up)
         return self._result(self._psi(upto), distance, p, middle=middle)
 
     def _psi(self, upto: Array) -> float:
@@ -221,16 +220,17 @@ class _Numbers(_Counter):
         now = np.diff([0.0, *upto[tenths], 1.0])
         return stability(then, now, self.known)
 
-    def _at(self, upto: Array) -> float:
-        """The median, between the training quantiles."""
-        if upto[-1] < 0.5:
-            return self.high
-        at = int(np.argmax(upto >= 0.5))
-        if at == 0:
-            return float(self.edges[0]) if upto is self.upto else min(self.low, float(self.edges[0]))
-        before, here = float(upto[at - 1]), float(upto[at])
-        share = (0.5 - before) / (here - before)
-        return float(self.edges[at - 1] + share * (self.edges[at] - self.edges[at - 1]))
+    def _median(self, up: Array) -> str:
+        """Of the new values, as near as the training quantiles tell."""
+        place = int(np.argmax(up >= 0.5))
+        if place in (0, len(up) - 1):
+            beyond = f"above {self._text(self.edges[-1])}" if place else f"below {self._text(self.edges[0])}"
+            return f"{beyond}, beyond training"
+        if place % 2:
+            return self._text(self.edges[place // 2])
+        share = (0.5 - up[place - 1]) / (up[place] - up[place - 1])
+        start, end = self.edges[place // 2 - 1 : place // 2 + 1]
+        return self._text(start + share * (end - start))
 
     def _text(self, value: float) -> str:
         return date_text(round(value)) if self.kind == "date" else f"{value:.4g}"
