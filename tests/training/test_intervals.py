@@ -119,7 +119,7 @@ def test_intervals_cover(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "LEAST_RESAMPLES", 1)
     monkeypatch.setattr(intervals, "NUMBERS", 200_000)
     truth = {name: value(e) for name, e in classification(p, y).items()}
-    monkeypatch.setattr(intervals, "NUMBERS", 40_000_000)
+    monkeypatch.setattr(intervals, "NUMBERS", 10_000_000)
     found = covered(lambda seed: classification(*drawn(rows, 2, seed), seed), truth, 150)
     assert min(found.values()) >= 130, found
     rng = np.random.default_rng(5)

@@ -3,7 +3,7 @@
 Intervals are about sampling of rows: how the number could differ for other rows drawn in the same way. They
 say nothing about domains that are not among the rows. Accuracy has Wilson's interval, the AUC of two classes
 Newcombe's; others come from a seeded bootstrap over rows: of its deviation, on the scale of log odds, for
-shares such as the average precision, of its percentiles (beyond 40,000 rows of its deviation) for the rest.
+shares such as the average precision, of its percentiles (beyond 10,000 rows of its deviation) for the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.training.metrics import binary_auc
 
 Array = NDArray[Any]
 Z = 1.959963984540054
-RESAMPLES, LEAST_RESAMPLES, NUMBERS = 1000, 100, 40_000_000
+RESAMPLES, LEAST_RESAMPLES, NUMBERS = 1000, 100, 10_000_000
 """Of a bootstrap, at most and at least; how many numbers are drawn in all, which bounds its time."""
 FEW = 10
 """Rows below which a bootstrap says nothing."""
