@@ -19,15 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.cells import Format, is_missing
 from shoal.data.columns import (
     CATEGORIES,
     DROPPED,
     ColumnType,
-    Format,
     Hints,
     categories_of,
     infer,
-    is_missing,
     quoted,
     values_of,
 )
