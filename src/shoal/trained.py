@@ -144,7 +144,7 @@ class Trained(nn.Module):
         outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
         if not outputs:
             raise InputError("there is nothing to predict for: the input is empty.")
-        for note in source_reader.notes:
+        for note in source_reader.doubts:
             warnings.warn(note, stacklevel=3)
         return np.concatenate(outputs)
 

@@ -66,6 +66,8 @@ class Reader(ABC):
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         self.description, self.shape, self.options = description, tuple(shape), options
         self.notes: list[str] = []
+        self.doubts: list[str] = []
+        """Those of the notes that say what could not be read."""
 
     @abstractmethod
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
@@ -191,6 +193,7 @@ class Tables(Reader):
             start += len(x)
         if not start:
             raise InputError(f"{rows.where} has no rows.")
+        self.doubts += tally.notes()
         self.notes += tally.notes()
 
     def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:

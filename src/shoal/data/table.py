@@ -71,8 +71,8 @@ class Tally:
 class Step(Protocol):
     """What becomes of one column: ``width`` numbers per row."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     @property
     def width(self) -> int: ...
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]: ...
