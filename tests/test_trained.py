@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import pickle
 import re
 import shlex
@@ -160,7 +161,7 @@ def test_a_part_at_a_time_gives_the_same(
     lines = table.read_text().splitlines()
     wrong = table.with_name("wrong.csv")
     wrong.write_text("\n".join([*lines[:40], "old,a,oslo,1,3", *lines[40:]]))
-    with pytest.raises(InputError, match=r"wrong\.csv': column 'age', row 40: 'old' is not a number"):
+    with pytest.warns(UserWarning, match=r"column 'age': 1 of \d+ cells could not be read.*'old' \(1\)"):
         model.predict(wrong)
 
 
@@ -169,12 +170,11 @@ def test_a_part_at_a_time_gives_the_same(
     [
         ("Age,ward\n1,a\n", r"lacks what the model needs: 'age'\. Is 'age' called 'Age' there\?"),
         ("x\n1\n", r"lacks what the model needs: 'age', 'ward'\. It has: 'x'"),
-        ("age,ward\n1,a,3\n", "line 2: 3 values where the first line names 2"),
-        ("\nsep=;\nage;ward\n1;a;3\n", "line 4: 3 values where the first line names 2"),
+        ("age,ward\n1,a,3\n", "line 2: 3 values, but the first line names 2"),
+        ("\nsep=;\nage;ward\n1;a;3\n", "line 4: 3 values, but the first line names 2"),
         ("age,age,ward\n1,2,a\n", "two columns called 'age'; rename one"),
         ("age,ward\n", "has no rows"),
-        ("", "is empty"),
-        ("age,ward\ninf,a\n", "row 1: inf"),
+        ("", "has no rows"),
     ],
 )
 def test_tables_that_do_not_fit(classifier: Path, tmp_path: Path, text: str, message: str) -> None:
@@ -244,7 +244,7 @@ def test_a_failure_leaves_the_file_as_it_was(
 ) -> None:
     monkeypatch.setattr("shoal.data.inputs.ROWS", 10)
     wrong = tmp_path / "wrong.csv"
-    wrong.write_text(table.read_text() + "old,a,oslo,1,3\n")
+    wrong.write_text(table.read_text() + "old,a,oslo\n")
     (tmp_path / "p.csv").write_text("before")
     assert main(["predict", str(classifier), str(wrong), "--out", str(tmp_path / "p.csv")]) == 2
     assert (tmp_path / "p.csv").read_text() == "before"
@@ -873,12 +873,12 @@ def test_weights_that_are_no_numbers(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"mean": "x"}, {"mean": None}, {"scale": 0}, {"name": 3}, {"mean": 10**400}], ids=str
+    "change", [{"mean": "x"}, {"mean": None}, {"scale": -1}, {"scale": math.inf}, {"mean": 10**400}], ids=str
 )
 def test_a_column_described_wrongly_is_one_line(copy: Path, change: Any) -> None:
     path = copy / "inputs.json"
     about = json.loads(path.read_text())
-    about["inputs"]["columns"][0] |= change
+    about["inputs"]["columns"][0]["scaling"] |= change
     path.write_text(json.dumps(about))
     rows = {column["name"]: ["1"] for column in about["inputs"]["columns"]}
     with pytest.raises(InputError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +144,8 @@ class Trained(nn.Module):
         outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
         if not outputs:
             raise InputError("there is nothing to predict for: the input is empty.")
+        for note in source_reader.doubts:
+            warnings.warn(note, stacklevel=3)
         return np.concatenate(outputs)
 
     def outputs(

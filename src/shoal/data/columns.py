@@ -462,9 +462,9 @@ def alike(names: Iterable[str]) -> list[str]:
 
 def _eight_digit_dates(facts: Facts) -> bool:
     """20240131 is a date if all are such."""
-    if facts.plain is None or facts.known < FEW or facts.categories[0] < 19_000_101:
+    if facts.known < FEW or (facts.plain is not None and not 19_000_101 <= facts.categories[0] < 21_000_000):
         return False
-    return facts.categories[-1] < 21_000_000 and all(date(t, False) is not None for t in facts.cells)
+    return all(len(t) == 8 and t.isdigit() and date(t, False) is not None for t in facts.cells)
 
 
 def _wrong(facts: Facts, kind: str, how: Format) -> dict[str, int]:

@@ -8,6 +8,7 @@ description is read here and nowhere else: ``reader(description, shape)`` gives 
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import tempfile
 from abc import ABC, abstractmethod
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
 from shoal.data.reading import Rows, Table, rows_of
-from shoal.data.table import Preprocessing, Tally
+from shoal.data.table import HEAD, Preprocessing, Tally
 from shoal.data.text import load_tokenizer, need_transformers, padded, refusing
 from shoal.data.tree import ENDINGS
 from shoal.errors import InputError, unknown_name
@@ -65,6 +66,8 @@ class Reader(ABC):
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         self.description, self.shape, self.options = description, tuple(shape), options
         self.notes: list[str] = []
+        self.doubts: list[str] = []
+        """Those of the notes that say what could not be read."""
 
     @abstractmethod
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
@@ -179,15 +182,18 @@ class Tables(Reader):
         if unused := [column for column in rows.names if column not in (*needed, name)]:
             self.notes.append(f"{_many(len(unused), 'column')} not used: {_some(unused)}.")
         wanted = list(dict.fromkeys([*needed, *([name] if name else [])]))
-        start, tally = 0, Tally()
+        start, tally, how = 0, Tally(), self.preprocessing
+        for head in itertools.islice(rows.parts(wanted, HEAD) if rows.separator else (), 1):
+            how = how.written_as(head, rows.separator)
         for part in rows.parts(wanted, ROWS):
-            x = torch.from_numpy(self.preprocessing.transform(part, tally))
+            x = torch.from_numpy(how.transform(part, tally))
             names = _named(part, name, start, len(x))
             for at in range(0, len(x), batch_size):
                 yield Batch(names[at : at + batch_size], x[at : at + batch_size])
             start += len(x)
         if not start:
             raise InputError(f"{rows.where} has no rows.")
+        self.doubts += tally.notes()
         self.notes += tally.notes()
 
     def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:

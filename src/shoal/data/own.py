@@ -22,7 +22,8 @@ from torch.utils.data import Dataset
 
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.columns import DROPPED, Format, Hints, categories_of, infer, quoted, values_of
+from shoal.data.cells import Format
+from shoal.data.columns import DROPPED, Hints, categories_of, infer, quoted, values_of
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text

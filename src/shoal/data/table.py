@@ -13,21 +13,20 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.data.cells import Format, is_missing, marks
 from shoal.data.columns import (
     CATEGORIES,
     DROPPED,
     ColumnType,
-    Format,
     Hints,
     categories_of,
     infer,
-    is_missing,
     quoted,
     values_of,
 )
@@ -39,6 +38,7 @@ CLIP = 10.0  # standardised numbers end here
 FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no say in the mean
 WORDS = 256  # numbers that a text becomes
 FURTHEST = sys.float_info.max
+HEAD = 10_000  # rows of a file that show how its numbers are written
 QUANTILES = 101  # of a training column, to compare new tables with
 
 
@@ -71,8 +71,8 @@ class Tally:
 class Step(Protocol):
     """What becomes of one column: ``width`` numbers per row."""
 
-    name: str
-
+    @property
+    def name(self) -> str: ...
     @property
     def width(self) -> int: ...
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]: ...
@@ -108,6 +108,13 @@ class Scale:
         low, high = max(low * largest, -FURTHEST), min(high * largest, FURTHEST)
         return cls(mean * largest, scale, low, high)
 
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Scale:
+        found = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
+        if not all(map(math.isfinite, vars(found).values())) or found.scale < 0:
+            raise ValueError(f"{vars(found)}")
+        return found
+
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):  # beyond the clip it makes no difference
             found = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
@@ -121,6 +128,13 @@ def _scaled(
     found = [scale(v) for scale, v in zip(scales, values, strict=True) if scale.scale > 0]
     found += [] if missing is None else [missing.astype(np.float64)]
     return np.array(found, np.float32).reshape(len(found), len(values[0])).T
+
+
+def _format(about: Mapping[str, Any]) -> Format:
+    decimal, unit = about.get("decimal", "."), about.get("unit", "")
+    if decimal not in (".", ",") or not isinstance(unit, str):
+        raise ValueError(f"decimal {decimal!r}, unit {unit!r}")
+    return Format(decimal, unit, bool(about.get("day_first", False)))
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,9 @@ class Number:
         tally.add(tally.unparsed, self.name, unparsed)
         return found
 
+    def written_as(self, decimal: str) -> Number:
+        return replace(self, how=replace(self.how, decimal=decimal))
+
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
         values = self.values(column, tally)
         return _scaled([self.scaling], [values], np.isnan(values) if self.indicator else None)
@@ -157,8 +174,8 @@ class Number:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Number:
-        how, scaling = Format(**about["how"]), Scale(**about["scaling"])
-        return cls(about["name"], scaling, bool(about["indicator"]), how, about["kind"])
+        how, scaling = _format(about["how"]), Scale.from_dict(about["scaling"])
+        return cls(str(about["name"]), scaling, bool(about["indicator"]), how, about["kind"])
 
 
 def _parts_of_day(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
@@ -204,8 +221,10 @@ class Date:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Date:
-        parts = tuple(Scale(**part) for part in about["parts"])
-        return cls(about["name"], parts, bool(about["indicator"]), Format(**about["how"]))
+        parts = tuple(map(Scale.from_dict, about["parts"]))
+        if len(parts) != len(_parts_of_day(np.zeros(1))):
+            raise ValueError(f"{len(parts)} parts of a date")
+        return cls(str(about["name"]), parts, bool(about["indicator"]), _format(about["how"]))
 
 
 @dataclass(frozen=True)
@@ -252,7 +271,7 @@ class Category:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Category:
-        return cls(about["name"], tuple(map(str, about["values"])), bool(about["other"]))
+        return cls(str(about["name"]), tuple(map(str, about["values"])), bool(about["other"]))
 
 
 @dataclass(frozen=True)
@@ -293,7 +312,10 @@ class Text:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Text:
-        return cls(about["name"], tuple(map(float, about["idf"])))
+        idf = tuple(map(float, about["idf"]))
+        if not idf or not all(map(math.isfinite, idf)):
+            raise ValueError("idf is not a list of numbers")
+        return cls(str(about["name"]), idf)
 
 
 _WORD = re.compile(r"\w+")
@@ -329,6 +351,8 @@ class Preprocessing:
     label: Mapping[str, Any] = field(default_factory=dict)
     columns: Sequence[Mapping[str, Any]] = ()
     training: Mapping[str, Any] = field(default_factory=dict)
+    separator: str = ""
+    """Of the CSV file whose columns these are."""
 
     @classmethod
     def fit(
@@ -365,7 +389,7 @@ class Preprocessing:
             for step in steps
         }
         report = [about.report() for about in types.values()]
-        return cls(tuple(steps), dropped, dict(label or {}), report, training)
+        return cls(tuple(steps), dropped, dict(label or {}), report, training, table.separator)
 
     @property
     def width(self) -> int:
@@ -386,7 +410,23 @@ class Preprocessing:
             need_column(name, content, "model")
         tally = tally if tally is not None else Tally()
         tally.rows += content.rows
-        return np.concatenate([step.transform(content[step.name], tally) for step in self.steps], axis=1)
+        steps = self.written_as(content, content.separator).steps
+        return np.concatenate([step.transform(content[step.name], tally) for step in steps], axis=1)
+
+    def written_as(self, some: Table, separator: str) -> Preprocessing:
+        """For a CSV file with another ``separator`` than the training file's: its numbers may have another
+        decimal mark, as the first rows show. Else itself."""
+        if not separator or separator == self.separator:
+            return self
+        found, first = Counter[str](), np.arange(min(some.rows, HEAD))
+        for step in self.steps:
+            if isinstance(step, Number):
+                found.update(marks(some[step.name].take(first).encoded[0].tolist()))
+        if not found[","] and not found["."]:
+            return self
+        decimal = "," if found[","] > found["."] else "."
+        steps = (s.written_as(decimal) if isinstance(s, Number) else s for s in self.steps)
+        return replace(self, steps=tuple(steps))
 
     def predictions(self, outputs: Array) -> Array:
         """In regression, a model's outputs in the label's own units."""
@@ -402,6 +442,7 @@ class Preprocessing:
             "dropped": dict(self.dropped),
             "columns_report": [dict(about) for about in self.columns],
             "training": dict(self.training),
+            "separator": self.separator,
         }
 
     @classmethod
@@ -416,6 +457,7 @@ class Preprocessing:
             dict(content["label"]),
             tuple(content.get("columns_report", ())),
             dict(content.get("training", {})),
+            str(content.get("separator", "")),
         )
 
 
