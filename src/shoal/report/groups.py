@@ -332,12 +332,13 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
     """
     rows, each_name = [row_of(run.record) for run in runs], called(runs)
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
-    metric = next((row["metric"] for row in rows if "metric" in row), None)
     splits = [s for r in runs for m in r.record.history for s in m["scores"]]
     split = next((s for s in ("test", "validation", "train") if s in splits), splits[0] if splits else "test")
-    for name, run, row in zip(each_name, runs, rows, strict=True):
+    scored = [_by_domain(run.record, split) for run in runs]
+    metric = next((name for name, _ in scored if name is not None), None)
+    for name, row, (own_metric, domains) in zip(each_name, rows, scored, strict=True):
         mine = found.setdefault(name, {})
-        for domain, value in _domains(run.record, metric, split).items():
+        for domain, value in domains.items() if own_metric == metric else ():
             mine.setdefault(domain, {}).setdefault(row["seed"], []).append(value)
     names = list(dict.fromkeys(name for mine in found.values() for name in mine))
     seeds = sorted({row["seed"] for row in rows})
@@ -406,14 +407,28 @@ def _average(values: Sequence[float] | None) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _domains(record: RunRecord, metric: str | None, split: str) -> dict[str, float]:
-    """Scores of a finished run by domain, if they are in this metric."""
+def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, float]]:
+    """What a finished run measured in a split, by domain; of one domain what it was judged by."""
     if not record.history or record.status != "finished":
-        return {}
+        return None, {}
     shown = record.history[record.selected]["scores"].get(split)
-    if shown is None or shown["metric"] != metric:
-        return {}
-    return {n: v for n, v in shown["domains"].items() if v is not None and math.isfinite(v)}
+    if shown is None:
+        return None, {}
+    metric, values = shown["metric"], shown["domains"]
+    if len(values) == 1:
+        metric, values = metric_of(shown), dict.fromkeys(values, judged_by(shown))
+    return metric, {n: v for n, v in values.items() if v is not None and math.isfinite(v)}
+
+
+def metric_of(scores: Mapping[str, Any]) -> str:
+    """What a split was judged by."""
+    return str(scores.get("selects") or scores["metric"])
+
+
+def judged_by(scores: Mapping[str, Any]) -> float | None:
+    """The value of :func:`metric_of`."""
+    value: float | None = scores["metrics"][scores["selects"]] if scores.get("selects") else scores["average"]
+    return value
 
 
 def listed(names: Iterable[object]) -> str:
