@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.report import figures
-from shoal.report.compare import _interval, _signed, _spread
+from shoal.report.compare import _spread
 from shoal.report.tables import _clean
 
 COLOURS = 6
@@ -64,36 +64,34 @@ class Axis:
         return {"x": self.at(value), "look": look + beyond, "title": f"{_clean(title)}: {value:.4g}"}
 
 
-def worst_domain(row: Row, lower: bool) -> str | None:
-    """The held-out domain where the mean over seeds is worst; ``None`` unless every domain has a score."""
-    means = {name: found["mean"] for name, found in row["domains"].items()}
-    if not means or None in means.values():
-        return None
-    return max(means, key=lambda name: means[name] if lower else -means[name])
-
-
 def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> dict[str, Any]:
     """A line for each paired difference: a dot for every domain, the mean and its interval; zero is marked.
 
-    ``found`` is by name what :func:`shoal.bench.compare.over_domains` gives.
+    ``found`` has what :func:`shoal.bench.compare.over_domains` gives, and maybe a standard error ``se``.
     """
     scale, unit = figures.unit(metric)
     ends = [scale * v for a in found.values() for v in (a["low"], a["high"], a["mean"]) if v is not None]
-    axis = Axis.over(
-        [0.0, *ends, *(scale * v for a in found.values() for v in a["values"].values())], [0.0, *ends]
-    )
+    dots = [scale * v for a in found.values() for v in a["values"].values()]
+    axis = Axis.over([0.0, *ends, *dots], [0.0, *ends])
     rows = []
     for name, about in found.items():
-        marks: list[dict[str, Any]] = []
-        text = _signed(about["mean"], metric)
-        if about["low"] is not None:
-            marks.append({"x": axis.at(scale * about["low"]), "to": axis.at(scale * about["high"])})
-            text += f" ({_interval(about, {'metric': metric})})"
+        marks, (mean, low, high) = [], (about[key] for key in ("mean", "low", "high"))
+        text = signed(mean, metric)
+        if low is not None:
+            marks.append({"x": axis.at(scale * low), "to": axis.at(scale * high), "look": "interval"})
+            text += f" ({signed(low, metric)} to {signed(high, metric)})"
+        if (error := about.get("se")) is not None:
+            within = (axis.at(scale * (mean + way * error)) for way in (-1, 1))
+            marks.append(dict(zip(("x", "to"), within, strict=True), look="error"))
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
-        marks.append(axis.dot(scale * about["mean"], "c0 full", "mean"))
-        rows.append({"name": _clean(name), "strong": False, "text": text.replace("-", "−"), "marks": marks})
+        marks.append(axis.dot(scale * mean, "c0 full", "mean"))
+        rows.append({"name": _clean(name), "strong": False, "text": text, "marks": marks})
     unit = "percentage points of accuracy" if metric == "accuracy" else unit
     return {"ticks": axis.ticks, "zero": axis.at(0.0), "rows": rows, "unit": _clean(unit)}
+
+
+def signed(value: float, metric: str | None) -> str:
+    return _spread({"mean": value, "sd": None, "metric": metric}, "+").replace("-", "−")
 
 
 def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
@@ -118,8 +116,7 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
     lines: list[tuple[str, dict[str, Mapping[str, Any]]]] = []
     if len(names) > 1:
         lines.append(("average", {r["algorithm"]: r["average"] for r in back_to_front}))
-        at = [(r, name) for r in back_to_front if (name := worst_domain(r, lower)) is not None]
-        lines.append(("worst domain", {r["algorithm"]: r["domains"][name] for r, name in at}))
+        lines.append(("worst domain", {r["algorithm"]: r["worst"] for r in back_to_front if r["worst"]}))
     lines += [
         (name, {r["algorithm"]: r["domains"][name] for r in back_to_front})
         for name in sorted(names, key=rising)[:MOST]

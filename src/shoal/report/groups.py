@@ -76,7 +76,7 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
     groups: list[Group] = []
     taken: set[int] = set()
     seen: list[Any] = []
-    for folder, result in kept:
+    for folder, result in ((folder, _current(result)) for folder, result in kept):
         if (own := result.get("identities")) is not None:
             if own in seen:  # a copy, or the same folder twice
                 continue
@@ -105,6 +105,28 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
     return [
         replace(g, apart=(g.apart or g.kind) if datasets.count(g.result["dataset"]) > 1 else "")
         for g in found
+    ]
+
+
+def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result that an earlier version wrote, with what the rule of this one recommends."""
+    from shoal.bench import compare
+
+    if "criterion" in result:
+        return result
+    lower = result["lower_is_better"]
+    rows = _completed(result["rows"], lower)
+    about = None if result.get("runs_missing") else compare.recommendation(rows, lower)
+    return {**result, "rows": rows, "criterion": "mean", "recommendation": about}
+
+
+def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str, Any]]:
+    """With the worst domain of each row, and whether it is a control."""
+    from shoal.bench import compare
+
+    return [
+        {**row, "worst": compare.worst(row, lower), "control": compare.is_control(row["algorithm"])}
+        for row in rows
     ]
 
 
@@ -260,7 +282,6 @@ def _comparable(runs: Sequence[Run]) -> bool:
 def _sweep(runs: Sequence[Run]) -> Group:
     """By training-domain validation, in the form of a comparison."""
     from shoal.bench import compare, selection
-    from shoal.bench.results import spread
 
     try:
         found = selection.sweep([r.record.config for r in runs], [r.record for r in runs])
@@ -294,9 +315,8 @@ def _sweep(runs: Sequence[Run]) -> Group:
                 "runs_diverged": row["diverged"],
             }
         )
-    base = next((r["average"] for r in rows if r["algorithm"] == compare.BASELINE), None)
-    for row in rows:
-        row["difference"] = None if base is None else compare._difference(row["average"], base, metric)
+    lower = metric is not None and lower_is_better(metric)
+    rows = _completed(rows, lower)
     compare._rank(rows, metric)
     picked = {(c["algorithm"], c["left_out"], c["trial"], c["draw"]) for c in result["choices"]}
     keys = {r.identity: selection.key_of(r.record.config) for r in runs}
@@ -308,8 +328,9 @@ def _sweep(runs: Sequence[Run]) -> Group:
     content = {
         "dataset": result["dataset"],
         "metric": metric,
-        "lower_is_better": metric is not None and selection.lower_is_better(metric),
-        "baseline": compare.BASELINE if base is not None else None,
+        "lower_is_better": lower,
+        "baseline": next((r["algorithm"] for r in rows if r["algorithm"] == compare.BASELINE), None),
+        "recommendation": None if result["missing"] else compare.recommendation(rows, lower),
         "left_out": result["left_out"],
         "seeds": result["trials"],
         "rows": rows,
@@ -364,18 +385,18 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
                 "rank": None,
                 "domains": {n: summary(v, algorithm) for n, v in each.items()},
                 "average": summary(over, algorithm),
-                "difference": None,
                 "runs_diverged": lost.count(algorithm),
             }
         )
+    lower = metric is not None and lower_is_better(metric)
     return {
         "dataset": str(runs[0].record.config.dataset),
         "metric": metric,
-        "lower_is_better": metric is not None and lower_is_better(metric),
+        "lower_is_better": lower,
         "baseline": None,
         "left_out": names,
         "seeds": seeds,
-        "rows": table,
+        "rows": _completed(table, lower),
         "missing": [],
         "split": split,
         "several": len({run.record.config.name for run in runs}) > 1,

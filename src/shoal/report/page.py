@@ -213,7 +213,7 @@ def _group(group: Group, number: int) -> dict[str, Any]:
         "words": [_clean(line) for line in more],
         "table": _table(result),
         "differences": _differences(result),
-        "by_domain": charts.domains(result, _taken(result)) if drawn else None,
+        "by_domain": charts.domains(result, _first(result)) if drawn else None,
         "each": _each_domain(result) if len(result["left_out"]) > 1 else None,
         "metric": _clean(figures.unit(result["metric"])[1]),
         "lower": result["lower_is_better"],
@@ -226,8 +226,10 @@ def _title(group: Group) -> str:
     return _clean(str(group.result.get("title") or group.result["dataset"]))
 
 
-def _taken(result: Mapping[str, Any]) -> str | None:
-    return (result.get("recommendation") or {}).get("take")
+def _first(result: Mapping[str, Any]) -> str | None:
+    """The row that others are held against: the recommended one, or else the one to begin with."""
+    about = result.get("recommendation") or {}
+    return about.get("take") or about.get("begin") or result["baseline"]
 
 
 def _table(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,15 +249,19 @@ def _table(result: Mapping[str, Any]) -> dict[str, Any]:
     for row in result["rows"]:
         cells = [_cell(row["average"])] if names else []
         if several:
-            cells.append(_worst_cell(row, result["lower_is_better"]))
+            cells.append(
+                {**_cell(row["worst"]), "n": _clean(row["worst"]["domain"])} if row["worst"] else NOTHING
+            )
         cells += [_cell(row["also"][name]) if name in row.get("also", {}) else NOTHING for name in also]
         rows.append({"algorithm": _clean(str(row["algorithm"])), "cells": cells, "mark": _mark(row, result)})
     return {"columns": columns, "rows": rows}
 
 
 def _mark(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    name = row["algorithm"]
-    return "recommended" if name == _taken(result) else "baseline" if name == result["baseline"] else ""
+    name, about = row["algorithm"], result.get("recommendation") or {}
+    if name == about.get("take") and about.get("majority", {"better": True})["better"]:
+        return "recommended"
+    return "control" if row["control"] else "baseline" if name == result["baseline"] else ""
 
 
 NOTHING: Mapping[str, Any] = {"text": "–", "value": None, "n": ""}
@@ -267,15 +273,9 @@ def _cell(values: Mapping[str, Any], spread: bool = True) -> Mapping[str, Any]:
     if not known:
         why = [w for w in ("diverged", "undefined") if (values.get("trials") or {}).get(w)]
         return {**NOTHING, "text": why[0]} if why else NOTHING
-    same = len({v for v in values["values"] if v is not None}) == 1  # a deterministic algorithm has no spread
     of = "" if known == every else f"n = {known} of {every}"
-    shown = _spread(values if spread and not same else {**values, "sd": None})
+    shown = _spread(values if spread else {**values, "sd": None})
     return {"text": shown, "value": values["mean"], "n": of}
-
-
-def _worst_cell(row: Mapping[str, Any], lower: bool) -> Mapping[str, Any]:
-    name = charts.worst_domain(row, lower)
-    return NOTHING if name is None else {**_cell(row["domains"][name]), "n": _clean(name)}
 
 
 def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,10 +284,7 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
     With many algorithms there is room for means alone.
     """
     rows, spread = result["rows"], len(result["rows"]) <= charts.COLOURS
-    lows = [charts.worst_domain(row, result["lower_is_better"]) for row in rows]
-    lowest = [
-        NOTHING if n is None else _cell(r["domains"][n], spread) for r, n in zip(rows, lows, strict=True)
-    ]
+    lowest = [_cell(row["worst"], spread) if row["worst"] else NOTHING for row in rows]
     names = result["left_out"][:ROWS]
     return {
         "columns": [(_clean(str(row["algorithm"])), _mark(row, result)) for row in rows],
@@ -299,46 +296,42 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _pair(result: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
-    """The two rows whose difference decides: what is recommended, and what it was weighed against."""
-    about = result.get("recommendation") or {}
-    rows = {row["algorithm"]: row for row in result["rows"] if row["rank"] is not None}
-    if (taken := rows.get(about.get("take"))) is None:
-        return None
-    other = rows.get(about.get("reference"))
-    if other is None or other is taken:
-        other = next((row for row in rows.values() if row is not taken), None)
-        return None if other is None else (other, taken)
-    return taken, other
-
-
 def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The difference that decides, on a line of its own."""
+    """The difference that decides: the recommended row against the best of the others."""
     from shoal.bench import compare
 
-    if (pair := _pair(result)) is None or (about := compare.over_domains(*pair)) is None:
+    about = result.get("recommendation") or {}
+    rows = {row["algorithm"]: row for row in result["rows"]}
+    pair = [rows[name] for name in (about.get("take"), about.get("reference")) if name in rows]
+    if len(pair) < 2:
         return None
-    one, other = (_clean(str(row["algorithm"])) for row in pair)
-    chart = charts.differences({f"{one} − {other}": about}, result["metric"])
-    better = "Below" if result["lower_is_better"] else "Above"
-    text = f"In {chart['unit']}: each held-out domain (small dots) and their mean"
-    if about["low"] is None:
-        text += f"; with fewer than {compare.LEAST_DOMAINS} domains there is no interval."
-    else:
-        text += f" (bar: {100 * about['level']:.0f} % interval)."
-    return chart | {"text": f"{text} {better} zero {one} is better."}
+    take, other = (_clean(str(row["algorithm"])) for row in pair)
+    mean, error = compare.paired(pair[0], pair[1], result["lower_is_better"], about["criterion"])
+    reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
+    found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
+    what, dots = "worst domains", ""
+    if about["criterion"] == "mean":
+        found["values"] = (compare.over_domains(*pair) or found)["values"]
+        what, dots = "average over domains", " Small dots: the held-out domains."
+    chart = charts.differences({f"{take} − {other}": found}, result["metric"])
+    side = "left" if result["lower_is_better"] else "right"
+    text = (
+        f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval.{dots} "
+        f"To the {side} of zero {take} is better."
+    )
+    return chart | {"text": text}
 
 
 def _differences(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Every row against what is recommended, or else against the baseline, domain by domain."""
+    """Every row against the first one, paired by domain."""
     from shoal.bench import compare
 
-    name = _taken(result) or result["baseline"]
+    name = _first(result)
     first = next((row for row in result["rows"] if row["algorithm"] == name), None)
     if first is None:
         return None
     found = {
-        _clean(str(row["algorithm"])): about
+        str(row["algorithm"]): about
         for row in result["rows"]
         if row is not first and (about := compare.over_domains(row, first)) is not None
     }
