@@ -249,7 +249,7 @@ def test_a_deterministic_row_has_no_spread() -> None:
 
 def test_an_enormous_error_does_not_squeeze_the_others() -> None:
     axis = charts.Axis.over([1.0, 2.0, 1e9], [1.0, 2.0])
-    assert 1 < axis.high < 4
+    assert 2 < axis.high < 6
     assert axis.at(1e9) == 100
     assert "beyond" in axis.dot(1e9, "other", "x")["look"]
     assert "beyond" not in axis.dot(2.0, "other", "x")["look"]

@@ -7,7 +7,7 @@ A chart has ``ticks`` (position in percent, label), ``rows`` and maybe ``zero``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,15 +33,15 @@ class Axis:
 
     @classmethod
     def over(cls, values: Iterable[float], core: Iterable[float] = ()) -> Axis:
-        """Holds all ``values``, but reaches no further beyond those of ``core`` than these are apart.
+        """Holds all ``values``, but reaches no further beyond those of ``core`` than three times their range.
 
         One algorithm with an enormous error must not squeeze the others into a point.
         """
         every = [v for v in values if math.isfinite(v)]
         inner = [v for v in core if math.isfinite(v)]
         low, high = (min(every), max(every)) if every else (0.0, 1.0)
-        if inner and (apart := max(inner) - min(inner)):
-            low, high = max(low, min(inner) - apart), min(high, max(inner) + apart)
+        if inner and (reach := 3 * (max(inner) - min(inner))):
+            low, high = max(low, min(inner) - reach), min(high, max(inner) + reach)
         room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
         return cls(low - room, high + room)
 
@@ -76,22 +76,26 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
     rows = []
     for name, about in found.items():
         marks, (mean, low, high) = [], (about[key] for key in ("mean", "low", "high"))
-        text = signed(mean, metric)
+        mean_text, *ends_text = _signed([scale * v for v in (mean, low, high) if v is not None], metric)
         if low is not None:
             marks.append({"x": axis.at(scale * low), "to": axis.at(scale * high), "look": "interval"})
-            text += f" ({signed(low, metric)} to {signed(high, metric)})"
         if (error := about.get("se")) is not None:
             within = (axis.at(scale * (mean + way * error)) for way in (-1, 1))
             marks.append(dict(zip(("x", "to"), within, strict=True), look="error"))
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
         marks.append(axis.dot(scale * mean, "c0 full", "mean"))
+        text = mean_text + (f" ({' to '.join(ends_text)})" if ends_text else "")
         rows.append({"name": _clean(name), "strong": False, "text": text, "marks": marks})
     unit = "percentage points of accuracy" if metric == "accuracy" else unit
     return {"ticks": axis.ticks, "zero": axis.at(0.0), "rows": rows, "unit": _clean(unit)}
 
 
-def signed(value: float, metric: str | None) -> str:
-    return _spread({"mean": value, "sd": None, "metric": metric}, "+").replace("-", "−")
+def _signed(values: Sequence[float], metric: str | None) -> list[str]:
+    """With as many digits each as the largest needs."""
+    size = max(map(abs, values))
+    digits = 1 if metric == "accuracy" else max(0, 2 - math.floor(math.log10(size))) if size else 0
+    form = f"+.{digits}f" if digits < 8 and size < 1e6 else "+.2e"
+    return [f"{v:{form}}".replace("-", "−") for v in values]
 
 
 def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
