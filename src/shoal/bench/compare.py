@@ -599,6 +599,20 @@ def recommendation(
     return about
 
 
+def usual_settings(
+    configs: Sequence[RunConfig], trials: Sequence[Mapping[str, Any]], name: str | None
+) -> tuple[RunConfig, int, int] | None:
+    """A run of the row ``name`` with the settings that most trials chose, how many did, and of how many."""
+    tried = [c for c in configs if c.name == name]
+    # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
+    chosen = [(t["settings"], t["lr"]) for t in trials if t["algorithm"] == name and t["chosen"] is not None]
+    if not tried or not chosen:
+        return None
+    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
+    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
+    return config, chosen.count(best), len(chosen)
+
+
 def _distinct(every: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
     return list(dict.fromkeys(trial[name] for trial in every))
 

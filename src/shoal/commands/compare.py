@@ -232,10 +232,10 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
         print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     if where.flat and not given.no_baselines:
         if why := baselines.lacking():
-            unable |= dict.fromkeys(baselines.names(where.classes), why)
-        else:
-            seeds = range(given.seeds)
-            configs += compare.plan_baselines(base, where.classes, where.left_out, seeds, given.search)
+            unable |= {n: why for n in baselines.names(where.classes) if n != compare.MAJORITY}
+        seeds = range(given.seeds)
+        found = compare.plan_baselines(base, where.classes, where.left_out, seeds, given.search)
+        configs += [c for c in found if c.name not in unable]
     return configs, {"unable": unable, "excluded": dict(where.excluded)}
 
 
@@ -393,13 +393,14 @@ def _page(out: Path, runs: Sequence[str]) -> str:
 
 def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> str:
     """How to train what is recommended on every domain, then predict and export, in the user's own words."""
+    from shoal.bench.compare import usual_settings
     from shoal.trained import train_command
 
     about = result["recommendation"] or {}
     take = about.get("take") or about.get("begin")
     if (chosen := usual_settings(configs, result["trials"], take)) is None:
         return ""
-    config, times = chosen
+    config, times, trials = chosen
     command = train_command(replace(config, data_options={}, seed=0, holdout=None, select="best"))
     given_data = [*given_table(given), *(["--data", *given.data] if given.data else [])]
     given_data += ["--bad-images", given.bad_images] if given.bad_images else []
@@ -411,19 +412,6 @@ def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> s
     new = "NEW" + (Path(given.dataset).suffix if Path(given.dataset).is_file() else "")
     lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, new])]
     lines += [shlex.join(["shoal", "export", folder])]
-    said = f"To train {take} on every domain, with the settings that {times} chose, to predict and to export:"
+    how = f"with the settings that {times} of {_many(trials, 'trial')} chose"
+    said = f"To train {take} on every domain, {how}, to predict and to export:"
     return "\n" + "\n  ".join([said, *lines])
-
-
-def usual_settings(
-    configs: Sequence[RunConfig], trials: Sequence[dict[str, Any]], name: str | None
-) -> tuple[RunConfig, str] | None:
-    """A run of the row ``name`` with the settings that most trials chose, and how many of them did."""
-    tried = [c for c in configs if c.name == name]
-    # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
-    chosen = [(t["settings"], t["lr"]) for t in trials if t["algorithm"] == name and t["chosen"] is not None]
-    if not tried or not chosen:
-        return None
-    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
-    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
-    return config, f"{chosen.count(best)} of {_many(len(chosen), 'trial')}"
