@@ -72,6 +72,13 @@ def comparison(better: float = 0.1) -> list[RunRecord]:
     ]
 
 
+def judged_by_auc(record: RunRecord, value: float) -> RunRecord:
+    auc = {"selects": "AUC", "metrics": {"AUC": value}}
+    splits = [{k: v | auc for k, v in m["scores"].items()} for m in record.history]
+    points = zip(record.history, splits, strict=True)
+    return replace(record, history=tuple({**m, "scores": s} for m, s in points))
+
+
 def save(folder: Path, *records: RunRecord) -> Path:
     store = Store(folder / "runs")
     for record in records:
@@ -392,12 +399,7 @@ def test_domains_left_out_together_are_named() -> None:
 
 def test_curves_are_named_by_what_they_show(tmp_path: Path) -> None:
     def of(algorithm: str) -> RunRecord:
-        record = made(algorithm)
-        auc = {"selects": "AUC", "metrics": {"AUC": 0.9}}
-        with_auc = [{k: v | auc for k, v in m["scores"].items()} for m in record.history]
-        return replace(
-            record, history=tuple({**m, "scores": s} for m, s in zip(record.history, with_auc, strict=True))
-        )
+        return judged_by_auc(made(algorithm), 0.9)
 
     text = Reader(written(save(tmp_path, of("erm"), of("fish")))).text
     assert "AUC by step" in text
@@ -461,13 +463,18 @@ def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
 
 def test_many_training_domains_are_one_curve() -> None:
     record = made("erm")
-    many = {
+    nine = {
         "validation": scores({f"d{n}": 0.7 for n in range(9)}),
         "train": scores({f"d{n}": 0.9 for n in range(9)}),
     }
-    record = replace(record, history=tuple({**m, "scores": {**m["scores"], **many}} for m in record.history))
+    record = replace(record, history=tuple({**m, "scores": {**m["scores"], **nine}} for m in record.history))
     labels = [t.get_text() for t in page.learning_curves([record]).legends[0].get_texts()]
     assert labels == ["0°", "validation, all domains"]
+    curves = page.learning_curves(many(1, 30))
+    assert [t.get_text() for t in curves.legends[0].get_texts()] == [
+        "held-out domains",
+        "validation, all domains",
+    ]
 
 
 def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
@@ -711,7 +718,7 @@ def test_images_with_the_models_mistakes(tmp_path: Path) -> None:
     found = Reader(written(tmp_path, "--samples", "4"))
     assert found.tags.count("img") % 4 == 0
     assert found.tags.count("img") >= 8
-    assert "never trained on" in found.text
+    assert "held-out domain" in found.text
     assert "taken for" in found.text
     assert "shoal train erm --dataset rotated-digits" in found.text or "pytest" in found.text
 
@@ -758,6 +765,50 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
     return dump
+
+
+MEASURE = """<body><iframe style="border:0" width="WIDTH" height="900"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument, box = e => e.getBoundingClientRect();
+  const table = page.querySelector("table.scores"), edge = box(table.parentElement).right + 1;
+  const seen = [...table.tHead.rows[0].cells].slice(0, 3).filter(c => box(c).right <= edge);
+  const lines = c => [...c.querySelectorAll(".track, .scale")].map(box);
+  const charts = [...page.querySelectorAll(".chart")].map(lines);
+  const same = (a, b) => Math.abs(a.left - b.left) < 1 && Math.abs(a.width - b.width) < 1;
+  const values = [...page.querySelectorAll(".line .value")];
+  document.body.dataset.said = JSON.stringify({
+    fits: page.documentElement.scrollWidth <= WIDTH,
+    seen: seen.map(c => c.textContent.trim().split(" ")[0]),
+    aligned: charts.every(c => c.every(b => same(b, c[0]))),
+    narrowest: Math.min(...charts.map(c => c[0].width)),
+    overlapping: values.filter(v => v.scrollWidth > v.clientWidth + 1).length,
+  });
+});
+frame.srcdoc = PAGE;
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(("algorithms", "domains"), [(4, 4), (12, 30)])
+def test_in_a_browser_the_average_is_always_there(
+    browse: Any, tmp_path: Path, width: int, algorithms: int, domains: int
+) -> None:
+    records = many(algorithms, domains)
+    if algorithms == 4:  # numbers that are longer, and of different lengths
+        records = [judged_by_auc(r, 0.1 + 0.0123 * n) for n, r in enumerate(records)]
+    html = written(save(tmp_path, *records))
+    outer = MEASURE.replace("WIDTH", str(width)).replace("PAGE", json.dumps(html).replace("</", "<\\/"))
+    path = tmp_path / "outer.html"
+    path.write_text(outer, encoding="utf-8")
+    dom, console = browse(path, max(width, 500))
+    assert not console
+    said = json.loads(re.search(r'<body data-said="([^"]*)"', dom)[1].replace("&quot;", '"'))  # type: ignore[index]
+    assert said["fits"]
+    assert said["seen"] == ["algorithm", "average", "worst"]
+    assert said["aligned"]
+    assert said["narrowest"] > 150
+    assert not said["overlapping"]
 
 
 @pytest.mark.parametrize("width", [500, 1280])

@@ -287,7 +287,7 @@ def _strips(run: Run, number: int) -> list[Strip]:
                 }
                 for n, i in enumerate(order)
             ]
-            kind = "never trained on" if split == "test" else split
+            kind = "held-out domain" if split == "test" else split
             strips.append(Strip(name, f"{kind}; {sum(wrong)} of {len(which)} wrong", images))
     return strips
 

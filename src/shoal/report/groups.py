@@ -291,30 +291,20 @@ def _sweep(runs: Sequence[Run]) -> Group:
     if not result["left_out"]:
         return Group("runs", means(runs), runs)
     metric = result["metric"]
-    found_in = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
-    rows: list[dict[str, Any]] = []
-    for row in result["rows"]:
-
-        def score(name: str, trial: int, algorithm: str = row["algorithm"]) -> float | None:
-            choice = found_in.get((algorithm, name, trial))
-            return None if choice is None else choice["score"]
-
-        def summary(values: list[float | None], lost: bool) -> dict[str, Any]:
-            return spread(values, metric) | {"trials": {"diverged": int(lost)}}
-
-        each = {name: [score(name, t) for t in result["trials"]] for name in result["left_out"]}
-        whole = [compare._mean(values) for values in zip(*each.values(), strict=True)]
-        lost = {name: "diverged" in row["domains"][name]["status"] for name in each}
-        rows.append(
-            {
-                "algorithm": row["algorithm"],
-                "rank": None,
-                "mean_rank": None,
-                "domains": {name: summary(values, lost[name]) for name, values in each.items()},
-                "average": summary(whole, any(lost.values())),
-                "runs_diverged": row["diverged"],
-            }
+    scored = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
+    names, trials = result["left_out"], result["trials"]
+    every = [
+        {"algorithm": a, "left_out": n, "seed": t, "chosen": None, "status": "missing", "diverged": 0}
+        | (
+            {k: c[k] for k in ("status", "diverged")} | {"test": c["score"]}
+            if (c := scored.get((a, n, t)))
+            else {}
         )
+        for a in (row["algorithm"] for row in result["rows"])
+        for n in names
+        for t in trials
+    ]
+    rows = [compare._row(row["algorithm"], every, names, trials, metric, {}) for row in result["rows"]]
     lower = metric is not None and lower_is_better(metric)
     rows = _completed(rows, lower)
     compare._rank(rows, metric)
@@ -331,19 +321,15 @@ def _sweep(runs: Sequence[Run]) -> Group:
         "lower_is_better": lower,
         "baseline": next((r["algorithm"] for r in rows if r["algorithm"] == compare.BASELINE), None),
         "recommendation": None if result["missing"] else compare.recommendation(rows, lower),
-        "left_out": result["left_out"],
-        "seeds": result["trials"],
+        "left_out": names,
+        "seeds": trials,
         "rows": rows,
         "runs": len(runs),
         "runs_missing": len(result["missing"]),
         "missing": result["missing"],
     }
-    rule = f"Settings and step: {result['words']}, among {_draws(result['draws'])} of settings."
-    return Group("sweep", content, runs, chosen, rule)
-
-
-def _draws(number: int) -> str:
-    return f"{number} draw{'s' * (number != 1)}"
+    draws = f"{result['draws']} trial{'s' * (result['draws'] != 1)} of a random search"
+    return Group("sweep", content, runs, chosen, f"Settings and step: {result['words']}, among {draws}.")
 
 
 def means(runs: Sequence[Run]) -> dict[str, Any]:

@@ -399,7 +399,7 @@ def learning_curves(
 
     Training domains are measured on validation, unless that is of other domains. They are one curve where
     there are many, where the runs hold out different domains, and where a metric that is measured on all
-    examples together was judged by, such as AUC.
+    examples together was judged by, such as AUC. So are held-out domains where there are many.
     """
     measured = [r for r in records if any(m["scores"] for m in r.history)]
     if all(len(r.history) < 2 for r in measured):
@@ -408,19 +408,19 @@ def learning_curves(
     lines: dict[str, list[Any]] = {}
     seen: dict[str, list[Any]] = {}
     places = {tuple(test_domains(r)) for r in measured}
+    crowd = len({name for names in places for name in names}) > LINES
     for record in measured:
         splits = record.history[-1]["scores"]
         whole = {split for split, scores in splits.items() if scores.get("selects")}
-        own, held_out = (
-            "validation" if "validation" in splits and not strange(record) else "train",
-            test_domains(record),
-        )
-        if "test" in whole:
-            name = held_out[0] if len(held_out) == 1 else "test domains"
-            lines.setdefault(name, []).append(_curve(record, "test", None, metric))
-        else:
-            for name in held_out:
-                lines.setdefault(name, []).append(_curve(record, "test", name, metric))
+        own = "validation" if "validation" in splits and not strange(record) else "train"
+        held_out: list[str | None] = [None] if "test" in whole or crowd else list(test_domains(record))
+        for name in held_out if "test" in splits else ():
+            alone = (
+                test_domains(record)[0]
+                if len(test_domains(record)) == 1 and not crowd
+                else "held-out domains"
+            )
+            lines.setdefault(name or alone, []).append(_curve(record, "test", name, metric))
         if own not in splits:
             continue
         names = list(splits[own]["domains"])
