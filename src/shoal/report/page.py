@@ -58,7 +58,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Columns:
-    """What became of the columns of a file; ``report`` is :attr:`Data.inputs`' ``columns_report``."""
+    """What became of the columns of a file; ``report`` is the ``columns_report`` of the data's inputs."""
 
     file: str
     report: Sequence[Mapping[str, Any]]
