@@ -208,7 +208,7 @@ def test_the_interval_that_decides_is_drawn(tmp_path: Path) -> None:
     (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
     (line,) = group["decision"]["rows"]
     bar, error = [m for m in line["marks"] if "to" in m]
-    dots = [m for m in line["marks"] if m.get("look", "").startswith("other")]
+    dots = [m for m in line["marks"] if m["look"].startswith("other")]
     assert len(dots) == 3
     fish, erm = ({r["algorithm"]: r for r in result["rows"]}[n] for n in ("fish", "erm"))
     about = compare.over_domains(fish, erm)
@@ -219,6 +219,33 @@ def test_the_interval_that_decides_is_drawn(tmp_path: Path) -> None:
     assert (
         about["low"] < 0 < about["mean"] - (about["high"] - about["mean"]) / 4.303
     )  # Student's t, 2 degrees
+
+
+def test_what_no_better_than_the_majority_class_is_not_marked_as_recommended(tmp_path: Path) -> None:
+    noise = {"erm": 0.01, "fish": -0.02, "majority": 0.0}
+    records = [
+        made(name, 0, 0.5 + (-1) ** d * by, place)
+        for name, by in noise.items()
+        for d, place in enumerate(("a", "b", "c", "d"))
+    ]
+    kept(tmp_path, records)
+    (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
+    assert group["lead"][0].startswith("No recommendation: ")
+    assert group["decision"]["rows"][0]["name"].endswith(" − majority")
+    marks = {row["algorithm"]: row["mark"] for row in group["table"]["rows"]}
+    assert marks == {"erm": "baseline", "fish": "", "majority": "control"}
+
+
+def test_the_worst_domains_decide_where_they_were_to(tmp_path: Path) -> None:
+    records = many(3, 5)
+    save(tmp_path, *records)
+    result = compare.results([r.config for r in records], records, criterion="worst")
+    (tmp_path / "compare-digits.json").write_text(json.dumps(result))
+    (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
+    assert group["lead"] == view.recommended(result)
+    (line,) = group["decision"]["rows"]
+    assert not [m for m in line["marks"] if m["look"].startswith("other")]
+    assert "worst domains" in group["decision"]["text"]
 
 
 def test_all_domains_share_one_scale() -> None:

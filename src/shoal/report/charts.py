@@ -110,8 +110,8 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
     coloured = list(dict.fromkeys([*main, *every])) if len(every) <= COLOURS else main
     looks = {name: f"c{n}" + " full" * (n == 0) for n, name in enumerate(coloured)}
     shown = next(row for row in rows if row["algorithm"] == coloured[0])
-    back_to_front = sorted(rows, key=lambda r: [*reversed(coloured), r["algorithm"]].index(r["algorithm"]))
-    back_to_front.sort(key=lambda r: r["algorithm"] in looks)
+    order = {name: n for n, name in enumerate(reversed(coloured), 1)}
+    back_to_front = sorted(rows, key=lambda row: order.get(row["algorithm"], 0))
 
     def rising(name: str) -> float:
         mean = shown["domains"][name]["mean"]

@@ -259,9 +259,14 @@ def _table(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mark(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     name, about = row["algorithm"], result.get("recommendation") or {}
-    if name == about.get("take") and about.get("majority", {"better": True})["better"]:
+    if name == about.get("take") and _is_better(about):
         return "recommended"
     return "control" if row["control"] else "baseline" if name == result["baseline"] else ""
+
+
+def _is_better(about: Mapping[str, Any]) -> bool:
+    """Whether what is recommended is better than the majority class, as far as that was compared."""
+    return bool(about.get("majority", {"better": True})["better"])
 
 
 NOTHING: Mapping[str, Any] = {"text": "–", "value": None, "n": ""}
@@ -297,12 +302,16 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The difference that decides: the recommended row against the best of the others."""
+    """The difference that decides: the recommended row against the best of the others.
+
+    Where that is not shown to be better than the majority class, it is the difference to that.
+    """
     from shoal.bench import compare
 
     about = result.get("recommendation") or {}
     rows = {row["algorithm"]: row for row in result["rows"]}
-    pair = [rows[name] for name in (about.get("take"), about.get("reference")) if name in rows]
+    other = about.get("reference") if _is_better(about) else compare.MAJORITY
+    pair = [rows[name] for name in (about.get("take"), other) if name in rows]
     if len(pair) < 2:
         return None
     take, other = (_clean(str(row["algorithm"])) for row in pair)
