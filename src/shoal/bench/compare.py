@@ -11,7 +11,6 @@ paired by domain (seeds are averaged within each). :func:`recommendation` is the
 from __future__ import annotations
 
 import math
-import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -105,13 +104,15 @@ def layout(
         check_names("domain to hold out:", leave_out, known)
         left_out = tuple(dict.fromkeys(leave_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "test": left_out[0]})
-    wrong, warned = unscorable(data, metric) if known is not None else ({}, {})
-    excluded = {} if leave_out else {n: why for n, why in wrong.items() if n in left_out}
+    small, flagged, undefined = unscorable(data, metric) if known is not None else ({}, {}, {})
+    wrong = small | undefined
+    if all(n in wrong for n in left_out):  # where all are small, many of them still make an average
+        wrong = undefined
+    excluded = {n: why for n, why in wrong.items() if n in left_out and not leave_out}
     if len(excluded) == len(left_out):
-        name, why = next(iter(excluded.items()))
-        raise InputError(f"no domain can be held out: {name!r} has {why}. --held-out NAME does so anyway.")
+        raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
     left_out = tuple(n for n in left_out if n not in excluded)
-    warned = {**warned, **(wrong if leave_out else {})}
+    warned = {n: why for n, why in (flagged | small | undefined).items() if n in left_out}
     fair = "validation" in data.splits and "validation" not in data.notes
     module = sets.registry.module(dataset)
     suggest = getattr(module, "comparison", None)
@@ -126,41 +127,48 @@ def layout(
         said=[
             *(data.notes[name] for name in ("label", "units") if name in data.notes),
             *(
-                f"{n!r} is trained on but not held out: it has {why} (--held-out {shlex.quote(n)} to do so)"
-                for n, why in excluded.items()
+                f"trained on but not held out: {line}; --held-out NAME to do so"
+                for line in by_reason(excluded)
             ),
-            *(f"warning: held-out domain {n!r} has {why}" for n, why in warned.items() if n in left_out),
+            *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
         ],
         excluded=excluded,
     )
 
 
-def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str]]:
-    """Domains whose score would say nothing, and others of which to warn; each with what is wrong.
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, naming its domains."""
+    lines = []
+    for why in dict.fromkeys(reasons.values()):
+        names = [repr(n) for n, other in reasons.items() if other == why]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        lines.append(f"{', '.join(names[:NAMED])}{more} ({why})")
+    return lines
 
-    Fewer than :data:`LEAST_ROWS` examples are too few. Where all labels are equal AUC and Pearson r are
-    undefined, and any constant model has an accuracy of 1.
+
+def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Domains whose score says little, with reasons: small ones, constant labels, and an undefined metric.
+
+    Fewer than :data:`LEAST_ROWS` examples are too few. Where all labels of a domain are equal, a constant
+    model has an accuracy of 1, and AUC and Pearson r are undefined.
     """
     usual = "accuracy" if data.classes is not None else "mse"
-    judged_by = metric_of(metric or (data.measures[0] if data.measures else usual))
+    compared = metric_of(metric or (data.measures[0] if data.measures else usual))
     labels = known_labels(data.examples)
     rows: dict[str, list[Any]] = {}
     for domains in data.splits.values():
         for number, name in enumerate(domains.names):
             rows.setdefault(str(name), []).append(domains.indices_of(number))
-    wrong, warned = {}, {}
-    for name, parts in rows.items():
-        which = np.unique(np.concatenate(parts))
-        if len(which) < LEAST_ROWS:
-            count = f"{len(which)} example{'s' * (len(which) != 1)}"
-            wrong[name] = f"only {count}, too few to score (fewer than {LEAST_ROWS})"
-        elif labels is not None and labels.ndim == 1 and len(np.unique(labels[which])) == 1:
-            what = "examples of one class alone" if data.classes is not None else "equal labels alone"
-            if judged_by.undefined:
-                wrong[name] = f"{what}, where {judged_by.name} is undefined"
-            else:
-                warned[name] = f"{what}: a constant prediction can be right everywhere"
-    return wrong, warned
+    every = {name: np.unique(np.concatenate(parts)) for name, parts in rows.items()}
+    few = f"fewer than {LEAST_ROWS} examples are too few to score"
+    small = {name: few for name, which in every.items() if len(which) < LEAST_ROWS}
+    if labels is None or labels.ndim != 1:
+        return small, {}, {}
+    equal = [name for name, which in every.items() if len(np.unique(labels[which])) == 1]
+    what = "all examples are of one class" if data.classes is not None else "all labels are equal"
+    if compared.undefined:
+        return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
+    return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be right everywhere"), {}
 
 
 def _can_be_left_out(dataset: str, options: Mapping[str, Any]) -> Sequence[str] | None:

@@ -37,12 +37,10 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
             *(f"average {name}" if several else name for name in also),
             *([f"against {baseline}"] if baseline else []),
             *(["95 % interval"] if intervals else []),
-            *(["mean rank"] if several else []),
             f"validation {metric}",
         ]
     )
     for row in result["rows"]:
-        mean_rank = "–" if row["mean_rank"] is None else f"{row['mean_rank']:.1f}"
         found.add(
             "–" if row["rank"] is None else row["rank"],
             row["algorithm"],
@@ -51,7 +49,6 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
             *(_spread(row["also"][name]) if name in row["also"] else "–" for name in also),
             *([_against(row, baseline)] if baseline else []),
             *([_interval(row["over_domains"], result)] if intervals else []),
-            *([mean_rank] if several else []),
             _spread(row["validation"]),
         )
     return found
@@ -277,7 +274,10 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
-    lines += [f"Not held out: {name!r} has {why}." for name, why in result.get("excluded", {}).items()]
+    if excluded := result.get("excluded"):
+        from shoal.bench.compare import by_reason
+
+        lines += [f"Trained on but not held out: {line}." for line in by_reason(excluded)]
     for measure, names in result.get("undefined", {}).items():
         which = ", ".join(map(repr, names[:NAMED])) + ", …" * (len(names) > NAMED)
         lines.append(f"{measure} is undefined in {which}; its average is over the other domains.")
