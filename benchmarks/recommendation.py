@@ -161,28 +161,27 @@ def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
         usual, steps = where.usual, given.steps
         base = RunConfig("table", "erm", steps, options, batch_size=usual["batch"], eval_every=steps // 5)
         base = replace(base, optimizer_options={"lr": RATE})
-        names = [n for n in usual["algorithms"] if n not in compare.unable(usual["algorithms"], where)]
+        able = [n for n in usual["algorithms"] if n not in compare.unable(usual["algorithms"], where)]
         asked = (where.left_out, range(given.seeds), given.search)
-        configs = compare.plan(base, names, *asked)
+        configs = compare.plan(base, able, *asked)
         configs += compare.plan_baselines(base, where.classes, *asked)
         result = compare.results(configs, [one(c) for c in configs])
         compared = time.perf_counter() - began
-        rows = []
-        for row in result["rows"]:
-            found = compare.usual_settings(configs, result["trials"], row["algorithm"])
-            if row["rank"] is None or found is None:
-                continue
-            again = {**options, "file": str(whole), "test": fresh}
-            scores = [
-                _test(one(compare.for_seed(replace(found[0], data_options=again), seed)))
-                for seed in range(REFITS)
-            ]
-            rows.append(_kept(row) | {"fresh": np.mean(scores, 0).tolist()})
+        rows = [row for row in result["rows"] if row["rank"] is not None]
+        names = [row["algorithm"] for row in rows]
+        chosen = {n: compare.usual_settings(configs, result["trials"], n) for n in names}
+        fresh_scores: dict[str, list[list[float]]] = {name: [] for name in chosen}
+        for seed in range(REFITS):  # the outer loop: all rows share the table of a seed
+            for name, found in chosen.items():
+                assert found is not None  # a row with a rank has chosen settings in every trial
+                again = replace(found[0], data_options={**options, "file": str(whole), "test": fresh})
+                fresh_scores[name].append(_test(one(compare.for_seed(again, seed))))
+        kept = [_kept(r) | {"fresh": np.mean(fresh_scores[r["algorithm"]], 0).tolist()} for r in rows]
     return {
         "task": number,
         "family": family,
         "lower": result["lower_is_better"],
-        "rows": rows,
+        "rows": kept,
         "seconds": [round(compared, 1), round(time.perf_counter() - began, 1)],
         "runs": len(configs),
     }

@@ -473,29 +473,6 @@ class TestReport:
             "against erm",
             "validation accuracy",
         ]
-        assert view.verdict(result) == []
-
-    @pytest.mark.parametrize(("metric", "sign"), [("accuracy", 1), ("mse", -1)])
-    def test_verdict(self, metric: str, sign: int) -> None:
-        better, worse, same = (
-            view.verdict(self.result(metric=metric, seeds=3, apart=sign * a)) for a in (0.1, -0.1, 0.0)
-        )
-        far = "than erm by more than two standard errors of the paired difference: fish."
-        chance = "If none of these 1 truly differed, about 0.2 would be named by chance."
-        assert better == [f"Better {far}", chance]
-        assert worse == [f"Worse {far}", chance]
-        none = "No algorithm differs from erm by more than two standard errors of the paired difference."
-        assert same == [none]
-
-    def test_one_seed_tells_nothing(self) -> None:
-        (said,) = view.verdict(self.result(seeds=1, apart=0.3))
-        assert said == "One seed cannot tell a difference from erm from luck."
-
-    @pytest.mark.parametrize(
-        ("freedom", "chance"), [(1, 1 - 2 * math.atan(2) / math.pi), (2, 1 - 2 / 6**0.5)]
-    )
-    def test_chance_against_the_closed_form(self, freedom: int, chance: float) -> None:
-        assert view.chance_beyond(2, freedom) == pytest.approx(chance, abs=1e-6)
 
     def test_names_cannot_break_the_page(self, tmp_path: Path) -> None:
         odd = "<script>|$\x1b[2J"

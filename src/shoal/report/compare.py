@@ -231,42 +231,6 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
 
 
-def verdict(result: Mapping[str, Any], one: str = "seed") -> list[str]:
-    """Who differs from the baseline by more than two standard errors, and how many would by chance."""
-    baseline, far = result["baseline"], "more than two standard errors of the paired difference"
-    others = [row for row in result["rows"] if baseline and row["algorithm"] != baseline]
-    whole = [row for row in others if None not in row["difference"]["values"]]
-    judged = [row for row in whole if row["difference"]["se"] is not None]
-    if not judged:
-        alone = others and len(result["seeds"]) == 1
-        return [f"One {one} cannot tell a difference from {baseline} from luck."] if alone else []
-    named = [r for r in judged if abs(r["difference"]["mean"]) > 2 * r["difference"]["se"]]
-    if not named:
-        return [f"No algorithm differs from {baseline} by {far}."]
-    lower = result["lower_is_better"]
-    better = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) == lower]
-    worse = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) != lower]
-    lines = [
-        f"{how} than {baseline} by {far}: {', '.join(names)}."
-        for how, names in (("Better", better), ("Worse", worse))
-        if names
-    ]
-    luck = len(judged) * chance_beyond(2, len(result["seeds"]) - 1)
-    return [
-        *lines,
-        f"If none of these {len(judged)} truly differed, about {luck:.1f} would be named by chance.",
-    ]
-
-
-def chance_beyond(limit: float, freedom: int, cuts: int = 2000) -> float:
-    """How likely |t| > ``limit`` is for Student's t: with t = √ν tan θ an integral of cos(θ)^(ν − 1)."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    first = math.atan(limit / math.sqrt(freedom))
-    width = (math.pi / 2 - first) / cuts
-    middles = (first + width * (i + 0.5) for i in range(cuts))
-    return 2 * scale * width * sum(math.cos(theta) ** (freedom - 1) for theta in middles)
-
-
 def _troubles(result: Mapping[str, Any]) -> list[str]:
     lines = [f"Not compared: {name} ({why})." for name, why in result.get("unable", {}).items()]
     lines += [f"A run of {name} failed: {why}" for name, why in result.get("failed", {}).items()]
