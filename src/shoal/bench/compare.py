@@ -581,6 +581,10 @@ def recommendation(
     near = [r for r in usable if r is best or not behind[r["algorithm"]]["far"]]
     take = simplest(near)
     rest = [r for r in usable if r is not take]
+    simpler = [r for r in rest if complexity(r["algorithm"]) < complexity(take["algorithm"])]
+    if simpler:  # none of them is near
+        nearest = max(simpler, key=score)["algorithm"]
+        about["simpler"] = {"row": nearest, **behind[nearest]}
     about |= {
         "take": take["algorithm"],
         "near": [r["algorithm"] for r in near],

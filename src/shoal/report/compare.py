@@ -212,7 +212,13 @@ def _why(about: Mapping[str, Any], take: Mapping[str, Any], best: Mapping[str, A
     if about["among"] == 1:
         return "It is the only row that could be recommended."
     if take is best:
-        return f"It has the best {by}, and no simpler row is within one standard error of it ({which})."
+        lead = f"It has the best {by}, and no simpler row is within one standard error of it"
+        if (near := about.get("simpler")) is None:
+            return f"{lead}."
+        apart = (
+            f"{_number(abs(near['difference']), metric)} behind, standard error {_number(near['se'], metric)}"
+        )
+        return f"{lead}: {near['row']} is {apart} ({which}, {about['domains']} domains)."
     behind = about["behind"]
     return (
         f"It is the simplest row within one standard error of the best {by}, of {_scores(best, metric)}: "
