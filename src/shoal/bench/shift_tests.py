@@ -34,6 +34,8 @@ FLIPS = 999
 """Random signs of the test of the relation."""
 PENALTIES = 10.0 ** np.arange(-3, 3.1, 0.5)
 NEIGHBOURS = (1, 3, 10, 30)
+FOLDS, STEPS, SHRINKAGE = 5, 100, 1e-4
+"""Of the softmax regression."""
 WIDTHS = (1.0, 0.25, 0.06)
 """Of Gaussian kernels, times the median squared distance."""
 ADDITIVE = 64
@@ -100,21 +102,21 @@ def centred(kernel: Array) -> Array:
 def predicted(x: Array, several: Sequence[Array]) -> list[Array]:
     """Each example's targets, predicted from all others; ``x`` is standardised.
 
-    Of kernel ridge regressions (linear, additive, Gaussian of several widths and penalties), whose
-    predictions for one left out have a closed form, and nearest neighbours, the one that errs least is taken,
-    for each of the ``several`` targets.
+    By kernel ridge regressions (linear, additive, Gaussian of several widths), whose predictions for one left
+    out have a closed form, and nearest neighbours; for classes also by a softmax regression on all of these,
+    which bends straight scores into probabilities. For each of the ``several`` targets the one that errs
+    least is taken.
     """
-    count, width = x.shape
+    width = x.shape[1]
     distances = squared_distances(x)
-    least = [np.inf] * len(several)
-    best = [np.repeat(t.mean(0, keepdims=True), count, 0) for t in several]
+    found: list[dict[str, tuple[float, Array]]] = [{} for _ in several]
 
-    def offer(n: int, guess: Array) -> None:
+    def offer(n: int, family: str, guess: Array) -> None:
         error = float(((several[n] - guess) ** 2).sum())
-        if error < least[n]:
-            least[n], best[n] = error, guess
+        if family not in found[n] or error < found[n][family][0]:
+            found[n][family] = (error, guess)
 
-    for kernel in _kernels(x, distances) if width else ():
+    for family, kernel in _kernels(x, distances) if width else ():
         values, vectors = np.linalg.eigh(centred(kernel))
         values, squares = np.maximum(values, 0), vectors**2
         for n, target in enumerate(several):
@@ -122,23 +124,51 @@ def predicted(x: Array, several: Sequence[Array]) -> list[Array]:
             inside = vectors.T @ (target - mean)
             for penalty in PENALTIES:
                 shrink = values / (values + penalty)
-                weight = np.maximum(1 - 1 / count - squares @ shrink, 1e-9)[:, None]
-                offer(n, target - (target - mean - vectors @ (shrink[:, None] * inside)) / weight)
+                weight = np.maximum(1 - 1 / len(x) - squares @ shrink, 1e-9)[:, None]
+                offer(n, family, target - (target - mean - vectors @ (shrink[:, None] * inside)) / weight)
     np.fill_diagonal(distances, np.inf)
     order = np.argsort(distances, 1, kind="stable")[:, : max(NEIGHBOURS)]
     for k in NEIGHBOURS:
         for n, target in enumerate(several):
-            offer(n, target[order[:, :k]].mean(1))
-    return best
+            offer(n, "neighbours", target[order[:, :k]].mean(1))
+    for n, target in enumerate(several):
+        if target.shape[1] > 1:
+            offer(n, "softmax", _softmax_fit(np.hstack([guess for _, guess in found[n].values()]), target))
+    return [min(each.values(), key=lambda one: one[0])[1] for each in found]
 
 
-def _kernels(x: Array, distances: Array) -> Iterator[Array]:
+def _kernels(x: Array, distances: Array) -> Iterator[tuple[str, Array]]:
     width = x.shape[1]
-    yield x @ x.T / width
+    yield "linear", x @ x.T / width
     if 1 < width <= ADDITIVE:
-        yield sum(np.exp(-((v[:, None] - v[None]) ** 2)) for v in x.T) / width
+        yield "additive", sum(np.exp(-((v[:, None] - v[None]) ** 2)) for v in x.T) / width
     for scale in WIDTHS:
-        yield gaussian(distances, scale)
+        yield "gaussian", gaussian(distances, scale)
+
+
+def _softmax_fit(scores: Array, targets: Array) -> Array:
+    """Probabilities by softmax regression on scores, each fifth predicted from the others.
+
+    By Newton steps with a bound of the Hessian, ½ XᵀX for each class (Böhning 1992): one inversion, and
+    every step lowers the loss.
+    """
+    # Not standardised: a score that says nothing still depends on the label that was left out, by 1 / n.
+    x = np.hstack([scores - scores.mean(0), np.ones((len(scores), 1))])
+    fold, found = np.random.default_rng(0).permutation(len(x)) % FOLDS, np.empty(targets.shape)
+    for number in range(FOLDS):
+        own, y = x[fold != number], targets[fold != number]
+        penalty = SHRINKAGE * len(own) * np.eye(x.shape[1])
+        bound = np.linalg.inv(own.T @ own / 2 + penalty)
+        weight = np.zeros((x.shape[1], y.shape[1]))
+        for _ in range(STEPS):
+            weight += bound @ (own.T @ (y - softmax(own @ weight)) - penalty @ weight)
+        found[fold == number] = softmax(x[fold == number] @ weight)
+    return found
+
+
+def softmax(logits: Array) -> Array:
+    odds = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(odds / odds.sum(1, keepdims=True))
 
 
 # The relation between inputs and labels
@@ -267,30 +297,31 @@ def _sums(phi: Array, domain: Array, label: Array, outer: Array, signs: Array) -
 
 def column_test(
     x: Array, groups: Array, columns: Sequence[Sequence[int]], regroupings: int, seed: int
-) -> tuple[Array, Array]:
-    """Per column, what part of its variance lies between domains, and a p corrected for their number.
+) -> tuple[Array, Array, Array]:
+    """Per column, the share of its variance between domains and a p corrected for their number.
 
-    Of ranks and of their distances from the middle, so that level and spread both count and outliers do not.
+    The third array is the largest share in each regrouping. Variances are those of ranks and of their
+    distances from the middle, so that level and spread both count and outliers do not.
     """
     if not columns:
-        return np.zeros(0), np.zeros(0)
+        return np.zeros(0), np.zeros(0), np.zeros(0)
     ranks = np.stack([_ranks(v) for v in x.T], 1)
     values = np.stack([ranks, np.abs(ranks)], 2).reshape(len(x), -1)
     scale = values.std(0)
     values = (values - values.mean(0)) / np.where(scale > 1e-9, scale, 1.0)
     sizes = np.bincount(groups)
 
-    def between(g: Array) -> Array:
-        return np.asarray(((one_hot(g).T @ values) ** 2 / sizes[:, None]).sum(0) / len(x))
+    def shares(g: Array) -> tuple[Array, Array]:
+        between = ((one_hot(g).T @ values) ** 2 / sizes[:, None]).sum(0).reshape(-1, 2) / len(x)
+        return (
+            np.array([between[list(own)].mean() for own in columns]),
+            np.array([between[list(own)].max() for own in columns]),
+        )
 
-    def per_column(g: Array) -> Array:
-        parts = between(g).reshape(-1, 2)
-        return np.array([parts[list(own)].mean() for own in columns])
-
-    found = per_column(groups)
-    by_chance = np.array([per_column(g) for g in shuffles(groups, regroupings, (seed, 7))])
-    parts = between(groups).reshape(-1, 2).max(1)
-    return np.array([parts[list(own)].max() for own in columns]), corrected(found, by_chance)
+    mean, largest = shares(groups)
+    by_chance = [shares(g) for g in shuffles(groups, regroupings, (seed, 7))]
+    p = corrected(mean, np.array([b[0] for b in by_chance]))
+    return largest, p, np.array([b[1].max() for b in by_chance])
 
 
 def _ranks(values: Array) -> Array:

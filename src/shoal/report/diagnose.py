@@ -108,16 +108,16 @@ def _sure(result: Result, name: str) -> str:
 def kinds(result: Result) -> list[str]:
     """In what the domains were seen to differ.
 
-    Other shares of labels alone change the inputs as a whole as well, and what an input says of its label. So
-    these count only where inputs of the same label differ too.
+    Other shares of labels alone change the inputs as a whole, every column, and P(y | x) as well. So where
+    the shares differ, these count only if inputs of the same label differ too.
     """
-    labels, inputs, within, relation = (
-        _alarm(result, name) for name in ("labels", "inputs", "inputs within labels", "relation")
-    )
+    alarms = {q["name"] for q in result["questions"] if q["alarm"]}
+    labels, within, relation = "labels" in alarms, "inputs within labels" in alarms, "relation" in alarms
     beyond = within or not labels
+    inputs = bool(alarms & {"inputs", "columns"}) or (within and labels and not relation)
     found = ["labels"] * labels
-    found += ["inputs"] * (beyond and (inputs or (within and labels and not relation)))
-    found += ["relation"] * (beyond and (relation or (within and not inputs and not labels)))
+    found += ["inputs"] * (beyond and inputs)
+    found += ["relation"] * (beyond and relation)
     return found
 
 
