@@ -4,8 +4,8 @@ The tests are in :mod:`shoal.bench.shift_tests`. Over all questions p is correct
 any shift, the chance of one alarm or more is at most ``LEVEL``.
 
 The probe is a kernel ridge regression, whose predictions for held-out examples have a closed form. With
-A = (K + λI)⁻¹ and targets Y, a fit without the examples F errs on them by (A_FF)⁻¹ (A Y)_F. So each regrouping
-is a full refit, and hundreds of them cost seconds.
+A = (K + λI)⁻¹ and targets Y, a fit without the examples F errs on them by (A_FF)⁻¹ (A Y)_F. So each
+regrouping is a full refit, and hundreds of them cost seconds.
 
 Images and text are seen through a fixed embedding. It feeds the tests and, unless a model is asked for, a
 small network for the short trainings.
@@ -391,7 +391,7 @@ def draw(
         raise InputError(f"labels have shape {tuple(y.shape[1:])} each; a diagnosis takes one number each.")
     read = owner[order][: len(y)]
     back = torch.as_tensor(np.argsort(read, kind="stable"))
-    x, y = cut(x, back), y[back]
+    x, y = cut(x, back), y[back]  # type: ignore[arg-type]
     return Sample(
         names=tuple(own.names[d] for d in picked),
         sizes=tuple(int(own.sizes[d]) for d in picked),
@@ -476,7 +476,7 @@ def _loaded(
 
 
 def features(x: Any) -> Array:
-    """What the tests see of each example: numbers as they are, embedded images, counts of tokens; standardised.
+    """What the tests see: numbers as they are, embedded images, counts of tokens; all standardised.
 
     Tokens are counted by the remainder of their numbers, so that any vocabulary fits.
     """
@@ -510,8 +510,7 @@ def standardised(x: Array) -> Array:
 
 def principal(x: Array) -> Array:
     """The first principal components, scaled by one number to a mean variance of 1."""
-    values, vectors = np.linalg.eigh(x.T @ x)
-    found = x @ vectors[:, ::-1][:, : min(EMBEDDED, len(x))]
+    found = x @ np.linalg.eigh(x.T @ x)[1][:, ::-1][:, : min(EMBEDDED, len(x))]
     return np.asarray(found / max(float(found.std()), 1e-9))
 
 
@@ -711,7 +710,7 @@ def find_shifts(
 
 
 def described_columns(shifts: Shifts, questions: Sequence[Question]) -> tuple[Column, ...]:
-    """Which columns differ, and whose relation to the label does; only where the question as a whole says so."""
+    """Which columns differ, and whose relation to the label does, where the question as a whole says so."""
     alarms = {q.name for q in questions if q.alarm}
     found = []
     for n, column in enumerate(shifts.columns):
@@ -872,7 +871,7 @@ class _Trainer:
 def _planned(
     trainer: _Trainer, domains: int, steps: int, seed: int, seconds: float
 ) -> tuple[int, int] | None:
-    """How many steps per training and how many held-out domains fit, by what a few steps cost; None: too few."""
+    """Steps per training and held-out domains that fit, by what a few steps cost; None if too few do."""
     if math.isinf(seconds):
         return steps, domains
     rows, costs = np.arange(len(trainer.y)), []

@@ -12,8 +12,8 @@ domain, each predicted from x out of sample:
 
 If label and domain are independent given x, u has mean 0 everywhere in x (Shah & Peters, The Hardness of
 Conditional Independence Testing, 2020), and the error of the two predictions enters only as their product. A
-weak prediction of the label alone, or of the domain alone, therefore raises no alarm, and where the domains do
-not overlap the second residual vanishes. The statistic is a quadratic form of u in kernels of x; its null
+weak prediction of the label alone, or of the domain alone, therefore raises no alarm, and where the domains
+do not overlap the second residual vanishes. The statistic is a quadratic form of u in kernels of x; its null
 distribution comes from random signs (a wild bootstrap).
 
 Several statistics at a time (one per column) are corrected by the distribution of their maximum.
@@ -230,10 +230,9 @@ def relation_test(
     tests = []
     for number, residual in enumerate(residuals):
         outer = ((domains - domain) @ (domains - domain).T) * (residual @ residual.T)
-        everything = [_quadratic((smooth + (number == 0)) * outer, signs)]
-        for phi in slopes:
-            everything.append(_sums(phi, domains - domain, residual, outer, signs))
-        tests.append(np.stack(everything, 1))
+        whole = _quadratic((smooth + (number == 0)) * outer, signs)
+        each = [_sums(phi, domains - domain, residual, outer, signs) for phi in slopes]
+        tests.append(np.stack([whole, *each], 1))
     found = [(corrected(t[0], t[1:]), *_largest(t)) for t in tests]
     p = np.max([f[0] for f in found], 0)  # all must see it
     weakest = max(found, key=lambda f: float(f[0].min()))
