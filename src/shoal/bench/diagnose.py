@@ -33,6 +33,7 @@ from shoal.bench.shift_tests import (
     gaussian,
     one_hot,
     p_value,
+    ranks,
     relation_test,
     shuffles,
     squared_distances,
@@ -684,7 +685,7 @@ def find_shifts(
         most = question("columns", measure, float(shares.max()), by_chance)
         found.append(replace(most, p=float(p.min())))
     say(phase, 3, 5)
-    outcomes = one_hot(codes) if sample.classes is not None else targets / max(float(targets.std()), 1e-12)
+    outcomes = one_hot(codes) if sample.classes is not None else ranks(targets[:, 0])[:, None]
     relation = relation_test(x, outcomes, groups, own, prevalence=found[0].p <= LEVEL, seed=seed)
     measure = "dependence of label and domain given the inputs, in standard deviations"
     numbers = (relation.statistic, relation.chance, relation.deviation)

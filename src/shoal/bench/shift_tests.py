@@ -304,8 +304,8 @@ def column_test(
     """
     if not columns:
         return np.zeros(0), np.zeros(0), np.zeros(0)
-    ranks = np.stack([_ranks(v) for v in x.T], 1)
-    values = np.stack([ranks, np.abs(ranks)], 2).reshape(len(x), -1)
+    level = np.stack([ranks(v) for v in x.T], 1)
+    values = np.stack([level, np.abs(level)], 2).reshape(len(x), -1)
     scale = values.std(0)
     values = (values - values.mean(0)) / np.where(scale > 1e-9, scale, 1.0)
     sizes = np.bincount(groups)
@@ -323,7 +323,7 @@ def column_test(
     return largest, p, np.array([b[1].max() for b in by_chance])
 
 
-def _ranks(values: Array) -> Array:
+def ranks(values: Array) -> Array:
     """From −1 to 1, equal values sharing one."""
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(count) - count / 2

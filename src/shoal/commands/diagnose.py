@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_source(parser)
     parser.add_argument(
         "--model",
-        help="to train shortly (default: the dataset's own; for images and text a small network on a fixed embedding)",
+        help="(default: the dataset's own; for images and text a small network on a fixed embedding)",
     )
     parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
     parser.add_argument("--batch", type=count, default=32, help="examples per batch (default: %(default)s)")

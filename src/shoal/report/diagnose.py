@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -86,7 +87,7 @@ def named(result: Result, what: str) -> list[Mapping[str, Any]]:
 
 def _how(column: Mapping[str, Any]) -> str:
     how = column["how"]
-    part = f"{how['part']} " if how["part"] else ""
+    part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
     if how["measure"] == "share":
         return f"{how['domain']}: {part}{how['there']:.0%}, elsewhere {how['elsewhere']:.0%}"
     if how["measure"] == "sd":
@@ -241,8 +242,8 @@ def _of_relation(result: Result) -> list[str]:
     overlap = result["effects"]["overlap"]
     if not result["settings"]["relation_tested"]:
         return [
-            f"Relation: cannot tell whether P(label | inputs) changes. The domains hardly overlap: the inputs "
-            f"reveal the domain of all but about {overlap:.0%} of the examples."
+            f"Relation: cannot tell whether P(label | inputs) changes. The domains hardly overlap: the "
+            f"inputs reveal the domain of all but about {overlap:.0%} of the examples."
         ]
     how = _sure(result, "relation")
     little = (
@@ -286,8 +287,8 @@ def _of_gap(result: Result) -> list[str]:
     how = _sure(result, "held-out")
     if q["alarm"]:
         lines.append(
-            f"Kernel ridge regression errs {more:.0%} more on whole held-out domains than on as many held-out "
-            f"examples from all ({how})."
+            f"Kernel ridge regression errs {more:.0%} more on whole held-out domains than on as many "
+            f"held-out examples from all ({how})."
         )
     else:
         lines.append(f"For kernel ridge regression, held-out domains are not significantly harder ({how}).")
@@ -300,8 +301,8 @@ def _of_gradients(result: Result) -> list[str]:
         name, found = f"gradients {when}", result["gradients"][when]
         how = _sure(result, name)
         numbers = (
-            f"mean cosine {found['mean']:.2f} between domains, {found['by_chance']:.2f} between random groups; "
-            f"lowest pair {found['pair'][0]!r} and {found['pair'][1]!r} at {found['pair_cosine']:.2f}"
+            f"mean cosine {found['mean']:.2f} between domains, {found['by_chance']:.2f} between random "
+            f"groups; lowest pair {found['pair'][0]!r} and {found['pair'][1]!r} at {found['pair_cosine']:.2f}"
         )
         if not _alarm(result, name):
             says = f"not significantly less agreement than between random groups ({how})"
@@ -337,9 +338,10 @@ def _advice(result: Result, command: str) -> str:
             f"Try: only the shares of labels were seen to differ, so {known}. Domain generalization does not "
             f"address this. To check plain ERM: {command} --algorithms erm"
         )
-    if not gap:
+    unclear = not gap and _alarm(result, "held-out") and average["high"] > LARGE
+    if not gap and not unclear:
         return (
-            f"Try: plain ERM; no generalization gap worth acting on was measured ({span}). "
+            f"Try: plain ERM, which shows no generalization gap to speak of: {span}. "
             f"To check: {command} --algorithms erm coral vrex"
         )
     conflicts = [w for w in ("at the start", "after training") if _alarm(result, f"gradients {w}")]
@@ -348,19 +350,25 @@ def _advice(result: Result, command: str) -> str:
     )
     chosen = "erm fish fish:regrouped vrex coral" if conflicts else "erm coral vrex groupdro"
     relation = (
-        " Where P(label | inputs) itself changes, no method knows what it will be in the next domain: find out "
-        "why (another instrument, another definition of the label)."
+        " Where P(label | inputs) itself changes, no method knows what it will be in the next domain: find "
+        "out why (another instrument, another definition of the label)."
         if "relation" in found
         else ""
     )
+    size = (
+        f"the generalization gap of ERM is uncertain, {span}, but held-out domains are harder for kernel ridge "
+        "regression,"
+        if unclear
+        else f"the generalization gap is {span}"
+    )
     return (
-        f"Try: the generalization gap is {span} and {how}: {command} --algorithms {chosen}. On ordinary shifts "
-        f"nothing beats ERM reliably (docs/comparison.md), so compare first.{relation}"
+        f"Try: {size} and {how}: {command} --algorithms {chosen}. On ordinary "
+        f"shifts nothing beats ERM reliably (docs/comparison.md), so compare first.{relation}"
     )
 
 
 def to_drop(result: Result) -> list[str]:
-    """Columns to try without: those whose relation changes, else the one that differs most if there is a gap."""
+    """Columns to try without: those whose relation changes; else, with a gap, the one that differs most."""
     if "relation" in kinds(result) and (found := named(result, "changes")):
         flipping = [c for c in found if c["flips"]] or found
         return [str(c["name"]) for c in flipping[:3]]
@@ -384,10 +392,10 @@ def _limits(result: Result) -> list[str]:
     model = "a small network on a fixed embedding" if settings["embedded"] else "the model"
     lines = [
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples in "
-        f"{len(result['domains'])} domains, all splits together; tests on {settings['tested']:,} of them with "
-        f"{settings['regroupings']} regroupings each, one seed; {settings['steps']:,} steps of ERM per "
-        f"training of {model}. p is corrected for {len(result['questions'])} tests (Holm): without any shift, "
-        f"at most {settings['level']:.0%} of diagnoses see one."
+        f"{len(result['domains'])} domains, all splits together; tests on {settings['tested']:,} of them "
+        f"with {settings['regroupings']} regroupings each, one seed; {settings['steps']:,} steps of ERM per "
+        f"training of {model}. p is corrected for {len(result['questions'])} tests (Holm): without any "
+        f"shift, at most {settings['level']:.0%} of diagnoses see one."
     ]
     if result["reduced"]:
         lines.append(f"To keep to the time budget: {'; '.join(result['reduced'])}.")
@@ -419,7 +427,8 @@ _WRAP: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 def figure(result: Result, title: str = "") -> Any:
     """Label shares, the probe's confusion, the generalization gap, and cosines of gradients."""
     names = [_short(d["name"]) for d in result["domains"]]
-    made: Any = _figure(11, max(6.4, 3.2 + 0.45 * len(names)))
+    below = math.ceil(len(result["domains"][0]["labels"]) / LEGEND) if _classes(result) else 0
+    made: Any = _figure(12.5, max(6.8, 3.2 + 0.5 * len(names)) + 0.2 * below)
     if title:
         made.suptitle(_plain(_clean(title)), fontsize=12)
     (labels, probe), (gap, cosines) = made.subplots(2, 2)
@@ -434,9 +443,28 @@ def figure(result: Result, title: str = "") -> Any:
     return made
 
 
+LEGEND = 4
+"""Classes per line of the legend."""
+MOST = 12
+"""Classes with a colour and a name each; the rest share one."""
+
+
+def _classes(result: Result) -> list[str]:
+    """The most frequent classes, which get colours of their own; none in regression."""
+    if result["task"] == "regression":
+        return []
+    domains = result["domains"]
+    classes = list(domains[0]["labels"])
+    if len(classes) <= MOST:
+        return classes
+    often = sorted(classes, key=lambda c: -sum(d["labels"][c] for d in domains))[: MOST - 1]
+    return [c for c in classes if c in often]
+
+
 def _short(name: str) -> str:
+    """Cut in the middle: names of one kind mostly differ at an end."""
     clean = _clean(name)
-    return _plain(clean if len(clean) <= 16 else clean[:15] + "…")
+    return _plain(clean if len(clean) <= 18 else f"{clean[:8]}…{clean[-9:]}")
 
 
 def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:
@@ -448,18 +476,19 @@ def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:
         axes.set_title("labels: mean ± standard deviation", fontsize=10)
         axes.set(xlabel="label")
     else:
-        colours = [*COLOURS.values(), *SPARE]
-        start, classes = np.zeros(len(names)), list(result["domains"][0]["labels"])
-        for number, label in enumerate(classes):
-            share = np.array([100 * d["labels"][label] for d in result["domains"]])
-            colour = colours[number % len(colours)]
+        colours = [*COLOURS.values(), *SPARE, "#b15928", "#a6cee3"]
+        start, shown = np.zeros(len(names)), _classes(result)
+        rows = [(_short(c), [100 * d["labels"][c] for d in result["domains"]]) for c in shown]
+        if others := len(result["domains"][0]["labels"]) - len(shown):
+            rest = [100 - sum(own) for own in zip(*(share for _, share in rows), strict=True)]
+            rows.append((f"{others} others", rest))
+        for colour, (label, share) in zip(colours, rows, strict=False):
             axes.barh(places, share, left=start, color=colour, edgecolor="white", linewidth=0.5, label=label)
-            start = start + share
-        if len(classes) <= 10:
-            above = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.98)}
-            axes.legend(frameon=False, fontsize=8, ncols=10, handlelength=1, columnspacing=1.2, **above)
-        axes.set(xlabel="share of labels (%)", xlim=(0, 100))
-        axes.set_title("labels", pad=22 if len(classes) <= 10 else 6, fontsize=10)
+            start = start + np.array(share)
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+        axes.legend(frameon=False, fontsize=8, ncols=min(LEGEND, len(rows)), handlelength=1, **place)
+        axes.set(xlim=(0, 100))
+        axes.set_title("share of labels (%)", fontsize=10)
     sizes = [f"{name} ({d['size']:,})" for name, d in zip(names, result["domains"], strict=True)]
     axes.set_yticks(places, sizes)
     axes.invert_yaxis()
