@@ -276,7 +276,7 @@ def many_noise_columns(rng: np.random.Generator) -> Made:
 
 
 def _flip(rng: np.random.Generator, reversed_domains: int, by: float) -> Made:
-    """Five to twenty correlated columns; in some domains the first one's relation to the label is reversed."""
+    """Five to twenty correlated columns; the first one's relation is reversed in some domains."""
     width, g = int(rng.integers(5, 21)), np.repeat(np.arange(6), 120)
     mixing = np.eye(width) + 0.15 * rng.normal(size=(width, width))
     x = rng.normal(size=(len(g), width)) @ mixing

@@ -7,6 +7,7 @@ import itertools
 import json
 import time
 import warnings
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,8 @@ def families() -> Any:
     """The calibration's families of data, from the benchmark's file."""
     path = Path(__file__).parents[2] / "benchmarks" / "diagnose.py"
     spec = importlib.util.spec_from_file_location("calibration_of_diagnose", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -236,7 +238,7 @@ def test_a_planted_flip_is_named(family: str) -> None:
     shifts = bench.find_shifts(families().sample_of(family, 3), 3)
     questions = holm(shifts.questions)
     columns = bench.described_columns(shifts, questions)
-    assert view.kinds({"questions": [vars(q) for q in questions]}) == ["relation"]
+    assert "relation" in view.kinds({"questions": [vars(q) for q in questions]})
     first = columns[0]
     assert first.name == "feature 1"
     assert first.changes
@@ -245,12 +247,29 @@ def test_a_planted_flip_is_named(family: str) -> None:
     assert [c.name for c in columns if c.flips] == ["feature 1"]
 
 
-def test_predictions_for_one_left_out_do_not_know_its_label() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_predictions_out_of_sample_do_not_know_the_label(seed: int) -> None:
     """Labels that are noise cannot be predicted, by any of the learners."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     x, y = bench.standardised(rng.normal(size=(150, 5))), tests.one_hot(rng.integers(0, 3, 150))
     (guess,) = tests.predicted(x, [y])
-    assert ((y - guess) ** 2).sum() > 0.95 * ((y - y.mean(0)) ** 2).sum()
+    assert ((y - guess) ** 2).sum() > 0.96 * ((y - y.mean(0)) ** 2).sum()
+
+
+def test_predictions_by_folds_equal_refits(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    x, y = bench.standardised(rng.normal(size=(25, 3))), rng.normal(size=(25, 1))
+    y += 3 * x[:, :1]
+    monkeypatch.setattr(tests, "_kernels", lambda x, distances: iter([("linear", x @ x.T)]))
+    monkeypatch.setattr(tests, "PENALTIES", (0.7,))
+    (guess,) = tests.predicted(x, [y])
+    fold = np.random.default_rng(0).permutation(25) % tests.FOLDS
+    for f in range(tests.FOLDS):
+        train, out = fold != f, fold == f
+        middle, mean = x[train].mean(0), y[train].mean(0)
+        inner = (x[train] - middle).T @ (x[train] - middle) + 0.7 * np.eye(3)
+        weight = np.linalg.solve(inner, (x[train] - middle).T @ (y[train] - mean))
+        assert guess[out] == pytest.approx(mean + (x[out] - middle) @ weight)
 
 
 def test_offsets_make_labels_as_frequent_as_they_are() -> None:
@@ -265,7 +284,7 @@ def test_offsets_make_labels_as_frequent_as_they_are() -> None:
 def test_columns_that_differ_in_level_spread_or_missing_values_are_named(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     for n in range(300):
-        place = "oslo rome lima".split()[n % 3]
+        place = ("oslo", "rome", "lima")[n % 3]
         high = "" if place == "lima" and rng.random() < 0.5 else f"{rng.normal():.3f}"
         values = (
             *(
@@ -278,6 +297,7 @@ def test_columns_that_differ_in_level_spread_or_missing_values_are_named(tmp_pat
     file = tmp_path / "t.csv"
     file.write_text("level,spread,holes,same,kind,y,place\n" + "\n".join(rows))
     data = sets.load("table", file=str(file), label="y", domain="place")
+    data = replace(data, examples=data.examples.unguarded())  # type: ignore[attr-defined]
     shifts = bench.find_shifts(bench.draw(data, 0, 1000, 12), 0)
     columns = {c.name: c for c in bench.described_columns(shifts, holm(shifts.questions))}
     assert {name for name, c in columns.items() if c.differs} == {"level", "spread", "holes"}
@@ -404,7 +424,9 @@ def test_the_figure_holds_everything(domains: int, classes: int) -> None:
     result["gaps"] = [{**result["gaps"][0], "name": n} for n in names]
     result["gradients"]["after training"]["matrix"] = np.eye(domains).tolist()
     made = view.figure(result, "a title")
-    made.canvas.draw()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(made).draw()
     width, height = made.canvas.get_width_height()
     axes = made.axes[0]
     legend = axes.get_legend()

@@ -232,6 +232,7 @@ def diagnose(
     def left() -> float:
         return math.inf if budget is None else begun + budget - time.perf_counter()
 
+    where = pick_device(device)
     sample = draw(data, seed, examples, domains, seconds=left() / 3, tell=say)
     if sample.unread:
         reduced.append(f"{sample.unread:,} examples were not read")
@@ -241,14 +242,14 @@ def diagnose(
     make = model_factory or (_builder(data.model, data.input_shape, data.classes) if flat else None)
     plan = None
     if make is not None:
-        trainer = _Trainer(sample, make, pick_device(device), batch_size, lr)
+        trainer = _Trainer(sample, make, where, batch_size, lr)
         plan = _planned(trainer, len(sample.names), steps, seed, left())
         if plan is None:
             reduced.append("a small network on a fixed embedding was trained instead of the model")
     embedded = plan is None
     if plan is None:
         make = _builder(SMALL, tuple(small.x.shape[1:]), data.classes)
-        trainer = _Trainer(small, make, pick_device(device), batch_size, lr)
+        trainer = _Trainer(small, make, where, batch_size, lr)
         plan = _planned(trainer, len(sample.names), steps, seed, left()) or (min(steps, FEWEST), 2)
     trainer.steps, count = plan
     if trainer.steps < steps:

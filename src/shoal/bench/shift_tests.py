@@ -32,10 +32,10 @@ Array = NDArray[Any]
 
 FLIPS = 999
 """Random signs of the test of the relation."""
-PENALTIES = 10.0 ** np.arange(-3, 3.1, 0.5)
+PENALTIES = 10.0 ** np.arange(-3, 4)
 NEIGHBOURS = (1, 3, 10, 30)
-FOLDS, STEPS, SHRINKAGE = 5, 100, 1e-4
-"""Of the softmax regression."""
+FOLDS, STEPS, SHRINKAGE = 5, 100, 1e-3
+"""Parts of the examples; steps and ridge penalty of the softmax regression."""
 WIDTHS = (1.0, 0.25, 0.06)
 """Of Gaussian kernels, times the median squared distance."""
 ADDITIVE = 64
@@ -100,41 +100,47 @@ def centred(kernel: Array) -> Array:
 
 
 def predicted(x: Array, several: Sequence[Array]) -> list[Array]:
-    """Each example's targets, predicted from all others; ``x`` is standardised.
+    """Each example's targets, predicted from others; ``x`` is standardised.
 
-    By kernel ridge regressions (linear, additive, Gaussian of several widths), whose predictions for one left
-    out have a closed form, and nearest neighbours; for classes also by a softmax regression on all of these,
-    which bends straight scores into probabilities. For each of the ``several`` targets the one that errs
-    least is taken.
+    By kernel ridge regressions (linear, additive, Gaussian of several widths), each fifth of the examples
+    from the others by a closed form, and nearest neighbours; for classes also by a softmax regression on all
+    of these, which bends straight scores into probabilities. For each of the ``several`` targets the one that
+    errs least is taken. (Of one example left out at a time, the mean of the others would betray its label.)
     """
-    width = x.shape[1]
+    count, width = x.shape
     distances = squared_distances(x)
+    fold = np.random.default_rng(0).permutation(count) % FOLDS
+    ends = np.cumsum([t.shape[1] for t in several])[:-1]
+    every = np.hstack(several)
     found: list[dict[str, tuple[float, Array]]] = [{} for _ in several]
 
-    def offer(n: int, family: str, guess: Array) -> None:
-        error = float(((several[n] - guess) ** 2).sum())
-        if family not in found[n] or error < found[n][family][0]:
-            found[n][family] = (error, guess)
+    def offer(family: str, guesses: Array) -> None:
+        for target, best, guess in zip(several, found, np.split(guesses, ends, 1), strict=True):
+            error = float(((target - guess) ** 2).sum())
+            if family not in best or error < best[family][0]:
+                best[family] = (error, guess)
 
     for family, kernel in _kernels(x, distances) if width else ():
         values, vectors = np.linalg.eigh(centred(kernel))
-        values, squares = np.maximum(values, 0), vectors**2
-        for n, target in enumerate(several):
-            mean = target.mean(0)
-            inside = vectors.T @ (target - mean)
-            for penalty in PENALTIES:
-                shrink = values / (values + penalty)
-                weight = np.maximum(1 - 1 / len(x) - squares @ shrink, 1e-9)[:, None]
-                offer(n, family, target - (target - mean - vectors @ (shrink[:, None] * inside)) / weight)
+        values, mean = np.maximum(values, 0), every.mean(0)
+        inside = vectors.T @ (every - mean)
+        for penalty in PENALTIES:
+            shrink = values / (values + penalty)
+            residual = every - mean - vectors @ (shrink[:, None] * inside)
+            guesses = np.empty_like(every)
+            for own in (np.flatnonzero(fold == f) for f in range(FOLDS)):
+                hat = (vectors[own] * shrink) @ vectors[own].T + 1 / count
+                guesses[own] = every[own] - np.linalg.solve(np.eye(len(own)) - hat, residual[own])
+            offer(family, guesses)
     np.fill_diagonal(distances, np.inf)
     order = np.argsort(distances, 1, kind="stable")[:, : max(NEIGHBOURS)]
     for k in NEIGHBOURS:
-        for n, target in enumerate(several):
-            offer(n, "neighbours", target[order[:, :k]].mean(1))
-    for n, target in enumerate(several):
+        offer("neighbours", every[order[:, :k]].mean(1))
+    for target, best in zip(several, found, strict=True):
         if target.shape[1] > 1:
-            offer(n, "softmax", _softmax_fit(np.hstack([guess for _, guess in found[n].values()]), target))
-    return [min(each.values(), key=lambda one: one[0])[1] for each in found]
+            guess = _softmax_fit(np.hstack([guess for _, guess in best.values()]), target, fold)
+            best["softmax"] = (float(((target - guess) ** 2).sum()), guess)
+    return [min(best.values(), key=lambda one: one[0])[1] for best in found]
 
 
 def _kernels(x: Array, distances: Array) -> Iterator[tuple[str, Array]]:
@@ -146,15 +152,14 @@ def _kernels(x: Array, distances: Array) -> Iterator[tuple[str, Array]]:
         yield "gaussian", gaussian(distances, scale)
 
 
-def _softmax_fit(scores: Array, targets: Array) -> Array:
+def _softmax_fit(scores: Array, targets: Array, fold: Array) -> Array:
     """Probabilities by softmax regression on scores, each fifth predicted from the others.
 
     By Newton steps with a bound of the Hessian, ½ XᵀX for each class (Böhning 1992): one inversion, and
     every step lowers the loss.
     """
-    # Not standardised: a score that says nothing still depends on the label that was left out, by 1 / n.
     x = np.hstack([scores - scores.mean(0), np.ones((len(scores), 1))])
-    fold, found = np.random.default_rng(0).permutation(len(x)) % FOLDS, np.empty(targets.shape)
+    found = np.empty(targets.shape)
     for number in range(FOLDS):
         own, y = x[fold != number], targets[fold != number]
         penalty = SHRINKAGE * len(own) * np.eye(x.shape[1])

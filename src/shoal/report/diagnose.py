@@ -356,8 +356,8 @@ def _advice(result: Result, command: str) -> str:
         else ""
     )
     size = (
-        f"the generalization gap of ERM is uncertain, {span}, but held-out domains are harder for kernel ridge "
-        "regression,"
+        f"the generalization gap of ERM is uncertain, {span}, but held-out domains are harder for kernel "
+        "ridge regression,"
         if unclear
         else f"the generalization gap is {span}"
     )
