@@ -212,8 +212,9 @@ class Turns:
         if self.folder is None:
             yield from self._train(self.training, None, signals)
             return
-        written = {"run": self.config.to_dict(), "how": self.how, **surroundings(self.training)}
         processes, keep = self.training.processes, self.training.options.keep
+        where = surroundings(self.training.device, processes.count)
+        written = {"run": self.config.to_dict(), "how": self.how, **where}
         with Journal(self.folder, processes, keep=keep, wandb=self.wandb, config=written) as journal:
             journal.begin(written)
             yield from self._train(self.training, journal, signals)
