@@ -187,9 +187,10 @@ def _limits(
         )
     else:
         lines.append("No domain was left out: nothing here says how it does in a place it has not seen.")
-    lines.append(
-        f"This is one run, with seed {escaped(chosen.get('seed', 0))}: another seed gives other numbers."
-    )
+    if "seed" in chosen:
+        lines.append(
+            f"This is one run, with seed {escaped(chosen['seed'])}: another seed gives other numbers."
+        )
     if str(record["rule"]).startswith("best"):
         note = (record.get("notes") or {}).get("validation", "")
         lines.append(
