@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from shoal.data.inputs import TOKENIZER
-from shoal.data.table import CLIP, MISSING
+from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
 from shoal.files import write_atomically
 from shoal.trained import ABOUT, RECORD, WEIGHTS, Trained
@@ -56,7 +56,7 @@ class Exported:
     difference: float
     sizes: tuple[int, ...] = SIZES
     columns: tuple[Mapping[str, Any], ...] = ()
-    """Where it takes raw columns: each one's ``name``, ``kind``, and which ``input`` of the graph takes it."""
+    """Where it takes raw columns: each one's ``name``, ``kind``, and the ``input`` of the graph for it."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -340,8 +340,7 @@ def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
 
 
 def _category(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
-    place = {form: -1 for mark in MISSING for form in (mark, mark.upper(), mark.capitalize())}
-    place |= {str(value): n for n, value in enumerate(about["values"])}
+    place = {"": -1, **{str(value): n for n, value in enumerate(about["values"])}}
     width = len(about["values"]) + bool(about["other"])
     other = width - 1 if about["other"] else -1
     at = graph.add(

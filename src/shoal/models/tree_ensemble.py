@@ -15,7 +15,7 @@ DEEPEST, MOST_TREES = 1000, 2**17
 
 
 def build(
-    input_shape: tuple[int, ...], classes: int | None, nodes: int = 1, trees: int = 1, scores: int = 1
+    input_shape: tuple[int, ...], classes: int | None, nodes: int = 0, trees: int = 0, scores: int = 0
 ) -> FeatureModel:
     """``trees`` trees of ``nodes`` nodes altogether, which sum to ``scores`` numbers; a linear head.
 
