@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.summary import about
+from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
+    from shoal.data.batch import DomainData
     from shoal.training.journal import Journal
     from shoal.training.loop import Training
 
@@ -32,15 +33,29 @@ def beside(
     training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], journal: Journal
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
-    content, files = about(training, recipe)
+    content, files = about(
+        training.data, training.model, recipe, training.task.classes, *example_of(training)
+    )
+    return files_beside(content, files, training.data, record, journal.begun())
+
+
+def files_beside(
+    content: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    data: DomainData,
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> dict[str, bytes]:
+    """``files``, with how to build and feed the model (``content``) and its card."""
     sizes = {
         split: dict(zip(map(str, domains.names), domains.sizes.tolist(), strict=True))
-        for split, domains in training.data.splits.items()
+        for split, domains in data.splits.items()
     }
-    text = card(record, content, journal.begun(), sizes)
-    files["inputs.json"] = json.dumps(content, default=dict, indent=1).encode()
-    files["card.md"] = text.encode("utf-8", "backslashreplace")
-    return files
+    return {
+        **files,
+        "inputs.json": json.dumps(content, default=dict, indent=1).encode(),
+        "card.md": card(record, content, config, sizes).encode("utf-8", "backslashreplace"),
+    }
 
 
 def escaped(value: object) -> str:
@@ -172,9 +187,10 @@ def _limits(
         )
     else:
         lines.append("No domain was left out: nothing here says how it does in a place it has not seen.")
-    lines.append(
-        f"This is one run, with seed {escaped(chosen.get('seed', 0))}: another seed gives other numbers."
-    )
+    if "seed" in chosen:
+        lines.append(
+            f"This is one run, with seed {escaped(chosen['seed'])}: another seed gives other numbers."
+        )
     if str(record["rule"]).startswith("best"):
         note = (record.get("notes") or {}).get("validation", "")
         lines.append(
