@@ -17,6 +17,7 @@ from shoal.commands.arguments import (
     count,
     given_table,
     in_data_dir,
+    keep_columns,
     make_folder,
     source,
     warnings_in_words,
@@ -79,6 +80,7 @@ def run(given: Any) -> None:
     if hasattr(data.examples, "unguarded"):
         data = replace(data, examples=data.examples.unguarded())
     make_folder(given.out)
+    keep_columns(given, given.out)
 
     def make(seed: int) -> Any:
         return build(given.model, input_shape=data.input_shape, classes=data.classes, seed=seed)

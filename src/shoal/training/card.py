@@ -91,6 +91,7 @@ def card(
     sections = {
         f"# {escaped(algorithm)}{on}": _use(content),
         "## Data": _data(run, record, sizes),
+        **({"## Columns": columns} if (columns := _columns(content["inputs"])) else {}),
         "## Results": _results(record, at),
         "## How it was trained": _training(record, config, content["model"]),
         "## Limits": _limits(record, config, at, sizes),
@@ -116,6 +117,16 @@ def _use(content: Mapping[str, Any]) -> str:
     if own:
         lines.append(f"It is of the class {escaped(own)}, which is not kept here: give it to shoal.load.")
     return "\n\n".join(lines)
+
+
+def _columns(inputs: Mapping[str, Any]) -> str:
+    """What the columns of a table were taken for, and what is doubtful in them."""
+    report = inputs.get("columns_report") or ()
+    names = ("column", "kind", "missing", "distinct", "becomes")
+    rows = [tuple(str(about[name]) for name in names) for about in report[:MOST]]
+    doubts = [f"- {escaped(c['column'])}: {escaped(line)}." for c in report for line in c["warnings"]]
+    parts = [_table(names, rows), *(["\n".join(doubts)] if doubts else [])] if rows else []
+    return "\n\n".join(parts)
 
 
 def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> str:
