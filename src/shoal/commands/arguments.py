@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import InputError
+from shoal.errors import InputError, TableWarning
 
 Result = TypeVar("Result")
 
 TABLE, OF_FOLDER = "table", "image-folder"
 """Which dataset reads a file or a folder of the user's."""
 KINDS = ("numeric", "boolean", "date", "categorical", "text")
+_SHOWN: set[str] = set()
+"""What was printed, so that it is not said again as a warning."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 
 
@@ -169,7 +171,8 @@ def _show_columns(path: Path, options: dict[str, Any], given: Any) -> None:
         return
     given.column_report = {"file": path.name, **check_table(path, **_checkable(options))}
     if not given.json:
-        print(columns.text(given.column_report, warnings=False), file=sys.stderr, flush=True)
+        print(f"{columns.text(given.column_report)}\n", file=sys.stderr, flush=True)
+        _SHOWN.add("columns")
 
 
 def _checkable(options: dict[str, Any]) -> dict[str, Any]:
@@ -230,7 +233,7 @@ def warnings_in_words() -> Iterator[None]:
     seen: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if str(message) not in seen:
+        if str(message) not in seen and not (_SHOWN and issubclass(category, TableWarning)):
             seen.add(str(message))
             print(f"shoal: {message}", file=sys.stderr, flush=True)
 

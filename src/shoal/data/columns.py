@@ -135,11 +135,10 @@ class ColumnType:
         """What the model sees of it."""
         if self.kind == DROPPED:
             return f"not used: {self.why}"
-        gaps = " and where it is missing" * bool(self.missing)
+        gaps = ", and a missing indicator" * bool(self.missing)
         if self.kind in ("numeric", "boolean"):
             unit = f" in {self.how.unit}" * bool(self.how.unit)
-            what = "one number, standardised" if self.kind == "numeric" else "0 or 1, standardised"
-            return f"{what}{unit}{gaps}"
+            return f"{'0 or 1' if self.kind == 'boolean' else 'number'}{unit}, standardised{gaps}"
         if self.kind == "date":
             return f"day, month, weekday (and hour) as numbers{gaps}"
         if self.kind == "text":

@@ -29,7 +29,7 @@ from shoal.data.examples import understand, warn_of
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.table import Preprocessing
-from shoal.errors import InputError, check_names, unknown_name
+from shoal.errors import InputError, TableWarning, check_names, unknown_name
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
@@ -628,7 +628,7 @@ def _warn(how: Preprocessing, remarks: Sequence[str]) -> None:
     """Says once, not in every worker process, what is doubtful."""
     if multiprocessing.parent_process() is None:
         for line in [*report_lines(how.columns), *remarks]:
-            warnings.warn(f"{line}.", stacklevel=3)
+            warnings.warn(f"{line}.", TableWarning, stacklevel=3)
 
 
 # Arrays and datasets

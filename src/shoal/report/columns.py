@@ -43,7 +43,7 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
     return [_clean(line) for line in [*lines, *report.get("remarks", ())]]
 
 
-def text(report: Mapping[str, Any], warnings: bool = True, width: int = 110) -> str:
+def text(report: Mapping[str, Any], width: int = 110) -> str:
     """For a terminal: the table, and the warnings beneath it."""
     count = len(report["columns"])
     lines = [
@@ -53,10 +53,8 @@ def text(report: Mapping[str, Any], warnings: bool = True, width: int = 110) -> 
     if count > MOST:
         lines.append(f"… and {count - MOST:,} more columns (all in columns.json, or with --json)")
     said = remarks(report)
-    if warnings and said:
+    if said:
         lines += ["", f"{len(said)} warning{'s' * (len(said) != 1)}:"]
         for line in said:
             lines += textwrap.wrap(line, width, initial_indent="- ", subsequent_indent="  ")
-    elif warnings:
-        lines += ["", "No warnings."]
     return "\n".join(lines)
