@@ -19,7 +19,8 @@ from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.cli import main
 from shoal.commands.report import collect
-from shoal.report import figures, page
+from shoal.report import charts, figures, page
+from shoal.report import compare as view
 from shoal.report.groups import Group, Run, grouped
 
 DOMAINS = ("0°", "15°", "30°")
@@ -71,6 +72,13 @@ def comparison(better: float = 0.1) -> list[RunRecord]:
     ]
 
 
+def judged_by_auc(record: RunRecord, value: float) -> RunRecord:
+    auc = {"selects": "AUC", "metrics": {"AUC": value}}
+    splits = [{k: v | auc for k, v in m["scores"].items()} for m in record.history]
+    points = zip(record.history, splits, strict=True)
+    return replace(record, history=tuple({**m, "scores": s} for m, s in points))
+
+
 def save(folder: Path, *records: RunRecord) -> Path:
     store = Store(folder / "runs")
     for record in records:
@@ -120,35 +128,201 @@ def groups(*records: RunRecord) -> list[Group]:
 
 def test_a_comparison_in_plain_words(tmp_path: Path) -> None:
     text = Reader(written(save(tmp_path, *comparison()))).text
-    assert "fish and erm were compared on the unseen domains 0° and 15°, with 3 seeds." in text
-    assert "Best on average: fish (61.1 ± 1.1 accuracy (%), mean ± standard deviation)." in text
-    assert "It is ahead of erm by more than two standard errors: +10.1 ± 0.1 accuracy (%) in pairs" in text
-    assert "Luck alone puts one so far ahead or behind 18 times in 100." in text
-    assert "It makes so large a difference less than once in 1,000." in text
+    assert "fish and erm were compared on the held-out domains 0° and 15°, with 3 seeds." in text
     assert "12 runs (12 finished)" in text
-    assert "n = 3" in text
+    for word in ("luck", "unseen"):
+        assert word not in text
+
+
+def many(algorithms: int, domains: int, seeds: int = 2, **changes: Any) -> list[RunRecord]:
+    """Each algorithm a little better than the one before it, and each domain easier; the first is hard."""
+    names = ["erm", "fish", *(f"method {n}" for n in range(2, algorithms))][:algorithms]
+    places = ["hard", *(f"domain {n:02d}" for n in range(1, domains))]
+    return [
+        made(name, seed, 0.2 + 0.3 * (d > 0) + 0.01 * d + 0.01 * n + 0.001 * seed * (d % 3), place, **changes)
+        for n, name in enumerate(names)
+        for d, place in enumerate(places)
+        for seed in range(seeds)
+    ]
+
+
+def kept(folder: Path, records: list[RunRecord], **more: Any) -> dict[str, Any]:
+    """A folder as `shoal compare` leaves it."""
+    save(folder, *records)
+    result = compare.results([r.config for r in records], records) | more
+    result["identities"] = sorted({r.config.identity for r in records})
+    (folder / "compare-digits.json").write_text(json.dumps(result))
+    return result
+
+
+@pytest.mark.parametrize(("algorithms", "domains"), [(2, 1), (2, 2), (3, 5), (12, 30)])
+def test_the_recommendation_comes_first_and_is_the_terminals(
+    tmp_path: Path, algorithms: int, domains: int
+) -> None:
+    result = kept(tmp_path, many(algorithms, domains), title="table.csv")
+    said = view.recommended(result)
+    assert said
+    terminal, text = view.text(result), Reader(written(tmp_path)).text
+    body = text[text.index("Which algorithm to use") :]
+    assert body.startswith(f"Which algorithm to use {' '.join(said[:2])}")
+    assert all(line in terminal for line in said)
+    assert all(text.index(line) < text.index("were compared on") for line in said)
+    (group,) = grouped(*collect([tmp_path]))
+    assert page.lead(group) == said
+
+
+def test_a_result_of_an_earlier_version_is_judged_by_the_rule_of_this_one(tmp_path: Path) -> None:
+    now = kept(tmp_path, many(3, 5))
+    rows = [{k: v for k, v in row.items() if k not in ("worst", "control")} for row in now["rows"]]
+    old = {**now, "rows": rows, "recommendation": {"take": "erm", "reference": "erm", "interval": None}}
+    del old["criterion"]
+    (tmp_path / "compare-digits.json").write_text(json.dumps(old))
+    (group,) = grouped(*collect([tmp_path]))
+    assert group.planned
+    assert page.lead(group) == view.recommended(now)
 
 
 @pytest.mark.parametrize(
     ("records", "said"),
     [
         ([made("erm", s, 0.5) for s in range(2)], "not a comparison: there is one algorithm alone"),
-        ([made(n, 0, t) for n, t in (("erm", 0.5), ("fish", 0.6))], "one seed cannot tell that from luck"),
-        ([made(n, 0, t) for n, t in (("erm", 0.7), ("fish", 0.6))], "No algorithm did better than erm"),
-        ([made(n, 0, t) for n, t in (("coral", 0.7), ("fish", 0.6))], "ERM is not among them"),
         (
-            [made("erm", s, 0.5) for s in (0, 1)] + [made("fish", s, 0.4 + 0.3 * s) for s in (0, 1)],
-            "It cannot be told apart from erm: +5.0 ± 21.2 accuracy (%)",
+            [made(n, 0, 0.5, out) for n, out in (("erm", "0°"), ("erm", "15°"), ("fish", "0°"))],
+            "No recommendation yet: 1 of 4 runs are missing.",
         ),
         (
-            [made("erm"), made("fish", status="diverged", error="NaN", history=(), selected=-1)],
-            "Best on average: erm",
+            [made(n, status="diverged", error="NaN", history=(), selected=-1) for n in ("erm", "fish")],
+            "This is not a comparison: no run has a score.",
         ),
     ],
 )
-def test_what_the_headline_dares_to_say(records: list[RunRecord], said: str) -> None:
+def test_where_nothing_can_be_recommended(records: list[RunRecord], said: str) -> None:
     (group,) = groups(*records)
-    assert said in " ".join(page.headline(group))
+    assert said in " ".join(page.lead(group))
+    assert "Recommendation" not in " ".join(page.lead(group))
+
+
+def test_the_interval_that_decides_is_drawn(tmp_path: Path) -> None:
+    records = comparison() + [made(n, s, 0.5, "30°") for n in ("erm", "fish") for s in range(3)]
+    result = kept(tmp_path, records)
+    (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
+    (line,) = group["decision"]["rows"]
+    bar, error = [m for m in line["marks"] if "to" in m]
+    dots = [m for m in line["marks"] if m["look"].startswith("other")]
+    assert len(dots) == 3
+    fish, erm = ({r["algorithm"]: r for r in result["rows"]}[n] for n in ("fish", "erm"))
+    about = compare.over_domains(fish, erm)
+    assert about is not None
+    assert line["text"] == f"+6.7 ({100 * about['low']:+.1f} to {100 * about['high']:+.1f})".replace("-", "−")
+    zero = group["decision"]["zero"]
+    assert bar["x"] < zero < error["x"] < error["to"] < bar["to"]
+    assert (
+        about["low"] < 0 < about["mean"] - (about["high"] - about["mean"]) / 4.303
+    )  # Student's t, 2 degrees
+
+
+def test_what_no_better_than_the_majority_class_is_not_marked_as_recommended(tmp_path: Path) -> None:
+    noise = {"erm": 0.01, "fish": -0.02, "majority": 0.0}
+    records = [
+        made(name, 0, 0.5 + (-1) ** d * by, place)
+        for name, by in noise.items()
+        for d, place in enumerate(("a", "b", "c", "d"))
+    ]
+    kept(tmp_path, records)
+    (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
+    assert group["lead"][0].startswith("No recommendation: ")
+    assert group["decision"]["rows"][0]["name"].endswith(" − majority")
+    marks = {row["algorithm"]: row["mark"] for row in group["table"]["rows"]}
+    assert marks == {"erm": "baseline", "fish": "", "majority": "control"}
+
+
+def test_the_worst_domains_decide_where_they_were_to(tmp_path: Path) -> None:
+    records = many(3, 5)
+    save(tmp_path, *records)
+    result = compare.results([r.config for r in records], records, criterion="worst")
+    (tmp_path / "compare-digits.json").write_text(json.dumps(result))
+    (group,) = page.context(page.Content(grouped(*collect([tmp_path]))))["groups"]
+    assert group["lead"] == view.recommended(result)
+    (line,) = group["decision"]["rows"]
+    assert not [m for m in line["marks"] if m["look"].startswith("other")]
+    assert "worst domains" in group["decision"]["text"]
+
+
+def test_all_domains_share_one_scale() -> None:
+    (group,) = page.context(page.Content(groups(*many(12, 30))))["groups"]
+    chart = group["by_domain"]
+    assert [row["name"] for row in chart["rows"][:4]] == ["average", "worst domain", "hard", "domain 01"]
+    assert [row["strong"] for row in chart["rows"]] == [True, True] + [False] * 30
+    assert all(len(row["marks"]) == 12 for row in chart["rows"])
+    at = {mark["title"]: mark["x"] for row in chart["rows"] for mark in row["marks"]}
+    for title, x in at.items():  # the same score is at the same place in every line
+        assert all(m["x"] == x for row in chart["rows"] for m in row["marks"] if m["title"] == title)
+    values = sorted((float(title.rpartition(": ")[2]), x) for title, x in at.items())
+    assert [x for _, x in values] == sorted(x for _, x in values)
+    assert len(chart["legend"]) <= 4
+    assert chart["legend"][-1][0].endswith("others")
+
+
+def test_the_average_and_the_worst_domain_lead_every_table() -> None:
+    (group,) = page.context(page.Content(groups(*many(12, 30))))["groups"]
+    assert [name for name, _ in group["table"]["columns"]] == ["average", "worst domain"]
+    assert [cell["n"] for cell in group["table"]["rows"][0]["cells"]] == ["", "hard"]
+    assert group["table"]["rows"][0]["cells"][1]["text"].startswith("31.0")
+    assert [name for name, _ in group["each"]["top"]] == ["average", "worst domain"]
+    assert len(group["each"]["rows"]) == 30
+
+
+def test_a_deterministic_row_has_no_spread() -> None:
+    (group,) = groups(*[made(n, s, 0.5 + 0.1 * s * (n == "fish")) for n in ("erm", "fish") for s in (0, 1)])
+    rows = page.context(page.Content([group]))["groups"][0]["table"]["rows"]
+    assert {row["algorithm"]: row["cells"][0]["text"] for row in rows} == {
+        "fish": "55.0 ± 7.1",
+        "erm": "50.0",
+    }
+
+
+def test_an_enormous_error_does_not_squeeze_the_others() -> None:
+    axis = charts.Axis.over([1.0, 2.0, 1e9], [1.0, 2.0])
+    assert 2 < axis.high < 6
+    assert axis.at(1e9) == 100
+    assert "beyond" in axis.dot(1e9, "other", "x")["look"]
+    assert "beyond" not in axis.dot(2.0, "other", "x")["look"]
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 0.0], [1.0, 1.0], [-3.0, 12.0], [49.9, 50.1], [1e-9, 3e-9], [1e3, 1e9], [-1.0]]
+)
+def test_ticks_are_few_distinct_and_inside(values: list[float]) -> None:
+    axis = charts.Axis.over(values)
+    assert axis.low < min(values) <= max(values) < axis.high
+    assert 3 <= len(axis.ticks) <= 6
+    assert len({label for _, label in axis.ticks}) == len(axis.ticks)
+    assert all(0 <= x <= 100 for x, _ in axis.ticks)
+
+
+COLUMNS = [
+    {"column": "age", "kind": "numeric", "missing": 0.031, "distinct": 1234, "examples": ["63", "41"]},
+    {"column": NASTY[0], "kind": NASTY[1], "missing": None, "distinct": 3, "examples": [NASTY[2]]}
+    | {"becomes": "dropped", "warnings": [f"possible leakage {NASTY[0]}"]},
+]
+
+
+def test_columns_are_shown_with_their_warnings_first(tmp_path: Path) -> None:
+    save(tmp_path, made())
+    assert "Columns" not in Reader(written(tmp_path)).text
+    content = {"file": f"/data/{NASTY[2]}.csv".replace("/script", "script"), "columns": COLUMNS}
+    (tmp_path / "columns.json").write_text(json.dumps(content))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "inputs.json").write_text(json.dumps({"columns_report": COLUMNS}))  # the same again
+    found = Reader(written(tmp_path))
+    assert found.tags.count("script") == 1
+    assert not {"img", "b"} & set(found.tags)
+    assert found.text.count("possible leakage") == 1
+    assert found.text.index("possible leakage") < found.text.index("what becomes of it")
+    assert "age numeric 3.1% 1,234 63, 41 –" in found.text
+    assert found.text.index("possible leakage") < found.text.index("age numeric")
+    (tmp_path / "columns.json").write_text("[]")
+    assert "columns.json is not a report on columns" in Reader(written(tmp_path)).text
 
 
 def test_runs_without_validation_are_no_comparison() -> None:
@@ -159,7 +333,7 @@ def test_runs_without_validation_are_no_comparison() -> None:
     ]
     (group,) = groups(*bare)
     assert group.kind == "runs"
-    assert "This is not a comparison" in page.headline(group)[1]
+    assert "This is not a comparison" in page.lead(group)[1]
     assert [row["average"]["mean"] for row in group.result["rows"]] == [0.5, 0.5]
 
 
@@ -215,7 +389,7 @@ def test_settings_of_one_algorithm_are_rows_of_their_own() -> None:
     (group,) = groups(made("erm", test=0.5), fast)
     assert [row["algorithm"] for row in group.result["rows"]] == ["erm, lr 0.001", "erm, lr 0.3"]
     assert [row["average"]["mean"] for row in group.result["rows"]] == [0.5, 0.7]
-    assert page.headline(group)[1].endswith("there is one algorithm alone, with several settings.")
+    assert page.lead(group)[1].endswith("there is one algorithm alone, with several settings.")
 
 
 def test_scores_of_validation_are_not_passed_off_as_unseen() -> None:
@@ -227,27 +401,10 @@ def test_scores_of_validation_are_not_passed_off_as_unseen() -> None:
         )
 
     (group,) = groups(without("test"))
-    assert "scored on validation examples of 15° and 30°" in page.headline(group)[0]
+    assert "scored on validation examples of 15° and 30°" in page.lead(group)[0]
     assert group.result["rows"][0]["average"]["mean"] == 0.8
     (group,) = groups(without("test", "validation"))
-    assert "scored on the training examples of 15° and 30°" in page.headline(group)[0]
-
-
-def test_an_unfinished_comparison_concludes_nothing() -> None:
-    there = [
-        made(n, 0, t, out) for n, t, out in (("erm", 0.5, "0°"), ("erm", 0.5, "15°"), ("fish", 0.6, "0°"))
-    ]
-    (group,) = groups(*there)
-    said = " ".join(page.headline(group))
-    assert "Without a score in every trial, and so without a rank: fish." in said
-    assert "did better" not in said
-    assert "Recommendation" not in said
-
-
-def test_runs_that_all_diverged_have_no_score() -> None:
-    lost = [made(n, status="diverged", error="NaN", history=(), selected=-1) for n in ("erm", "fish")]
-    (group,) = groups(*lost)
-    assert page.headline(group)[1] == "This is not a comparison: no run has a score."
+    assert "scored on the training examples of 15° and 30°" in page.lead(group)[0]
 
 
 def test_domains_left_out_together_are_named() -> None:
@@ -260,26 +417,27 @@ def test_domains_left_out_together_are_named() -> None:
         )
 
     (group,) = groups(of("erm"), of("fish"))
-    assert "compared on the unseen domains 0° and 15°, with" in page.headline(group)[0]
+    assert "compared on the held-out domains 0° and 15°, with" in page.compared(group)
     assert len(group.chosen) == 2
     own = [replace(r, config=replace(r.config, data_options={})) for r in (of("erm"), of("fish"))]
     (group,) = groups(*own)  # a dataset's own test split
-    assert "compared on the unseen domains 0° and 15°, with" in page.headline(group)[0]
+    assert "compared on the held-out domains 0° and 15°, with" in page.compared(group)
 
 
 def test_curves_are_named_by_what_they_show(tmp_path: Path) -> None:
     def of(algorithm: str) -> RunRecord:
-        record = made(algorithm)
-        auc = {"selects": "AUC", "metrics": {"AUC": 0.9}}
-        with_auc = [{k: v | auc for k, v in m["scores"].items()} for m in record.history]
-        return replace(
-            record, history=tuple({**m, "scores": s} for m, s in zip(record.history, with_auc, strict=True))
-        )
+        return judged_by_auc(made(algorithm), 0.9)
 
     text = Reader(written(save(tmp_path, of("erm"), of("fish")))).text
-    assert "Bars are means of AUC" in text
-    assert "accuracy (%) by step" in text
-    assert "AUC by step" not in text
+    assert "AUC by step" in text
+    assert "AUC in held-out domains" in text
+    assert "AUC 0.9" in text  # in the list of runs
+    assert "accuracy (%) by step" not in text
+    axes = page.learning_curves([of("erm")]).axes[0]
+    assert axes.get_ylabel() == "AUC"
+    assert {v for line in axes.lines for v in line.get_ydata()} == {0.9}
+    (group,) = groups(of("erm"))
+    assert (group.result["metric"], group.result["rows"][0]["average"]["mean"]) == ("AUC", 0.9)
 
 
 def test_a_comparison_given_twice_is_shown_once_and_runs_may_be_in_two(tmp_path: Path) -> None:
@@ -307,17 +465,6 @@ def test_a_comparison_given_twice_is_shown_once_and_runs_may_be_in_two(tmp_path:
     assert "is of 8 runs; records of 6 are here" in troubles[0].words
 
 
-def test_bars_reach_as_far_below_zero_as_their_scores() -> None:
-    rows = [
-        {"algorithm": name, "average": {"mean": mean, "sd": sd, "values": [mean, mean]}}
-        for name, mean, sd in (("erm", -0.5, 0.4), ("fish", -0.9, 0.8))
-    ]
-    (axes,) = figures.bars(rows, "r2").axes
-    low, high = axes.get_xlim()
-    assert low < -1.7
-    assert 0 < high < 0.5
-
-
 def test_a_baseline_is_run_again_by_its_own_call() -> None:
     assert page.python(made("gradient-boosting").config).startswith("shoal.bench.baselines.run(RunConfig(")
     assert page.python(made("erm").config).startswith("shoal.bench.run.run(RunConfig(")
@@ -343,13 +490,18 @@ def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
 
 def test_many_training_domains_are_one_curve() -> None:
     record = made("erm")
-    many = {
+    nine = {
         "validation": scores({f"d{n}": 0.7 for n in range(9)}),
         "train": scores({f"d{n}": 0.9 for n in range(9)}),
     }
-    record = replace(record, history=tuple({**m, "scores": {**m["scores"], **many}} for m in record.history))
+    record = replace(record, history=tuple({**m, "scores": {**m["scores"], **nine}} for m in record.history))
     labels = [t.get_text() for t in page.learning_curves([record]).legends[0].get_texts()]
-    assert labels == ["0°", "trained on (validation)"]
+    assert labels == ["0°", "validation, all domains"]
+    curves = page.learning_curves(many(1, 30))
+    assert [t.get_text() for t in curves.legends[0].get_texts()] == [
+        "held-out domains",
+        "validation, all domains",
+    ]
 
 
 def test_a_comparison_is_shown_as_it_was_written(tmp_path: Path) -> None:
@@ -398,7 +550,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     failed.mkdir()
     (failed / "0123456789abcdef.txt").write_text("{}\n\nRuntimeError: <b>out of memory</b>\n")
     text = Reader(written(tmp_path)).text
-    assert "were compared on the unseen domain 0°, with 2 trials." in text
+    assert "were compared on the held-out domain 0°, with 2 trials." in text
     assert "training-domain validation" in text
     assert "RuntimeError: <b>out of memory</b>" in text
 
@@ -472,10 +624,10 @@ def test_pictures_have_names_of_their_own_and_text_as_text(tmp_path: Path) -> No
     html = written(save(tmp_path, *comparison()))
     found = Reader(html)
     assert len(found.ids) == len(set(found.ids))
-    assert found.tags.count("svg") == 3 + 2  # two domains and their average; two algorithms
+    assert html.count('class="plot"') == 2  # the curves of two algorithms
     for link in re.findall(r"url\(#([^)]+)\)", html) + [x[1:] for x in found.links if x.startswith("#")]:
         assert link in found.ids
-    drawing = html[html.index("<svg") : html.rindex("</svg>")]
+    drawing = html[html.index("<svg", html.index("Learning curves")) : html.rindex("</svg>")]
     assert "<text" in drawing
     assert "fish" in drawing
     assert "currentColor" in drawing
@@ -593,7 +745,7 @@ def test_images_with_the_models_mistakes(tmp_path: Path) -> None:
     found = Reader(written(tmp_path, "--samples", "4"))
     assert found.tags.count("img") % 4 == 0
     assert found.tags.count("img") >= 8
-    assert "never trained on" in found.text
+    assert "held-out domain" in found.text
     assert "taken for" in found.text
     assert "shoal train erm --dataset rotated-digits" in found.text or "pytest" in found.text
 
@@ -640,6 +792,50 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
     return dump
+
+
+MEASURE = """<body><iframe style="border:0" width="WIDTH" height="900"></iframe><script>
+const frame = document.querySelector("iframe");
+frame.addEventListener("load", () => {
+  const page = frame.contentDocument, box = e => e.getBoundingClientRect();
+  const table = page.querySelector("table.scores"), edge = box(table.parentElement).right + 1;
+  const seen = [...table.tHead.rows[0].cells].slice(0, 3).filter(c => box(c).right <= edge);
+  const lines = c => [...c.querySelectorAll(".track, .scale")].map(box);
+  const charts = [...page.querySelectorAll(".chart")].map(lines);
+  const same = (a, b) => Math.abs(a.left - b.left) < 1 && Math.abs(a.width - b.width) < 1;
+  const values = [...page.querySelectorAll(".line .value")];
+  document.body.dataset.said = JSON.stringify({
+    fits: page.documentElement.scrollWidth <= WIDTH,
+    seen: seen.map(c => c.textContent.trim().split(" ")[0]),
+    aligned: charts.every(c => c.every(b => same(b, c[0]))),
+    narrowest: Math.min(...charts.map(c => c[0].width)),
+    overlapping: values.filter(v => v.scrollWidth > v.clientWidth + 1).length,
+  });
+});
+frame.srcdoc = PAGE;
+</script></body>"""
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+@pytest.mark.parametrize(("algorithms", "domains"), [(4, 4), (12, 30)])
+def test_in_a_browser_the_average_is_always_there(
+    browse: Any, tmp_path: Path, width: int, algorithms: int, domains: int
+) -> None:
+    records = many(algorithms, domains)
+    if algorithms == 4:  # numbers that are longer, and of different lengths
+        records = [judged_by_auc(r, 0.1 + 0.0123 * n) for n, r in enumerate(records)]
+    html = written(save(tmp_path, *records))
+    outer = MEASURE.replace("WIDTH", str(width)).replace("PAGE", json.dumps(html).replace("</", "<\\/"))
+    path = tmp_path / "outer.html"
+    path.write_text(outer, encoding="utf-8")
+    dom, console = browse(path, max(width, 500))
+    assert not console
+    said = json.loads(re.search(r'<body data-said="([^"]*)"', dom)[1].replace("&quot;", '"'))  # type: ignore[index]
+    assert said["fits"]
+    assert said["seen"] == ["algorithm", "average", "worst"]
+    assert said["aligned"]
+    assert said["narrowest"] > 150
+    assert not said["overlapping"]
 
 
 @pytest.mark.parametrize("width", [500, 1280])

@@ -725,14 +725,28 @@ def test_what_is_typed_as_a_value(text: str, value: Any) -> None:
 # Export
 
 
+def need_onnx() -> Any:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    return pytest.importorskip("onnxruntime")
+
+
+def answers(path: Path, **columns: Any) -> dict[str, Any]:
+    """What an ONNX file makes of raw columns, by the names of its outputs."""
+    session = need_onnx().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    given = {name: np.asarray(values)[:, None] for name, values in columns.items()}
+    return dict(zip((o.name for o in session.get_outputs()), session.run(None, given), strict=True))
+
+
 @pytest.mark.parametrize("format", ["onnx", "torch-export", "safetensors"])
 def test_export_of_a_table_model(
     classifier: Path, tmp_path: Path, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime") if format == "onnx" else ():
-        pytest.importorskip(package)
+    if format == "onnx":
+        need_onnx()
     out = tmp_path / "out" / "model.bin"
-    assert main(["export", str(classifier), "--format", format, "--out", str(out), "--json"]) == 0
+    command = ["export", str(classifier), "--format", format, "--prepared", "--out", str(out)]
+    assert main([*command, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["largest_difference"] < 1e-5
     assert sorted(p.name for p in out.parent.iterdir()) == ["model.bin", "model.bin.json"]
@@ -743,11 +757,84 @@ def test_export_of_a_table_model(
     with torch.no_grad():
         wanted = shoal.load(classifier)(x).numpy()
     if format == "onnx":
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+        session = need_onnx().InferenceSession(str(out), providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], wanted, atol=1e-5)
     assert names == ["1", "2"]
+    assert main(command) == 0
+    assert "It takes prepared numbers, not raw columns." in capsys.readouterr().out
+
+
+def test_an_onnx_file_of_a_table_model_takes_raw_columns(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx = need_onnx() and pytest.importorskip("onnx")
+    out = tmp_path / "m.onnx"
+    assert main(["export", str(classifier), "--out", str(out), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [(c["name"], c["kind"], c["type"]) for c in said["columns"]] == [
+        ("age", "numeric", "double"),
+        ("ward", "categorical", "string"),
+    ]
+    age, ward = [50.25, np.nan, 1e9, -3.0, 61.0], ["a", "b", "", "never seen", "a"]
+    found = answers(out, age=np.array(age), ward=np.array(ward, object))
+    model = shoal.load(classifier)
+    raw = {"age": [None if np.isnan(a) else a for a in age], "ward": ward}
+    np.testing.assert_allclose(found["probabilities"], model.predict_proba(raw), atol=1e-6)
+    assert found["label"].tolist() == model.predict(raw).tolist()
+    about = {p.key: json.loads(p.value) for p in onnx.load(out).metadata_props}
+    assert about["class_names"] == list(CLASSES)
+    assert about["label"] == "ill"
+    assert (
+        about["columns"]
+        == said["columns"]
+        == json.loads(Path(f"{out}.json").read_text())["export"]["columns"]
+    )
+
+
+def test_an_onnx_file_answers_in_the_labels_units(root: Path, table: Path, tmp_path: Path) -> None:
+    folder = trained_on(root, "units", file=str(table), label="cost", domain="site", drop=["ill"])
+    need_onnx()
+    made = export(shoal.load(folder), tmp_path / "m.onnx", "onnx")
+    raw = {"age": [41.5, 67.25], "ward": ["b", ""]}
+    found = answers(made.path, age=np.array(raw["age"]), ward=np.array(raw["ward"], object))
+    np.testing.assert_allclose(found["prediction"], shoal.load(folder).predict(raw), rtol=1e-6)
+
+
+def test_columns_with_the_names_of_outputs_and_columns_of_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Many categories share one input; words come prepared; nothing is mistaken for a part of the graph."""
+    need_onnx()
+    rng = np.random.default_rng(0)
+    words = ["pain", "head", "chest", "fever", "cough", "none", "mild", "severe"]
+    with (tmp_path / "t.csv").open("w", newline="") as lines:
+        file = csv.writer(lines)
+        file.writerow(["label", "network/x", "notes", "site", "y"])
+        for n in range(240):
+            text = " ".join(rng.choice(words, 8)) + f" {n}"
+            file.writerow([f"{rng.normal():.3f}", f"w{n % 60 if n < 120 else 0}", text, "abc"[n % 3], n % 2])
+    options = {"file": str(tmp_path / "t.csv"), "label": "y", "domain": "site"}
+    kinds = {"network/x": "categorical", "notes": "text"}
+    folder = trained_on(tmp_path, "words", steps=2, **options, kinds=kinds)
+    out = tmp_path / "m.onnx"
+    assert main(["export", str(folder), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "3 raw columns" in said
+    assert "come prepared, for ONNX cannot count words: notes." in said
+    columns = json.loads(Path(f"{out}.json").read_text())["export"]["columns"]
+    inputs = {c["name"]: c["input"] for c in columns}
+    assert inputs == {"label": "column label", "network/x": "column network/x", "notes": "notes"}
+    model = shoal.load(folder)
+    raw = {"label": [0.5] * 4, "network/x": ["w0", "w1", "never seen", ""], "notes": ["pain head"] * 4}
+    ((_, x),) = model.reader().batches(raw)
+    session = need_onnx().InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    given = {
+        "column label": np.array(raw["label"])[:, None],
+        "column network/x": np.array(raw["network/x"], object)[:, None],
+        "notes": x[:, -columns[-1]["shape"][1] :].numpy(),
+    }
+    found = session.run(["probabilities"], given)[0]
+    np.testing.assert_allclose(found, model.predict_proba(raw), atol=1e-6)
 
 
 def test_an_export_goes_to_a_file(classifier: Path, capsys: pytest.CaptureFixture[str]) -> None:

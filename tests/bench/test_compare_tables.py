@@ -16,7 +16,6 @@ from shoal.bench import baselines, compare
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, Store
 from shoal.cli import main
-from shoal.commands import compare as compare_command
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.report import compare as view
@@ -69,7 +68,7 @@ class TestBaselines:
 
     def test_the_trees_are_those_of_validation(self, options: dict[str, Any]) -> None:
         pytest.importorskip("sklearn")
-        record = baselines.run(baselines.plan(base(options), 2, ["oslo"], [0], 1)[0])
+        record = baselines.run(baselines.plan(base(options), 2, ["oslo"], [0], 1)[2])
         steps = [point["step"] for point in record.history]
         assert steps == list(range(baselines.LOOK, baselines.TREES + 1, baselines.LOOK))
         held = [point["scores"]["validation"]["average"] for point in record.history]
@@ -94,11 +93,11 @@ class TestBaselines:
     def test_quantities(self, tmp_path: Path) -> None:
         pytest.importorskip("sklearn")
         options = {"file": table(tmp_path / "r.csv", label="risk"), "label": "risk", "domain": "site"}
-        for config in baselines.plan(base(options), None, ["lima"], [0], 1):
-            record = baselines.run(config)
-            assert record.history[-1]["scores"]["test"]["metric"] == "mse"
-            assert record.score("test") < 0.7  # 1 is what the training mean gives
-        assert config.name == "ridge-regression"
+        found = {c.name: baselines.run(c) for c in baselines.plan(base(options), None, ["lima"], [0], 1)}
+        assert list(found) == ["majority", "ridge-regression", "gradient-boosting"]
+        assert {r.history[-1]["scores"]["test"]["metric"] for r in found.values()} == {"mse"}
+        mean = found.pop("majority").score("test")
+        assert all(record.score("test") < 0.7 * mean for record in found.values())
 
     def test_a_class_that_no_training_example_has(self, tmp_path: Path) -> None:
         pytest.importorskip("sklearn")
@@ -110,7 +109,9 @@ class TestBaselines:
 
     def test_a_search_of_the_same_length_that_begins_with_the_defaults(self, options: dict[str, Any]) -> None:
         found = baselines.plan(base(options), 2, ["lima", "oslo"], [0, 1], 3)
-        assert len({c.identity for c in found}) == len(found) == 2 * 2 * 2 * 3
+        assert (
+            len({c.identity for c in found}) == len(found) == 2 * 2 * (1 + 3 + 3)
+        )  # majority has no settings
         first = [
             c for c in found if (c.name, c.seed, c.data_options["test"]) == (baselines.BOOSTING, 1, "oslo")
         ]
@@ -181,11 +182,6 @@ class TestIntervals:
         assert [r["over_domains"]["low"] for r in found["rows"] if r["over_domains"]] == [None]
         assert not view.has_intervals(found)
         assert "95 % interval" not in view.table(found).columns
-        (said,) = view.recommended(found)
-        assert said == (
-            "Recommendation: take erm; 2 domains left out give no interval over domains, "
-            "so no evidence for others."
-        )
 
     def test_the_table_has_them_and_what_else_was_measured(self) -> None:
         found = result({"erm": ERM, "fish": [[v + 0.1 + 0.01 * n for v in d] for n, d in enumerate(ERM)]})
@@ -194,7 +190,7 @@ class TestIntervals:
         assert table.rows[0][at["95 % interval"]] == "+9.4 to +13.6"
         assert table.rows[1][at["95 % interval"]] == "–"
         assert table.rows[1][at["average AUC"]] == "0.3250"
-        assert "without zero in it: better: fish." in " ".join(view.words(found))
+        assert "paired by domain over 4 domains (Student's t" in " ".join(view.words(found))
 
     def test_many_domains_and_long_names_fit_a_terminal(self) -> None:
         found = result({"erm": [[0.5, 0.6]] * 21, "fish": [[0.5, 0.7]] * 21})
@@ -203,65 +199,6 @@ class TestIntervals:
         assert view.markdown(found).splitlines()[2].count("|") > 21
         assert view._cut("x" * 300) == "x" * 39 + "…"
         assert "in the files" not in view.text(result({"erm": ERM, "fish": ERM}))
-
-
-class TestRecommendation:
-    def take(self, metric: str = "accuracy", **scores: Any) -> tuple[Any, str]:
-        named = {name.replace("_", "-"): values for name, values in scores.items()}
-        found = result(named, metric)
-        (said,) = view.recommended(found)
-        assert said.endswith(".")
-        assert ". " not in said  # one sentence
-        return found["recommendation"], said
-
-    def shifted(self, *by: float) -> list[list[float]]:
-        return [[d[0] + b] for d, b in zip(ERM, by, strict=True)]
-
-    def test_the_plain_one_unless_another_is_shown_to_be_better(self) -> None:
-        about, said = self.take(erm=ERM, fish=self.shifted(0.2, 0.0, 0.1, -0.05))
-        assert (about["take"], about["interval"], about["compared"]) == ("erm", None, 1)
-        assert said.startswith(
-            "Recommendation: take erm; the other row does not beat it by an interval over 4"
-        )
-
-    def test_the_better_of_two_plain_ones(self) -> None:
-        about, said = self.take(erm=ERM, gradient_boosting=self.shifted(0.2, 0.0, 0.1, -0.05))
-        assert (about["take"], about["reference"]) == ("gradient-boosting",) * 2
-        assert "it is the better of gradient-boosting and erm on average" in said
-
-    def test_another_that_is_better_in_every_domain(self) -> None:
-        about, said = self.take(erm=ERM, fish=self.shifted(0.10, 0.11, 0.10, 0.11))
-        assert (about["take"], about["reference"]) == ("fish", "erm")
-        assert "differs from erm for the better by +10.5" in said
-        assert "Bonferroni-corrected for 1 comparison) that excludes zero" in said
-
-    def test_many_rows_are_many_chances(self) -> None:
-        """An interval that excludes zero alone does not when it is one of eight."""
-        gain = self.shifted(0.10, 0.02, 0.07, 0.05)
-        alone, _ = self.take(erm=ERM, fish=gain)
-        assert alone["take"] == "fish"
-        many = {f"other-{n}": ERM for n in range(7)}
-        about, said = self.take(erm=ERM, fish=gain, **many)
-        assert (about["take"], about["compared"], about["level"]) == ("erm", 8, pytest.approx(1 - 0.05 / 8))
-        assert "none of the 8 other rows beats it" in said
-
-    def test_worse_is_not_better(self) -> None:
-        worse = self.shifted(-0.10, -0.11, -0.10, -0.11)
-        assert self.take(erm=ERM, fish=worse)[0]["take"] == "erm"
-        assert self.take("mse", erm=ERM, fish=worse)[0]["take"] == "fish"
-        assert self.take("mse", erm=worse, fish=ERM)[0]["take"] == "erm"
-
-    def test_nothing_without_a_plain_one(self) -> None:
-        found = result({"fish": ERM, "coral": ERM})
-        assert found["recommendation"] is None
-        assert view.recommended(found) == []
-
-    def test_older_results_have_none(self) -> None:
-        found = result({"erm": ERM, "fish": ERM})
-        for row in found["rows"]:
-            del row["over_domains"], row["also"]
-        del found["recommendation"], found["fits"]
-        assert "Recommendation" not in view.text(found)
 
 
 SMALL = ["--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", "--steps", "5", "--batch", "8"]
@@ -283,23 +220,22 @@ class TestCommand:
         pytest.importorskip("sklearn")
         assert main([*self.GIVEN, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert {r["algorithm"] for r in found["rows"]} == {
-            *("erm", "fish", "gradient-boosting", "logistic-regression")
-        }
+        own = baselines.names(2)
+        assert {r["algorithm"] for r in found["rows"]} == {"erm", "fish", *own}
         assert found["left_out"] == sorted(SITES)
-        assert (found["runs"], found["fits"], found["runs_missing"]) == (16, 8, 0)
+        assert (found["runs"], found["fits"], found["runs_missing"]) == (8 + 4 * len(own), 4 * len(own), 0)
         assert found["title"] == "patients.csv"
         assert all(r["also"]["AUC"]["mean"] is not None for r in found["rows"])
         folder = Path("shoal-compare/patients")
         records = Store(folder / "runs").all()
-        assert len(records) == 16
+        assert len(records) == found["runs"]
         for one in records:
             assert list(one.history[-1]["scores"]["test"]["domains"]) == [one.config.data_options["test"]]
         assert main([*self.GIVEN]) == 0
         shown = capsys.readouterr()
         assert not shown.err  # nothing was run again
-        assert "Recommendation: take " in shown.out
-        assert "8 runs of 5 steps on cpu and 8 of scikit-learn" in shown.out
+        assert "ecommendation: " in shown.out
+        assert f"8 runs of 5 steps on cpu and {4 * len(own)} of scikit-learn" in shown.out
         assert "<script>" not in (folder / "compare-table.md").read_text()
         assert "older than its runs" not in (folder / "report.html").read_text()
 
@@ -307,7 +243,11 @@ class TestCommand:
         assert main([*self.GIVEN, "--no-baselines"]) == 0
         said = capsys.readouterr().out
         assert "with the settings that 4 of 4 trials chose" in said
-        command = next(line for line in said.splitlines() if line.startswith("  shoal train erm"))
+        command = next(line for line in said.splitlines() if line.startswith("  shoal train "))
+        assert " --dataset patients.csv --label ill --domain site --leave-out none " in command
+        folder = command.split()[-1]
+        for following in (f"  shoal predict {folder} NEW.csv", f"  shoal export {folder}"):
+            assert following in said.splitlines()
         assert main([*shlex.split(command)[1:], "--device", "cpu", "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert "test" not in scores
@@ -325,10 +265,8 @@ class TestCommand:
             {"algorithm": "fish", "chosen": n, "settings": {"meta_lr": m}, "lr": 0.1}
             for n, m in ((1, 0.3), (2, 0.2), (1, 0.2))
         ]
-        result: dict[str, Any] = {"recommendation": {"take": "fish"}, "trials": trials}
-        said = compare_command._next([one, other], result)
-        assert "2 of 3 trials" in said
-        assert "--set meta_lr=0.2" in said
+        assert compare.usual_settings([one, other], trials, "fish") == (other, 2, 3)
+        assert compare.usual_settings([one, other], trials, "erm") is None
 
     def test_a_changed_file_is_run_anew(self, capsys: Captured) -> None:
         few = [*self.GIVEN, "--no-baselines", "--leave-out", "oslo"]
@@ -337,11 +275,11 @@ class TestCommand:
             file.write("\n48.5,red,lima,no")
         capsys.readouterr()
         assert main(few) == 0
-        assert "2 runs to do." in capsys.readouterr().err
+        assert "2 still to do." in capsys.readouterr().err
         folder = Path("shoal-compare/patients")
         assert len(Store(folder / "runs").all()) == 4
         page = (folder / "report.html").read_text()
-        assert "Recommendation: take erm" in page
+        assert "No recommendation: 1 held-out domain cannot support a conclusion" in page
         assert "2 runs (2 finished)" in page
         assert main(["report", str(folder), "-o", "all.html"]) == 0
         assert "older than its runs" not in Path("all.html").read_text()
@@ -363,9 +301,9 @@ class TestCommand:
         monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install scikit-learn")
         assert main([*self.GIVEN, "--leave-out", "oslo"]) == 0
         shown = capsys.readouterr()
-        said = "gradient-boosting (and logistic-regression) is not compared: needs scikit-learn"
-        assert said in shown.err
-        assert "Not compared: gradient-boosting (and logistic-regression) (needs scikit-learn" in shown.out
+        for name in ("gradient-boosting", "logistic-regression"):
+            assert f"{name} is not compared: needs scikit-learn" in shown.err
+            assert f"Not compared: {name} (needs scikit-learn" in shown.out
 
     def test_a_baseline_that_fails_does_not_cost_the_others(
         self, capsys: Captured, monkeypatch: pytest.MonkeyPatch
@@ -415,11 +353,13 @@ class TestCommand:
     def test_the_defaults_go_by_the_table(self, capsys: Captured) -> None:
         given = ["compare", "patients.csv", "--label", "ill", "--domain", "site", "--plan", "--device", "cpu"]
         assert main(given) == 0
-        assert "algorithms, 4 domains left out, 3 seeds, 3 candidates" in capsys.readouterr().out
+        assert "4 held-out domains, 3 seeds, 3 settings each" in capsys.readouterr().out
         runs = json.loads(Path("shoal-compare/patients/table.plan.json").read_text())
         trained = [r["config"] for r in runs if r["config"]["algorithm"] not in baselines.SPACES]
         assert {(c["steps"], c["batch_size"]) for c in trained} == {(300, 32)}
-        assert {"erm", "fish", "coral"} <= {c["algorithm"] for c in trained}
+        assert {c["label"] for c in trained} == set(compare.ALGORITHMS)
+        assert {"reweighted", "fish:regrouped"} < set(compare.ALGORITHMS)
+        assert {r["config"]["label"] for r in runs} - set(compare.ALGORITHMS) == set(baselines.names(2))
 
     def test_a_folder_of_pictures(self, capsys: Captured) -> None:
         for place in ("in", "out"):
@@ -508,11 +448,12 @@ class TestCommand:
 
     def test_what_is_wrong_without_a_later_domain_is_said_before_any_training(self, capsys: Captured) -> None:
         sites = ["kyoto", "lima", *["oslo"] * 58]  # without oslo one example is left of each
+        few = ["--held-out", "kyoto", "oslo"]
         file = table(Path("few.csv"), rows=60, sites=sites)
-        few = ["compare", file, "--label", "ill", "--domain", "site", "--algorithms", "erm", "--steps", "2"]
-        assert main(few) == 2
+        few += ["--label", "ill", "--domain", "site", "--algorithms", "erm", "--steps", "2"]
+        assert main(["compare", file, *few]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == "shoal: with 'oslo' left out: share=0.2 of 2 examples in 2 domains holds out nothing."
+        assert line == "shoal: with 'oslo' held out: share=0.2 of 2 examples in 2 domains holds out nothing."
         assert not Path("shoal-compare").exists()
 
     def test_a_label_of_one_domain_alone_is_said(self, capsys: Captured) -> None:
@@ -535,9 +476,9 @@ class TestCommand:
         ]
         assert main(["compare", "rare.csv", *arguments, "--search", "1", "--no-baselines"]) == 0
         shown = capsys.readouterr().err
-        said = "With 'c' left out nothing to train on has the label 'rare' (5 of 20 examples there)."
+        said = "With 'c' held out no training example has the label 'rare' (5 of 20 examples there)."
         assert said in shown.splitlines()
-        assert shown.count("nothing to train on") == 1
+        assert shown.count("no training example") == 1
 
 
 def test_a_sweep_of_a_table_does_not_leak(options: dict[str, Any]) -> None:

@@ -1,10 +1,11 @@
-"""Which algorithm works in a domain that was left out: what to run, and what came out of it.
+"""Which algorithm works in a held-out domain: what to run, and what came out of it.
 
-As in DomainBed, a trial is an algorithm, a domain left out and a seed. Each trial tries a few settings and
-takes the best on held-out examples of the training domains; the domain left out chooses nothing.
+As in DomainBed, a trial is an algorithm, a held-out domain and a seed. Each trial tries a few settings and
+takes the best on validation examples of the training domains; the held-out domain chooses nothing. On the
+user's own data every seed draws another validation split, the same one for every row.
 
-What is to be known is how an algorithm does in a domain of the future, so domains are the sample: differences
-are taken domain by domain (the mean over seeds in each), and their interval is Student's t over domains.
+The question is how an algorithm does in a domain of the future, so domains are the sample: differences are
+paired by domain (seeds are averaged within each). :func:`recommendation` is the one rule that decides.
 """
 
 from __future__ import annotations
@@ -27,16 +28,33 @@ from shoal.bench.run import prepare
 from shoal.bench.search import candidates
 from shoal.bench.selection import lower_is_better
 from shoal.data import sets
+from shoal.data.batch import DomainData
 from shoal.errors import InputError, check_names
+from shoal.training.metrics import metric as metric_of
 from shoal.training.predictions import known_labels
 
-BASELINE = "erm"
-PLAIN = (BASELINE, baselines.BOOSTING)
-"""What is recommended unless another is shown to be better than the better of them."""
+BASELINE, MAJORITY = "erm", "majority"
+ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
+"""What is compared on the user's own data by default, beside the baselines: plain training, one algorithm of
+each kind, and the controls that explain a gain (equal weight for every domain, random grouping)."""
+COMPLEXITY = (
+    (baselines.LOGISTIC, baselines.RIDGE),
+    (baselines.BOOSTING,),
+    (BASELINE,),
+    ("reweighted", "erm-by-domain"),
+    ("mixup",),
+)
+"""From simple to complex; every other algorithm comes last."""
+CONTROLS = (MAJORITY, ":regrouped")
+"""Names, or how they end: rows that explain a result and are never recommended."""
+CRITERIA = ("mean", "worst")
 HOLDOUT = 0.2
-LEVEL = 0.95
+LEVEL, POWER = 0.95, 0.8
 LEAST_DOMAINS = 3
-"""With fewer there is no interval over domains."""
+"""With fewer there is neither an interval over domains nor a recommendation."""
+LEAST_ROWS = 16
+"""A domain with fewer examples is not held out by default: one example would count for over six points."""
+RESAMPLES = 2000
 NAMED = 8
 """More labels or domains are not named one by one."""
 
@@ -46,7 +64,7 @@ class Layout:
     """What can be compared on a dataset."""
 
     left_out: tuple[str | None, ...]
-    """Domains for the dataset's option ``test``; ``None``: its own test split is the only one."""
+    """Held-out domains for the dataset's option ``test``; ``None``: its own test split is the only one."""
     holdout: float | None
     """The share to hold out for validation; ``None``: the dataset's own validation split."""
     domains: int
@@ -57,41 +75,100 @@ class Layout:
     usual: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the dataset's own module has a comparison use unless it is told: ``steps``, ``batch`` …"""
     said: Sequence[str] = field(default=(), compare=False)
-    """What was guessed of the user's data, in words."""
+    """What was guessed of the user's data, and what to know of the held-out domains, in words."""
+    excluded: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Domains that are trained on but not held out, and why."""
 
 
-def layout(dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = ()) -> Layout:
-    """Looks at the dataset; ``leave_out`` names domains to leave out in turn, by default every one.
+def layout(
+    dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = (), metric: str | None = None
+) -> Layout:
+    """Looks at the dataset; ``leave_out`` names the domains to hold out in turn.
 
-    Its own validation split is used unless there is a note on it: then it is not like the training domains.
+    By default these are all that can be scored by ``metric``; see :func:`unscorable`. The dataset's own
+    validation split is used unless there is a note on it: then it is not like the training domains.
     """
     known = _can_be_left_out(dataset, options)
     left_out: tuple[str | None, ...] = (None,)
     if known is None:
         data = sets.load(dataset, **options)
         if "test" not in data.splits:
-            raise InputError(f"dataset {dataset!r} has no test split: nothing is left out.")
+            raise InputError(f"dataset {dataset!r} has no test split: nothing is held out.")
         own = data.splits["test"].names
-        check_names("domain to leave out:", leave_out, own)
+        check_names("domain to hold out:", leave_out, own)
         if leave_out and set(leave_out) != set(own):
             raise InputError(f"the test domains of {dataset!r} cannot be had apart: {', '.join(own)}.")
     else:
         if "test" in options:
-            raise InputError("the option test is set for every domain left out; name them in --leave-out.")
-        check_names("domain to leave out:", leave_out, known)
+            raise InputError("the option test is set for every held-out domain; name them in --held-out.")
+        check_names("domain to hold out:", leave_out, known)
         left_out = tuple(dict.fromkeys(leave_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "test": left_out[0]})
+    small, flagged, undefined = unscorable(data, metric) if known is not None else ({}, {}, {})
+    wrong = small | undefined
+    if all(n in wrong for n in left_out):  # where all are small, many of them still make an average
+        wrong = undefined
+    excluded = {n: why for n, why in wrong.items() if n in left_out and not leave_out}
+    if len(excluded) == len(left_out):
+        raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
+    left_out = tuple(n for n in left_out if n not in excluded)
+    warned = {n: why for n, why in (flagged | small | undefined).items() if n in left_out}
     fair = "validation" in data.splits and "validation" not in data.notes
-    suggest = getattr(sets.registry.module(dataset), "comparison", None)
+    module = sets.registry.module(dataset)
+    suggest = getattr(module, "comparison", None)
+    rows = ALGORITHMS if hasattr(module, "domains") else ("all", "fish:regrouped")
     return Layout(
         left_out,
         None if fair else HOLDOUT,
         len(data.splits["train"]),
         data.classes,
         flat=baselines.applies(data),
-        usual=suggest(data) if suggest else {},
-        said=[data.notes[name] for name in ("label", "units") if name in data.notes],
+        usual={"algorithms": rows, **(suggest(data) if suggest else {})},
+        said=[
+            *(data.notes[name] for name in ("label", "units") if name in data.notes),
+            *(
+                f"trained on but not held out: {line}; --held-out NAME to do so"
+                for line in by_reason(excluded)
+            ),
+            *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
+        ],
+        excluded=excluded,
     )
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason, naming its domains."""
+    lines = []
+    for why in dict.fromkeys(reasons.values()):
+        names = [repr(n) for n, other in reasons.items() if other == why]
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        lines.append(f"{', '.join(names[:NAMED])}{more} ({why})")
+    return lines
+
+
+def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Domains whose score says little, with reasons: small ones, constant labels, and an undefined metric.
+
+    Fewer than :data:`LEAST_ROWS` examples are too few. Where all labels of a domain are equal, a constant
+    model has an accuracy of 1, and AUC and Pearson r are undefined.
+    """
+    usual = "accuracy" if data.classes is not None else "mse"
+    compared = metric_of(metric or (data.measures[0] if data.measures else usual))
+    labels = known_labels(data.examples)
+    rows: dict[str, list[Any]] = {}
+    for domains in data.splits.values():
+        for number, name in enumerate(domains.names):
+            rows.setdefault(str(name), []).append(domains.indices_of(number))
+    every = {name: np.unique(np.concatenate(parts)) for name, parts in rows.items()}
+    few = f"fewer than {LEAST_ROWS} examples are too few to score"
+    small = {name: few for name, which in every.items() if len(which) < LEAST_ROWS}
+    if labels is None or labels.ndim != 1:
+        return small, {}, {}
+    equal = [name for name, which in every.items() if len(np.unique(labels[which])) == 1]
+    what = "all examples are of one class" if data.classes is not None else "all labels are equal"
+    if compared.undefined:
+        return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
+    return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be right everywhere"), {}
 
 
 def _can_be_left_out(dataset: str, options: Mapping[str, Any]) -> Sequence[str] | None:
@@ -127,16 +204,16 @@ def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str
 
 
 def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[str]:
-    """Prepares a run with each domain left out: what is wrong with one is said before any is trained.
+    """Prepares a run with each domain held out: what is wrong with one is said before any is trained.
 
-    Returns what can be trained and yet will surprise: classes that only the domain left out has.
+    Returns what can be trained and yet will surprise: classes that only the held-out domain has.
     """
     said = []
     for domain, config in {c.data_options.get("test"): c for c in reversed(configs)}.items():
         try:
             data = prepare(config, device).data
         except InputError as error:
-            raise InputError(f"with {domain!r} left out: {error}") from error
+            raise InputError(f"with {domain!r} held out: {error}") from error
         labels = known_labels(data.examples)
         if domain is None or data.classes is None or labels is None or labels.ndim != 1:
             continue
@@ -146,7 +223,7 @@ def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[st
             names = [repr(data.class_names[n] if data.class_names else n) for n in np.unique(unknown)]
             which = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
             count = f"{len(unknown):,} of {len(there):,} examples"
-            said.append(f"with {domain!r} left out nothing to train on has the label {which} ({count} there)")
+            said.append(f"with {domain!r} held out no training example has the label {which} ({count} there)")
     return said
 
 
@@ -156,6 +233,22 @@ def parted(name: str) -> tuple[str, str | None]:
     return algorithm, draw or None
 
 
+def is_control(name: str) -> bool:
+    """Whether a row only explains others: the majority class, or random grouping."""
+    return name.endswith(CONTROLS)
+
+
+def for_seed(base: RunConfig, seed: int) -> RunConfig:
+    """``base`` with this seed, which also splits off validation in data of the user's own.
+
+    That is where a dataset's module says ``RESPLIT``; a ``seed`` among the data options is left as it is.
+    """
+    own = getattr(sets.registry.module(base.dataset), "RESPLIT", False)
+    if not own or not seed or "seed" in base.data_options:  # 0 is the dataset's default
+        return replace(base, seed=seed)
+    return replace(base, seed=seed, data_options={**base.data_options, "seed": seed})
+
+
 def plan(
     base: RunConfig,
     algorithms: Sequence[str],
@@ -163,7 +256,7 @@ def plan(
     seeds: Iterable[int],
     search: int,
 ) -> list[RunConfig]:
-    """Every run of a comparison: one for each domain left out, algorithm, seed and candidate.
+    """Every run of a comparison: one for each held-out domain, seed, algorithm and candidate.
 
     An algorithm with a way of drawing, such as ``fish:regrouped``, is a row of its own. All are ``base`` with
     other settings. Every trial draws candidates of its own, so that the spread over seeds holds the luck of
@@ -173,20 +266,32 @@ def plan(
     tried = {(a, s): candidates(parted(a)[0], search, rate, s) for a in algorithms for s in seeds}
     return [
         replace(
-            base,
+            own,
             algorithm=parted(algorithm)[0],
             draw=parted(algorithm)[1],
             label=algorithm,
-            data_options={**base.data_options, **({} if name is None else {"test": name})},
+            data_options={**own.data_options, **({} if name is None else {"test": name})},
             settings=candidate.settings,
             optimizer_options={**base.optimizer_options, **candidate.optimizer_options},
-            seed=seed,
             select="best",
         )
         for name in left_out
+        for own in (for_seed(base, seed) for seed in seeds)
         for algorithm in algorithms
+        for candidate in tried[algorithm, own.seed]
+    ]
+
+
+def plan_baselines(
+    base: RunConfig, classes: int | None, left_out: Sequence[str | None], seeds: Iterable[int], search: int
+) -> list[RunConfig]:
+    """The same for the baselines, on the same splits."""
+    seeds = list(seeds)
+    return [
+        config
+        for name in left_out
         for seed in seeds
-        for candidate in tried[algorithm, seed]
+        for config in baselines.plan(for_seed(base, seed), classes, [name], [seed], search)
     ]
 
 
@@ -226,7 +331,7 @@ def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
 
 
 def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[dict[str, Any]]:
-    """What each trial chose, and its score in the domain left out.
+    """What each trial chose, and its score in the held-out domain.
 
     ``status`` is ``scored``; ``missing`` where not all its runs are there, for the best of some is not the
     best of all; ``diverged``; or ``undefined`` where runs finished without a score: AUC of one class.
@@ -253,7 +358,7 @@ def _own_test(records: Iterable[RunRecord]) -> str:
 
 
 def named(test: Any) -> str:
-    """A domain left out, or several that are left out together."""
+    """A held-out domain, or several that are held out together."""
     return " and ".join(map(str, test)) if isinstance(test, (list, tuple)) else str(test)
 
 
@@ -293,30 +398,35 @@ def _others(scores: Mapping[str, Any], judged_by: str) -> dict[str, float | None
 
 
 def results(
-    configs: Sequence[RunConfig], records: Sequence[RunRecord], baseline: str = BASELINE
+    configs: Sequence[RunConfig],
+    records: Sequence[RunRecord],
+    baseline: str = BASELINE,
+    criterion: str = "mean",
 ) -> dict[str, Any]:
-    """The comparison as plain data: trials, and a row for each algorithm, best first.
+    """The comparison as plain data: trials, and a row for each algorithm, best first by ``criterion``.
 
     Only an algorithm with a score in every trial has a rank: means over other trials are not comparable.
     """
+    check_names("criterion", [criterion], CRITERIA)
     every = trials(configs, records)
     metric = next((t["metric"] for t in every if "metric" in t), None)
+    lower = metric is not None and lower_is_better(metric)
     names, seeds = _distinct(every, "left_out"), _distinct(every, "seed")
-    rows = [_row(a, every, names, seeds, metric) for a in _distinct(every, "algorithm")]
-    base = next((r["average"] for r in rows if r["algorithm"] == baseline), None)
-    for row in rows:
-        row["difference"] = None if base is None else _difference(row["average"], base, metric)
+    undefined = _undefined(every)
+    rows = [_row(a, every, names, seeds, metric, undefined) for a in _distinct(every, "algorithm")]
     first = next((r for r in rows if r["algorithm"] == baseline), None)
     for row in rows:
+        row["difference"] = None if first is None else _difference(row["average"], first["average"], metric)
         row["over_domains"] = None if first is None or row is first else over_domains(row, first)
-    _rank(rows, metric)
-    lower = metric is not None and lower_is_better(metric)
+        row["worst"] = worst(row, lower)
+    _rank(rows, metric, criterion)
     gone = sum(len(t["missing"]) for t in every)
     return {
         "dataset": configs[0].dataset,
         "metric": metric,
         "lower_is_better": lower,
-        "baseline": baseline if base is not None else None,
+        "criterion": criterion,
+        "baseline": baseline if first is not None else None,
         "left_out": names,
         "seeds": seeds,
         "search": max(t["tried"] for t in every),
@@ -327,10 +437,31 @@ def results(
         "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
         "runs_missing": gone,
         "missing": _missing(every),
-        "recommendation": None if gone else recommendation(rows, lower),
+        "undefined": undefined,
+        "recommendation": None if gone else recommendation(rows, lower, criterion),
         "rows": rows,
         "trials": every,
     }
+
+
+def _undefined(every: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Measures beside the one compared, each with the domains in which some trial has no value of it."""
+    found: dict[str, dict[str, None]] = {}
+    for trial in every:
+        for name, value in trial.get("also", {}).items():
+            if value is None or not math.isfinite(value):
+                found.setdefault(name, {})[trial["left_out"]] = None
+    return {name: list(domains) for name, domains in found.items()}
+
+
+def worst(row: Mapping[str, Any], lower: bool) -> dict[str, Any] | None:
+    """The held-out domain with the worst mean over seeds, and its scores; ``None`` where a trial has none."""
+    means = {name: _whole_mean(row, name) for name in row["domains"]}
+    known = {name: value for name, value in means.items() if value is not None}
+    if not known or len(known) < len(means):
+        return None
+    name = (max if lower else min)(known, key=lambda n: known[n])
+    return {"domain": name, **row["domains"][name]}
 
 
 def over_domains(
@@ -376,38 +507,122 @@ def students_t(chance: float, freedom: int) -> float:
     return math.sqrt(freedom) * math.tan((low + high) / 2)
 
 
-def recommendation(rows: Sequence[Mapping[str, Any]], lower: bool) -> dict[str, Any] | None:
-    """Which to take: the better of plain training and boosting, unless another is shown to be better.
+def paired(
+    one: Mapping[str, Any], other: Mapping[str, Any], lower: bool, criterion: str = "mean"
+) -> tuple[float, float]:
+    """The difference ``one`` − ``other`` of two rows by a criterion, and its standard error.
 
-    Another is, if the interval of its difference to that one, domain by domain, lies on the better side of
-    zero. Every row is a chance to be lucky, so with m of them the intervals are those of 1 − 0.05 / m
-    (Bonferroni). ``None`` without a plain one that has a score in every trial.
+    Of averages it is the standard error of the mean of the differences in each domain. A minimum over domains
+    has no such formula: there domains, and seeds within each, are resampled with replacement, both rows
+    alike, and the standard error is the deviation of the difference over resamples. With few domains that is
+    rough, and rather too small than too large.
+    """
+    a, b = (np.array([row["domains"][n]["values"] for n in one["domains"]], float) for row in (one, other))
+    if criterion == "mean":
+        values = a.mean(1) - b.mean(1)
+        return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
+    end = np.max if lower else np.min
+    draw = np.random.default_rng(0)
+    domains = draw.integers(len(a), size=(RESAMPLES, len(a), 1))
+    seeds = draw.integers(a.shape[1], size=(RESAMPLES, *a.shape))
+    drawn = end(a[domains, seeds].mean(2), 1) - end(b[domains, seeds].mean(2), 1)
+    return float(end(a.mean(1)) - end(b.mean(1))), float(drawn.std(ddof=1))
+
+
+def complexity(name: str) -> int:
+    """The place in :data:`COMPLEXITY`."""
+    return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
+
+
+def recommendation(
+    rows: Sequence[Mapping[str, Any]], lower: bool, criterion: str = "mean"
+) -> dict[str, Any] | None:
+    """Which row to use: the simplest within one standard error of the best, the one rule there is.
+
+    The best row has the best average over held-out domains or, with the criterion ``worst``, the best worst
+    domain. The standard error is that of the :func:`paired` difference to it. Simple is what comes first in
+    :data:`COMPLEXITY`; of equally complex rows the better one is taken. Controls are never recommended.
+
+    ``take`` is the row; ``begin`` the simplest, to begin with where ``take`` is ``None``: with fewer than
+    three domains nothing can be concluded. ``majority`` says whether ``take`` is better than the majority
+    class (or, in regression, the mean): the 95 % interval of the difference must exclude zero. ``detectable``
+    is the difference that so many domains would show with 80 % power in a t test at 5 %, for the median
+    standard error of a difference to the best row. ``other`` is the row that is best by the other criterion,
+    where it differs from ``take`` by more than one standard error. ``None`` where no row has all its scores.
     """
     sign = -1.0 if lower else 1.0
-    whole = [row for row in rows if row["rank"] is not None]
-    plain = [row for row in whole if row["algorithm"] in PLAIN]
-    if not plain:
+    usable = [r for r in rows if r["rank"] is not None and not r["control"]]
+    if not usable:
         return None
-    first = max(plain, key=lambda row: sign * row["average"]["mean"])
-    others = [row for row in whole if row is not first]
-    level = 1 - (1 - LEVEL) / max(1, len(others))
-    found = {row["algorithm"]: over_domains(row, first, level) for row in others}
-    shown = {
-        name: about
-        for name, about in found.items()
-        if about is not None and about["low"] is not None and sign * about["mean"] > 0
-        if about["low"] > 0 or about["high"] < 0
+
+    def score(row: Mapping[str, Any], by: str = criterion) -> float:
+        return sign * float(row["average" if by == "mean" else "worst"]["mean"])
+
+    def simplest(among: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        return min(among, key=lambda r: (complexity(r["algorithm"]), -score(r)))
+
+    def gap(one: Mapping[str, Any], other: Mapping[str, Any], by: str = criterion) -> dict[str, Any]:
+        difference, error = paired(one, other, lower, by)
+        return {"difference": difference, "se": error, "far": sign * difference > error}
+
+    best, domains = max(usable, key=score), len(usable[0]["domains"])
+    about: dict[str, Any] = {
+        "take": None,
+        "criterion": criterion,
+        "begin": simplest(usable)["algorithm"],
+        "best": best["algorithm"],
+        "domains": domains,
+        "needed": LEAST_DOMAINS,
+        "among": len(usable),
     }
-    best = max(shown, key=lambda name: sign * shown[name]["mean"]) if shown else None
-    return {
-        "take": best or first["algorithm"],
-        "reference": first["algorithm"],
-        "among": [row["algorithm"] for row in plain],
-        "compared": len(others),
-        "level": level,
-        "domains": len(first["domains"]),
-        "interval": shown[best] if best else None,
+    if domains < LEAST_DOMAINS:
+        return about
+    behind = {r["algorithm"]: gap(best, r) for r in usable if r is not best}
+    near = [r for r in usable if r is best or not behind[r["algorithm"]]["far"]]
+    take = simplest(near)
+    rest = [r for r in usable if r is not take]
+    simpler = [r for r in rest if complexity(r["algorithm"]) < complexity(take["algorithm"])]
+    if simpler:  # none of them is near
+        nearest = max(simpler, key=score)["algorithm"]
+        about["simpler"] = {"row": nearest, **behind[nearest]}
+    about |= {
+        "take": take["algorithm"],
+        "near": [r["algorithm"] for r in near],
+        "behind": behind.get(take["algorithm"]),
+        "reference": max(rest, key=score)["algorithm"] if rest else None,
     }
+    t = students_t(1 - LEVEL, domains - 1)
+    if behind:
+        error = statistics.median(b["se"] for b in behind.values())
+        about["detectable"] = (t + students_t(2 * (1 - POWER), domains - 1)) * error
+    if (majority := next((r for r in rows if r["algorithm"] == MAJORITY), None)) and majority["rank"]:
+        found = gap(take, majority)
+        reach = t * found["se"]
+        about["majority"] = {
+            "difference": found["difference"],
+            "low": found["difference"] - reach,
+            "high": found["difference"] + reach,
+            "better": sign * found["difference"] > reach,
+        }
+    other = CRITERIA[1 - CRITERIA.index(criterion)]
+    ahead = max(usable, key=lambda r: score(r, other))
+    if ahead is not take and (found := gap(ahead, take, other))["far"]:
+        about["other"] = {"criterion": other, "row": ahead["algorithm"], **found}
+    return about
+
+
+def usual_settings(
+    configs: Sequence[RunConfig], trials: Sequence[Mapping[str, Any]], name: str | None
+) -> tuple[RunConfig, int, int] | None:
+    """A run of the row ``name`` with the settings that most trials chose, how many did, and of how many."""
+    tried = [c for c in configs if c.name == name]
+    # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
+    chosen = [(t["settings"], t["lr"]) for t in trials if t["algorithm"] == name and t["chosen"] is not None]
+    if not tried or not chosen:
+        return None
+    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
+    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
+    return config, chosen.count(best), len(chosen)
 
 
 def _distinct(every: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
@@ -415,13 +630,19 @@ def _distinct(every: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def _row(
-    algorithm: str, every: Sequence[Mapping[str, Any]], names: list[str], seeds: list[int], metric: str | None
+    algorithm: str,
+    every: Sequence[Mapping[str, Any]],
+    names: list[str],
+    seeds: list[int],
+    metric: str | None,
+    undefined: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
     mine = {(t["left_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
 
     def mean_of(what: str, part: str | None = None) -> dict[str, Any]:
-        """Over domains, seed by seed."""
-        found = [[mine[n, s].get(what) for n in names] for s in seeds]
+        """Over domains, seed by seed; without those in which no row can have the measure ``part``."""
+        some = [n for n in names if n not in undefined.get(part or "", ())]
+        found = [[mine[n, s].get(what) for n in some] for s in seeds]
         if part is not None:
             found = [[(value or {}).get(part) for value in values] for values in found]
         return spread([_mean(v) for v in found], part or metric) | {"trials": _states(mine.values())}
@@ -434,6 +655,7 @@ def _row(
     also = dict.fromkeys(name for t in mine.values() for name in t.get("also", ()))
     return {
         "algorithm": algorithm,
+        "control": is_control(algorithm),
         "rank": None,
         "mean_rank": None,
         "domains": {name: in_domain(name) for name in names},
@@ -452,7 +674,7 @@ def _states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
-    return statistics.fmean(known) if len(known) == len(values) else None
+    return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
 def _difference(one: Mapping[str, Any], other: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
@@ -461,17 +683,18 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any], metric: str | 
     return spread([None if a is None or b is None else a - b for a, b in pairs], metric)
 
 
-def _rank(rows: list[dict[str, Any]], metric: str | None) -> None:
-    """Sorts the rows and gives ranks, by the average and, averaged, in each domain."""
+def _rank(rows: list[dict[str, Any]], metric: str | None, criterion: str = "mean") -> None:
+    """Sorts the rows and gives ranks, by the criterion and, averaged, in each domain."""
     sign = 1 if metric is not None and lower_is_better(metric) else -1
+    by = "average" if criterion == "mean" else "worst"
     whole = [r for r in rows if None not in r["average"]["values"]]
-    averages = [sign * r["average"]["mean"] for r in whole]
+    averages = [sign * r[by]["mean"] for r in whole]
     names = list(rows[0]["domains"]) if rows else []
     columns = [[sign * r["domains"][n]["mean"] for r in whole] for n in names]
     for i, row in enumerate(whole):
         row["rank"] = 1 + sum(a < averages[i] for a in averages)
         row["mean_rank"] = statistics.fmean(_midrank(column, i) for column in columns)
-    rows.sort(key=lambda r: (r["rank"] is None, _known(r) is None, sign * (_known(r) or 0.0)))
+    rows.sort(key=lambda r: (r["rank"] is None, r["rank"], _known(r) is None, sign * (_known(r) or 0.0)))
 
 
 def _known(row: Mapping[str, Any]) -> float | None:
@@ -488,7 +711,7 @@ def _midrank(values: Sequence[float], at: int) -> float:
 def _missing(every: Iterable[Mapping[str, Any]]) -> list[str]:
     """The candidates that lack a record, by trial."""
     return [
-        f"{t['algorithm']}, {t['left_out']} left out, seed {t['seed']}, candidate{'s' * (len(gone) > 1)} "
+        f"{t['algorithm']}, {t['left_out']} held out, seed {t['seed']}, candidate{'s' * (len(gone) > 1)} "
         + ", ".join(map(str, gone))
         for t in every
         if (gone := t["missing"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import json
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +16,9 @@ from shoal.commands.arguments import (
     add_running,
     add_source,
     count,
+    given_table,
     in_data_dir,
+    keep_columns,
     make_folder,
     source,
     warnings_in_words,
@@ -28,11 +31,13 @@ if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
     from shoal.bench.record import Store
 
-SUMMARY = "Find out which algorithm works in a domain that was left out."
+SUMMARY = "Find out which algorithm works in a held-out domain."
 EXAMPLE = (
-    "Every algorithm gets the same small search: its defaults and random draws of settings, of which each "
-    "seed takes the best on held-out examples of the training domains. "
-    "On rows of numbers, scikit-learn's gradient boosting and a linear model take part in the same way. "
+    "Every domain is held out in turn. Every algorithm gets the same random search, its defaults first, "
+    "of which each seed takes the best on validation examples of the training domains; on data of your own "
+    "each seed draws another validation split, the same for all. On rows of numbers, scikit-learn's gradient "
+    "boosting and a linear model take part in the same way. Recommended is the simplest row within one "
+    "standard error of the best. "
     "Examples: shoal compare patients.csv --label ill --domain hospital; "
     "shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
     "The same command again goes on with a comparison that was stopped, and shows one that is finished."
@@ -50,20 +55,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithms",
         nargs="+",
         metavar="NAME",
-        help="which, or all (default: all, for a table a few); "
-        "fish:regrouped is Fish with the domains mixed in each batch",
+        help="which, or all (default: all, for data of your own a few and controls); "
+        "fish:regrouped is the control of Fish with random grouping",
     )
     parser.add_argument(
-        "--no-baselines", action="store_true", help="leave gradient boosting and the linear model out"
+        "--no-baselines", action="store_true", help="without gradient boosting and the other baselines"
     )
     parser.add_argument(
+        "--held-out",
         "--leave-out",
+        dest="leave_out",
         nargs="+",
         action="extend",
         default=[],
         metavar="DOMAIN",
-        help="domains to leave out, one at a time (default: each in turn, or the dataset's own test domain); "
-        "a name with a dash in front needs an equals sign: --leave-out=-90%%",
+        help="domains to hold out, one at a time (default: each that can be scored, or the dataset's own "
+        "test domain); a name with a dash in front needs an equals sign: --held-out=-90%%",
+    )
+    parser.add_argument(
+        "--criterion",
+        choices=("mean", "worst"),
+        default="mean",
+        help="rank and recommend by the average over held-out domains or by the worst one (default: mean)",
     )
     parser.add_argument("--seeds", type=count, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
     parser.add_argument(
@@ -126,15 +139,16 @@ def run(given: Any) -> None:
 def _run(given: Any) -> None:
     from shoal.bench.record import Store
 
-    configs, unable = planned(given)
+    configs, notes = planned(given)
     dataset = configs[0].dataset
     given.out = given.out or _folder(given, dataset)
     plan = given.out / f"{dataset}.plan.json"
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
+    keep_columns(given, given.out)
     try:
-        _work(configs, unable, plan, store, given)
+        _work(configs, notes, plan, store, given)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -142,17 +156,21 @@ def _run(given: Any) -> None:
         raise InputError(f"{str(given.out)!r}: {error.strerror or error}. {kept}") from error
 
 
-def _work(configs: Sequence[RunConfig], unable: dict[str, str], plan: Path, store: Store, given: Any) -> None:
+def _work(
+    configs: Sequence[RunConfig], notes: dict[str, dict[str, str]], plan: Path, store: Store, given: Any
+) -> None:
     """Writes the plan, or runs it and shows what came out."""
     if given.plan:
         write_plan(plan, configs, store, given)
         return
     failed: dict[str, str] = {}
     if not given.no_run:
-        for name, why in unable.items():
+        for name, why in notes["unable"].items():
             print(f"{name} is not compared: {why}.", file=sys.stderr)
+        if store.missing(configs):
+            print(_counted(configs, store, given), file=sys.stderr, flush=True)
         failed = run_each(configs, store, given)
-    finish(configs, store, {"unable": unable, "failed": failed}, given)
+    finish(configs, store, {**notes, "failed": failed}, given)
 
 
 def _is_own(given: Any, dataset: str) -> bool:
@@ -166,8 +184,9 @@ def _folder(given: Any, dataset: str) -> Path:
     return out / (Path(given.dataset).resolve().stem or "data") if _is_own(given, dataset) else out
 
 
-def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
-    """Every run there will be, and the algorithms that cannot take part, each with its reason."""
+def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
+    """Every run there will be, and with their reasons the rows that are ``unable`` to take part and the
+    domains that are ``excluded`` from being held out."""
     from shoal.algorithms import registry
     from shoal.bench import baselines, compare
     from shoal.bench.config import RunConfig
@@ -179,9 +198,9 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
     named([n for n in asked if n != "all"], registry)
     dataset, options = source(given)
     (dataset,) = named([dataset], sets.registry)
-    where = compare.layout(dataset, options, given.leave_out)
+    where = compare.layout(dataset, options, given.leave_out, given.metric)
     _check_domains(given.domains, where)
-    usual = {**USUAL, "algorithms": ["all"], **where.usual}
+    usual = {**USUAL, **where.usual}
     asked = asked or usual["algorithms"]
     everyone, chosen = "all" in asked, [n for n in asked if n != "all"]
     algorithms = list(dict.fromkeys([*(registry.names() if everyone else []), *named(chosen, registry)]))
@@ -215,10 +234,11 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, str]]:
         print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     if where.flat and not given.no_baselines:
         if why := baselines.lacking():
-            unable["{} (and {})".format(*baselines.names(where.classes))] = why
-        else:
-            configs += baselines.plan(base, where.classes, where.left_out, range(given.seeds), given.search)
-    return configs, unable
+            unable |= {n: why for n in baselines.names(where.classes) if n != compare.MAJORITY}
+        seeds = range(given.seeds)
+        found = compare.plan_baselines(base, where.classes, where.left_out, seeds, given.search)
+        configs += [c for c in found if c.name not in unable]
+    return configs, {"unable": unable, "excluded": dict(where.excluded)}
 
 
 def named(given: Sequence[str], registry: Any) -> list[str]:
@@ -258,18 +278,23 @@ def write_plan(path: Path, configs: Sequence[RunConfig], store: Store, given: An
 
     content = [{"identity": c.identity, "config": c.to_dict()} for c in configs]
     write_atomically(path, json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode())
-    algorithms = len({c.name for c in configs})
-    domains = len({c.data_options.get("test") for c in configs})
-    text = (
-        f"{len(configs):,} runs: {_many(algorithms, 'algorithm')}, {_many(domains, 'domain')} left out, "
-        f"{_many(given.seeds, 'seed')}, {_many(given.search, 'candidate')}. "
-        f"{len(store.missing(configs)):,} are still to do. Written to {path}."
-    )
+    text = f"{_counted(configs, store, given)} Written to {path}."
     show({"plan": str(path), "runs": len(configs)}, text, given)
 
 
+def _counted(configs: Sequence[RunConfig], store: Store, given: Any) -> str:
+    """How many runs there are, of what, and how many are not there yet."""
+    rows = len({c.name for c in configs})
+    domains = len({c.data_options.get("test") for c in configs})
+    return (
+        f"{_many(len(configs), 'run')}: {_many(rows, 'row')}, {_many(domains, 'held-out domain')}, "
+        f"{_many(given.seeds, 'seed')}, {_many(given.search, 'setting')} each; "
+        f"{len(store.missing(configs)):,} still to do."
+    )
+
+
 def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
@@ -334,7 +359,7 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     from shoal.files import write_atomically
     from shoal.report import compare as view
 
-    result = compare.results(configs, store.found(configs)) | more
+    result = compare.results(configs, store.found(configs), criterion=given.criterion) | more
     result["identities"] = sorted({c.identity for c in configs})
     own = _is_own(given, configs[0].dataset)
     if own:
@@ -351,7 +376,7 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     written = ", ".join(f"{name}.{ending}" for ending in contents)
     text = f"{view.text(result)}\n\nSaved in {given.out}: {written}."
     if own:
-        text += f"\n{_page(given.out, result['identities'])}{_next(configs, result)}"
+        text += f"\n{_page(given.out, result['identities'])}{_next(configs, result, given)}"
     show(result, text, given, pictures)
 
 
@@ -368,21 +393,27 @@ def _page(out: Path, runs: Sequence[str]) -> str:
         return f"No page was made: {error}"
 
 
-def _next(configs: Sequence[RunConfig], result: dict[str, Any]) -> str:
-    """How to train what is recommended on every domain, with the settings that were chosen most often."""
-    from shoal.bench import baselines
+def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> str:
+    """How to train what is recommended on every domain, then predict and export, in the user's own words."""
+    from shoal.bench.compare import usual_settings
     from shoal.trained import train_command
 
-    take = (result["recommendation"] or {}).get("take")
-    tried = [c for c in configs if c.name == take and not baselines.is_one(c)]
-    trials = [t for t in result["trials"] if t["algorithm"] == take and t["chosen"] is not None]
-    if not tried or not trials:
+    about = result["recommendation"] or {}
+    take = about.get("take") or about.get("begin")
+    if (chosen := usual_settings(configs, result["trials"], take)) is None:
         return ""
-    # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
-    chosen = [(t["settings"], t["lr"]) for t in trials]
-    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
-    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
-    everything = {k: v for k, v in config.data_options.items() if k not in ("test", "digest")}
-    final = replace(config, data_options={**everything, "test": []}, seed=0, holdout=None)
-    times = f"with the settings that {chosen.count(best)} of {len(chosen)} trials chose"
-    return f"\nTo train {take} on every domain, {times}:\n  {train_command(final)}"
+    config, times, trials = chosen
+    command = train_command(replace(config, data_options={}, seed=0, holdout=None, select="best"))
+    given_data = [*given_table(given), *(["--data", *given.data] if given.data else [])]
+    given_data += ["--bad-images", given.bad_images] if given.bad_images else []
+    given_data += ["--data-dir", str(given.data_dir)] if given.data_dir else []
+    old = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
+    words = shlex.split(command.splitlines()[0])[len(old) :]
+    words = [*old[:-1], given.dataset, *given_data, "--leave-out", "none", *words]
+    folder = words[words.index("--out") + 1]
+    new = "NEW" + (Path(given.dataset).suffix if Path(given.dataset).is_file() else "")
+    lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, new])]
+    lines += [shlex.join(["shoal", "export", folder])]
+    how = f"with the settings that {times} of {_many(trials, 'trial')} chose"
+    said = f"To train {take} on every domain, {how}, to predict and to export:"
+    return "\n" + "\n  ".join([said, *lines])

@@ -15,7 +15,7 @@ from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.report.groups import Kept, Run, Trouble
-    from shoal.report.page import Samples, Strip
+    from shoal.report.page import Columns, Samples, Strip
 
 SUMMARY = "Make one page of HTML from runs: tables, curves, settings, mistakes."
 EXAMPLE = (
@@ -80,8 +80,11 @@ def write(
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
     groups = grouped(runs, kept, troubles)
     names = ", ".join(str(path) for path in paths)
+    if title is None and len(groups) == 1 and (own := groups[0].result.get("title")):
+        names = str(own)
     content = page.Content(
         groups,
+        columns=_columns(paths, troubles),
         samples=_samples(runs, samples) if samples else (),
         troubles=troubles,
         title=title or f"Report on {names}",
@@ -202,6 +205,29 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
     return found
 
 
+def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[Columns]:
+    """The reports on columns that comparisons and runs keep, each once."""
+    from shoal.report.groups import Trouble
+    from shoal.report.page import Columns
+
+    found: dict[str, Columns] = {}
+    for folder in [path if path.is_dir() else path.parent for path in paths]:
+        for path in sorted([*folder.rglob("columns.json"), *folder.rglob("inputs.json")]):
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+                own = path.name == "columns.json"
+                report = content["columns"] if own else content.get("columns_report") or []
+                if not all(isinstance(column, dict) for column in report):
+                    raise TypeError("a column is no mapping")
+            except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+                troubles.append(Trouble(f"Not shown: {path} is not a report on columns ({error!r})."))
+                continue
+            if report:
+                file = str(content.get("file") or path.parent) if own else str(path.parent)
+                found.setdefault(json.dumps(report, sort_keys=True), Columns(Path(file).name, report))
+    return list(found.values())
+
+
 def _samples(runs: Sequence[Run], number: int) -> list[Samples]:
     """Of the runs that kept their weights, the first few."""
     from shoal.report.page import Samples
@@ -261,7 +287,7 @@ def _strips(run: Run, number: int) -> list[Strip]:
                 }
                 for n, i in enumerate(order)
             ]
-            kind = "never trained on" if split == "test" else split
+            kind = "held-out domain" if split == "test" else split
             strips.append(Strip(name, f"{kind}; {sum(wrong)} of {len(which)} wrong", images))
     return strips
 

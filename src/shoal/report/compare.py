@@ -33,25 +33,22 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
             "rank",
             "algorithm",
             *(written(_clean(name)) for name in shown),
-            *([f"average {metric}"] if several else []),
+            *([f"average {metric}", "worst domain"] if several else []),
             *(f"average {name}" if several else name for name in also),
             *([f"against {baseline}"] if baseline else []),
             *(["95 % interval"] if intervals else []),
-            *(["mean rank"] if several else []),
             f"validation {metric}",
         ]
     )
     for row in result["rows"]:
-        mean_rank = "–" if row["mean_rank"] is None else f"{row['mean_rank']:.1f}"
         found.add(
             "–" if row["rank"] is None else row["rank"],
             row["algorithm"],
             *(_cell(row["domains"][name]) for name in shown),
-            *([_cell(row["average"])] if several else []),
+            *([_cell(row["average"]), _worst(row, written)] if several else []),
             *(_spread(row["also"][name]) if name in row["also"] else "–" for name in also),
             *([_against(row, baseline)] if baseline else []),
             *([_interval(row["over_domains"], result)] if intervals else []),
-            *([mean_rank] if several else []),
             _spread(row["validation"]),
         )
     return found
@@ -74,12 +71,8 @@ def _also(result: Mapping[str, Any]) -> list[str]:
 def _interval(about: Mapping[str, Any] | None, result: Mapping[str, Any]) -> str:
     if about is None or about["low"] is None:
         return "–"
-    low, high = (_signed(about[end], result["metric"]) for end in ("low", "high"))
+    low, high = (_number(about[end], result["metric"], "+") for end in ("low", "high"))
     return f"{low} to {high}"
-
-
-def _signed(value: float, metric: str | None) -> str:
-    return _spread({"mean": value, "sd": None, "metric": metric}, "+")
 
 
 def _cell(values: Mapping[str, Any]) -> str:
@@ -91,15 +84,28 @@ def _cell(values: Mapping[str, Any]) -> str:
     return _spread(values) + of
 
 
+def _worst(row: Mapping[str, Any], written: Callable[[str], str] = str) -> str:
+    """The worst held-out domain's score and name; results of an earlier version have none."""
+    if (about := row.get("worst")) is None:
+        return "–"
+    return f"{_number(about['mean'], about['metric'])} ({written(_clean(about['domain']))})"
+
+
+def _number(value: float, metric: str | None, sign: str = "") -> str:
+    return _spread({"mean": value, "sd": None, "metric": metric}, sign)
+
+
 def _against(row: Mapping[str, Any], baseline: str) -> str:
     return "–" if row["algorithm"] == baseline else _spread(row["difference"], "+")
 
 
 def _spread(values: Mapping[str, Any], sign: str = "") -> str:
-    """Mean ± standard deviation over seeds; accuracies in percent."""
+    """Mean ± standard deviation over seeds, if they differ at all; accuracies in percent."""
     if values["mean"] is None:
         return "–"
     mean, sd = values["mean"], values["sd"]
+    if sd is not None and sd <= 1e-12 * max(1.0, abs(mean)):
+        sd = None
     if values["metric"] == "accuracy":
         mean, sd, digits = 100 * mean, sd and 100 * sd, ".1f"
     else:
@@ -126,7 +132,7 @@ def words(result: Mapping[str, Any]) -> list[str]:
     draws = f"the defaults and {tried - 1} random draw{'s' * (tried > 2)} of settings"
     choice = "Settings and step are those" if tried > 1 else "The step is the one"
     lines = [
-        f"{metric[:1].upper()}{metric[1:]} {unit}in a domain left out of training; {over}.",
+        f"{metric[:1].upper()}{metric[1:]} {unit}in a held-out domain; {over}.",
         f"Each algorithm and seed tried {draws if tried > 1 else 'the defaults'}.",
         f"{choice} with the best validation {metric} in the training domains.",
     ]
@@ -140,94 +146,95 @@ def words(result: Mapping[str, Any]) -> list[str]:
     more = f" and {fits:,} of scikit-learn" if fits else ""
     took = _hours(result["seconds"])
     lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}{more}, {took} of training.")
-    found = over_domains(result) if has_intervals(result) else verdict(result)
-    return [*lines, *found, *recommended(result), *_troubles(result)]
+    if has_intervals(result):
+        lines.append(
+            f"The 95 % interval is of the difference to {result['baseline']}, paired by domain over "
+            f"{len(result['left_out'])} domains (Student's t, seeds averaged), for each row alone."
+        )
+    if controls := [row["algorithm"] for row in result["rows"] if row.get("control")]:
+        lines.append(f"Controls, which are never recommended: {', '.join(controls)}.")
+    return [*lines, *recommended(result), *_troubles(result)]
 
 
-def over_domains(result: Mapping[str, Any]) -> list[str]:
-    """Whose interval over domains against the baseline leaves zero out, each taken alone."""
-    rows = [r for r in result["rows"] if (r.get("over_domains") or {}).get("low") is not None]
-    sign = -1 if result["lower_is_better"] else 1
-    sure = [r for r in rows if r["over_domains"]["low"] > 0 or r["over_domains"]["high"] < 0]
-    better = [r["algorithm"] for r in sure if sign * r["over_domains"]["mean"] > 0]
-    worse = [r["algorithm"] for r in sure if sign * r["over_domains"]["mean"] < 0]
-    said = [f"{how}: {', '.join(names)}" for how, names in (("better", better), ("worse", worse)) if names]
-    return [
-        f"The interval is of the difference to {result['baseline']} over {len(result['left_out'])} domains "
-        f"(Student's t, seeds averaged), each row alone; without zero in it: {'; '.join(said) or 'none'}."
-    ]
+CRITERION = {"mean": "average", "worst": "worst domain"}
 
 
 def recommended(result: Mapping[str, Any]) -> list[str]:
-    """Which to take, in one sentence with its reason; nothing where nothing can be said."""
+    """What :func:`shoal.bench.compare.recommendation` found, in sentences: what to use comes first, then why.
+
+    Nothing where nothing can be said, and of results of an earlier version.
+    """
     about = result.get("recommendation")
-    if about is None:
+    if about is None or "criterion" not in about:
         return []
-    take, count, domains = about["take"], about["compared"], about["domains"]
-    among = " and ".join(about["among"])
-    level = f"95 %, Bonferroni-corrected for {count} comparison{'s' * (count != 1)}"
-    if (interval := about["interval"]) is not None:
-        of_two = f", the better of {among}," if len(about["among"]) > 1 else ""
+    domains, metric = about["domains"], result["metric"]
+    if about["take"] is None:
         return [
-            f"Recommendation: take {take}, which over {domains} domains differs from {about['reference']}"
-            f"{of_two} for the better by {_signed(interval['mean'], result['metric'])}, with an interval "
-            f"({_interval(interval, result)}; {level}) that excludes zero."
+            f"No recommendation: {_many(domains, 'held-out domain')} cannot support a conclusion; "
+            f"at least {about['needed']} are needed.",
+            f"Begin with {about['begin']}, the simplest of the rows.",
         ]
-    why = f"it is the better of {among} on average, and " if len(about["among"]) > 1 else ""
-    if domains < 3:
-        few = "one domain left out gives" if domains == 1 else f"{domains} domains left out give"
-        return [
-            f"Recommendation: take {take}; {why}{few} no interval over domains, so no evidence for others."
+    rows = {row["algorithm"]: row for row in result["rows"]}
+    take, best = rows[about["take"]], rows[about["best"]]
+    chance = about.get("majority")
+    if chance is None or chance["better"]:
+        lines = [f"Recommendation: {_scores(take, metric)}."]
+    else:
+        lines = [
+            f"No recommendation: {_scores(take, metric)} is not shown to be better than the majority baseline"
+            f" ({_number(chance['difference'], metric, '+')}, 95 % interval {_interval(chance, result)})."
         ]
-    if not count:
-        return []
-    who = "the other row does not beat" if count == 1 else f"none of the {count} other rows beats"
-    return [
-        f"Recommendation: take {take}; {why}{who} it by an interval over {domains} domains that excludes "
-        f"zero ({level})."
-    ]
+    lines.append(_why(about, take, best, metric))
+    if (other := about.get("other")) is not None:
+        row, by = rows[other["row"]], CRITERION[other["criterion"]]
+        lines.append(
+            f"By the {by}, {_scores(row, metric)} is better: {_number(other['difference'], metric, '+')}, "
+            f"standard error {_number(other['se'], metric)}."
+        )
+    if (least := about.get("detectable")) is not None:
+        lines.append(
+            f"With {domains} domains, a paired t test at the 5 % level would detect a difference of "
+            f"{_number(least, metric)} with a power of 80 %; smaller differences would mostly go unnoticed."
+        )
+    return [_clean(line) for line in lines]
+
+
+def _scores(row: Mapping[str, Any], metric: str | None) -> str:
+    """A row's name with its average and its worst domain."""
+    average, percent = _number(row["average"]["mean"], metric), " %" * (metric == "accuracy")
+    worst = f"{_number(row['worst']['mean'], metric)}{percent} in {row['worst']['domain']}"
+    return f"{row['algorithm']} (average {metric} {average}{percent}, worst domain {worst})"
+
+
+def _why(about: Mapping[str, Any], take: Mapping[str, Any], best: Mapping[str, Any], metric: Any) -> str:
+    by = CRITERION[about["criterion"]]
+    which = {"mean": "paired by domain", "worst": "bootstrap over domains and seeds"}[about["criterion"]]
+    if about["among"] == 1:
+        return "It is the only row that could be recommended."
+    if take is best:
+        lead = f"It has the best {by}, and no simpler row is within one standard error of it"
+        if (near := about.get("simpler")) is None:
+            return f"{lead}."
+        apart = (
+            f"{_number(abs(near['difference']), metric)} behind, standard error {_number(near['se'], metric)}"
+        )
+        return f"{lead}: {near['row']} is {apart} ({which}, {about['domains']} domains)."
+    behind = about["behind"]
+    return (
+        f"It is the simplest row within one standard error of the best {by}, of {_scores(best, metric)}: "
+        f"the difference is {_number(abs(behind['difference']), metric)}, its standard error "
+        f"{_number(behind['se'], metric)} ({which}, {about['domains']} domains)."
+    )
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _hours(seconds: float) -> str:
     if seconds < 600:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
-
-
-def verdict(result: Mapping[str, Any], one: str = "seed") -> list[str]:
-    """Who differs from the baseline by more than two standard errors, and how many would by chance."""
-    baseline, far = result["baseline"], "more than two standard errors of the paired difference"
-    others = [row for row in result["rows"] if baseline and row["algorithm"] != baseline]
-    whole = [row for row in others if None not in row["difference"]["values"]]
-    judged = [row for row in whole if row["difference"]["se"] is not None]
-    if not judged:
-        alone = others and len(result["seeds"]) == 1
-        return [f"One {one} cannot tell a difference from {baseline} from luck."] if alone else []
-    named = [r for r in judged if abs(r["difference"]["mean"]) > 2 * r["difference"]["se"]]
-    if not named:
-        return [f"No algorithm differs from {baseline} by {far}."]
-    lower = result["lower_is_better"]
-    better = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) == lower]
-    worse = [r["algorithm"] for r in named if (r["difference"]["mean"] < 0) != lower]
-    lines = [
-        f"{how} than {baseline} by {far}: {', '.join(names)}."
-        for how, names in (("Better", better), ("Worse", worse))
-        if names
-    ]
-    luck = len(judged) * chance_beyond(2, len(result["seeds"]) - 1)
-    return [
-        *lines,
-        f"If none of these {len(judged)} truly differed, about {luck:.1f} would be named by chance.",
-    ]
-
-
-def chance_beyond(limit: float, freedom: int, cuts: int = 2000) -> float:
-    """How likely |t| > ``limit`` is for Student's t: with t = √ν tan θ an integral of cos(θ)^(ν − 1)."""
-    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
-    first = math.atan(limit / math.sqrt(freedom))
-    width = (math.pi / 2 - first) / cuts
-    middles = (first + width * (i + 0.5) for i in range(cuts))
-    return 2 * scale * width * sum(math.cos(theta) ** (freedom - 1) for theta in middles)
 
 
 def _troubles(result: Mapping[str, Any]) -> list[str]:
@@ -237,12 +244,19 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
+    if excluded := result.get("excluded"):
+        from shoal.bench.compare import by_reason
+
+        lines += [f"Trained on but not held out: {line}." for line in by_reason(excluded)]
+    for measure, names in result.get("undefined", {}).items():
+        which = ", ".join(map(repr, names[:NAMED])) + ", …" * (len(names) > NAMED)
+        lines.append(f"{measure} is undefined in {which}; its average is over the other domains.")
     trials = result.get("trials") or []  # a sweep's result has none
     if undefined := dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined"):
         named = ", ".join(map(repr, list(undefined)[:NAMED])) + ", …" * (len(undefined) > NAMED)
         some = any(t["left_out"] in undefined and t["status"] == "scored" for t in trials)
         what = "In some trials no score" if some else "No score"
-        lines.append(f"{what} with {named} left out: its measure is undefined there or on validation.")
+        lines.append(f"{what} with {named} held out: its measure is undefined there or on validation.")
     if missing := result["missing"]:
         more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
         which = "; ".join(missing[:NAMED]) + more
@@ -256,7 +270,7 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """For a terminal: the table, what to take, then the rest."""
+    """For a terminal: the table, the recommendation, then the rest."""
     first = recommended(result)
     rest = [line for line in words(result) if line not in first]
     if (many := len(result["left_out"])) > BESIDE:
@@ -276,16 +290,21 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 COLUMNS = ("algorithm", "left_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
+OF_ROW = ("average", "worst", "worst_domain")
 
 
 def as_csv(result: Mapping[str, Any]) -> str:
-    """A line for every trial; the settings it chose as JSON."""
+    """A line for every trial, with its row's average and worst domain; the settings it chose as JSON."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*COLUMNS, "settings"])
+    writer.writerow([*COLUMNS, *OF_ROW, "settings"])
+    rows = {row["algorithm"]: row for row in result["rows"]}
     for trial in result["trials"]:
         settings = json.dumps(trial["settings"]) if "settings" in trial else ""
-        writer.writerow([*(trial.get(name) for name in COLUMNS), settings])
+        row = rows[trial["algorithm"]]
+        worst = row.get("worst") or {}
+        whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
+        writer.writerow([*(trial.get(name) for name in COLUMNS), *whole, settings])
     return file.getvalue()
 
 

@@ -80,54 +80,6 @@ def _panel(height: float) -> tuple[Figure, Any]:
     return figure, axes
 
 
-def bars(
-    rows: Sequence[Mapping[str, Any]],
-    metric: str | None,
-    domain: str | None = None,
-    baseline: str | None = None,
-) -> Figure:
-    """A bar an algorithm with its deviation over seeds, in a ``domain`` left out or on average.
-
-    ``rows`` are those of :func:`shoal.bench.compare.results`. One of only some seeds is hollow, one without
-    a score says why.
-    """
-    _figure(1, 1)  # says what to install
-    scale, label = unit(metric)
-    with _style():
-        figure, axes = _panel(0.75 + 0.24 * max(2, len(rows)))
-        reach, low = 0.0, 0.0
-        ends = []
-        for place, row in enumerate(rows):
-            found = row["average"] if domain is None else row["domains"][domain]
-            if found["mean"] is None:
-                ends.append((0.0, "diverged" if (found.get("trials") or {}).get("diverged") else "no score"))
-                continue
-            mean, sd = scale * found["mean"], scale * (found["sd"] or 0)
-            colour = PALETTE[4] if row["algorithm"] == baseline else PALETTE[0]
-            whole = None not in found["values"]
-            axes.barh(
-                place, mean, 0.7, color=colour if whole else "none", edgecolor=colour, linewidth=1, zorder=2
-            )
-            if found["sd"] is not None:
-                axes.errorbar(mean, place, xerr=sd, color=INK, capsize=2.5, linewidth=1, zorder=3)
-            ends.append((mean + sd, f"{mean:.1f}" if metric == "accuracy" else f"{mean:.3g}"))
-            reach, low = max(reach, mean + sd), min(low, mean - sd)
-        width = reach - low or 1
-        for place, (end, text) in enumerate(ends):
-            axes.text(max(end, 0) + 0.015 * width, place, text, va="center", fontsize=8)
-        axes.set_yticks(range(len(rows)), [short(row["algorithm"]) for row in rows])
-        axes.set(
-            xlim=(low - 0.05 * (width if low else 0), reach + 0.17 * width),
-            ylim=(len(rows) - 0.4, -0.6),
-            xlabel=label,
-        )
-        if scale == 100:  # the room for numbers beside the bars is no accuracy
-            axes.set_xticks([tick for tick in axes.get_xticks() if 0 <= tick <= 100])
-        axes.set_title("average over these domains" if domain is None else short(domain))
-        axes.grid(axis="x", color=FAINT, linewidth=0.6)
-    return figure
-
-
 def curves(
     lines: Mapping[str, Runs],
     metric: str | None,

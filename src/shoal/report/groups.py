@@ -76,7 +76,7 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
     groups: list[Group] = []
     taken: set[int] = set()
     seen: list[Any] = []
-    for folder, result in kept:
+    for folder, result in ((folder, _current(result)) for folder, result in kept):
         if (own := result.get("identities")) is not None:
             if own in seen:  # a copy, or the same folder twice
                 continue
@@ -105,6 +105,28 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
     return [
         replace(g, apart=(g.apart or g.kind) if datasets.count(g.result["dataset"]) > 1 else "")
         for g in found
+    ]
+
+
+def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A result that an earlier version wrote, with what the rule of this one recommends."""
+    from shoal.bench import compare
+
+    if "criterion" in result:
+        return result
+    lower = result["lower_is_better"]
+    rows = _completed(result["rows"], lower)
+    about = None if result.get("runs_missing") else compare.recommendation(rows, lower)
+    return {**result, "rows": rows, "criterion": "mean", "recommendation": about}
+
+
+def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str, Any]]:
+    """With the worst domain of each row, and whether it is a control."""
+    from shoal.bench import compare
+
+    return [
+        {**row, "worst": compare.worst(row, lower), "control": compare.is_control(row["algorithm"])}
+        for row in rows
     ]
 
 
@@ -260,7 +282,6 @@ def _comparable(runs: Sequence[Run]) -> bool:
 def _sweep(runs: Sequence[Run]) -> Group:
     """By training-domain validation, in the form of a comparison."""
     from shoal.bench import compare, selection
-    from shoal.bench.results import spread
 
     try:
         found = selection.sweep([r.record.config for r in runs], [r.record for r in runs])
@@ -270,33 +291,22 @@ def _sweep(runs: Sequence[Run]) -> Group:
     if not result["left_out"]:
         return Group("runs", means(runs), runs)
     metric = result["metric"]
-    found_in = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
-    rows: list[dict[str, Any]] = []
-    for row in result["rows"]:
-
-        def score(name: str, trial: int, algorithm: str = row["algorithm"]) -> float | None:
-            choice = found_in.get((algorithm, name, trial))
-            return None if choice is None else choice["score"]
-
-        def summary(values: list[float | None], lost: bool) -> dict[str, Any]:
-            return spread(values, metric) | {"trials": {"diverged": int(lost)}}
-
-        each = {name: [score(name, t) for t in result["trials"]] for name in result["left_out"]}
-        whole = [compare._mean(values) for values in zip(*each.values(), strict=True)]
-        lost = {name: "diverged" in row["domains"][name]["status"] for name in each}
-        rows.append(
-            {
-                "algorithm": row["algorithm"],
-                "rank": None,
-                "mean_rank": None,
-                "domains": {name: summary(values, lost[name]) for name, values in each.items()},
-                "average": summary(whole, any(lost.values())),
-                "runs_diverged": row["diverged"],
-            }
+    scored = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
+    names, trials = result["left_out"], result["trials"]
+    every = [
+        {"algorithm": a, "left_out": n, "seed": t, "chosen": None, "status": "missing", "diverged": 0}
+        | (
+            {k: c[k] for k in ("status", "diverged")} | {"test": c["score"]}
+            if (c := scored.get((a, n, t)))
+            else {}
         )
-    base = next((r["average"] for r in rows if r["algorithm"] == compare.BASELINE), None)
-    for row in rows:
-        row["difference"] = None if base is None else compare._difference(row["average"], base, metric)
+        for a in (row["algorithm"] for row in result["rows"])
+        for n in names
+        for t in trials
+    ]
+    rows = [compare._row(row["algorithm"], every, names, trials, metric, {}) for row in result["rows"]]
+    lower = metric is not None and lower_is_better(metric)
+    rows = _completed(rows, lower)
     compare._rank(rows, metric)
     picked = {(c["algorithm"], c["left_out"], c["trial"], c["draw"]) for c in result["choices"]}
     keys = {r.identity: selection.key_of(r.record.config) for r in runs}
@@ -308,21 +318,18 @@ def _sweep(runs: Sequence[Run]) -> Group:
     content = {
         "dataset": result["dataset"],
         "metric": metric,
-        "lower_is_better": metric is not None and selection.lower_is_better(metric),
-        "baseline": compare.BASELINE if base is not None else None,
-        "left_out": result["left_out"],
-        "seeds": result["trials"],
+        "lower_is_better": lower,
+        "baseline": next((r["algorithm"] for r in rows if r["algorithm"] == compare.BASELINE), None),
+        "recommendation": None if result["missing"] else compare.recommendation(rows, lower),
+        "left_out": names,
+        "seeds": trials,
         "rows": rows,
         "runs": len(runs),
         "runs_missing": len(result["missing"]),
         "missing": result["missing"],
     }
-    rule = f"Settings and step: {result['words']}, among {_draws(result['draws'])} of settings."
-    return Group("sweep", content, runs, chosen, rule)
-
-
-def _draws(number: int) -> str:
-    return f"{number} draw{'s' * (number != 1)}"
+    draws = f"{result['draws']} trial{'s' * (result['draws'] != 1)} of a random search"
+    return Group("sweep", content, runs, chosen, f"Settings and step: {result['words']}, among {draws}.")
 
 
 def means(runs: Sequence[Run]) -> dict[str, Any]:
@@ -332,12 +339,13 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
     """
     rows, each_name = [row_of(run.record) for run in runs], called(runs)
     found: dict[str, dict[str, dict[int, list[float]]]] = {}
-    metric = next((row["metric"] for row in rows if "metric" in row), None)
     splits = [s for r in runs for m in r.record.history for s in m["scores"]]
     split = next((s for s in ("test", "validation", "train") if s in splits), splits[0] if splits else "test")
-    for name, run, row in zip(each_name, runs, rows, strict=True):
+    scored = [_by_domain(run.record, split) for run in runs]
+    metric = next((name for name, _ in scored if name is not None), None)
+    for name, row, (own_metric, domains) in zip(each_name, rows, scored, strict=True):
         mine = found.setdefault(name, {})
-        for domain, value in _domains(run.record, metric, split).items():
+        for domain, value in domains.items() if own_metric == metric else ():
             mine.setdefault(domain, {}).setdefault(row["seed"], []).append(value)
     names = list(dict.fromkeys(name for mine in found.values() for name in mine))
     seeds = sorted({row["seed"] for row in rows})
@@ -363,18 +371,18 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
                 "rank": None,
                 "domains": {n: summary(v, algorithm) for n, v in each.items()},
                 "average": summary(over, algorithm),
-                "difference": None,
                 "runs_diverged": lost.count(algorithm),
             }
         )
+    lower = metric is not None and lower_is_better(metric)
     return {
         "dataset": str(runs[0].record.config.dataset),
         "metric": metric,
-        "lower_is_better": metric is not None and lower_is_better(metric),
+        "lower_is_better": lower,
         "baseline": None,
         "left_out": names,
         "seeds": seeds,
-        "rows": table,
+        "rows": _completed(table, lower),
         "missing": [],
         "split": split,
         "several": len({run.record.config.name for run in runs}) > 1,
@@ -406,14 +414,28 @@ def _average(values: Sequence[float] | None) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def _domains(record: RunRecord, metric: str | None, split: str) -> dict[str, float]:
-    """Scores of a finished run by domain, if they are in this metric."""
+def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, float]]:
+    """What a finished run measured in a split, by domain; of one domain what it was judged by."""
     if not record.history or record.status != "finished":
-        return {}
+        return None, {}
     shown = record.history[record.selected]["scores"].get(split)
-    if shown is None or shown["metric"] != metric:
-        return {}
-    return {n: v for n, v in shown["domains"].items() if v is not None and math.isfinite(v)}
+    if shown is None:
+        return None, {}
+    metric, values = shown["metric"], shown["domains"]
+    if len(values) == 1:
+        metric, values = metric_of(shown), dict.fromkeys(values, judged_by(shown))
+    return metric, {n: v for n, v in values.items() if v is not None and math.isfinite(v)}
+
+
+def metric_of(scores: Mapping[str, Any]) -> str:
+    """What a split was judged by."""
+    return str(scores.get("selects") or scores["metric"])
+
+
+def judged_by(scores: Mapping[str, Any]) -> float | None:
+    """The value of :func:`metric_of`."""
+    value: float | None = scores["metrics"][scores["selects"]] if scores.get("selects") else scores["average"]
+    return value
 
 
 def listed(names: Iterable[object]) -> str:

@@ -13,18 +13,29 @@ import shoal
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, row_of
 from shoal.errors import InputError
-from shoal.report import figures
-from shoal.report.compare import _hours, _spread, _troubles, chance_beyond, recommended, verdict, words
-from shoal.report.groups import Group, Run, Trouble, called, listed, plain, strange, test_domains
+from shoal.report import charts, figures
+from shoal.report.compare import _hours, _spread, _troubles, recommended, words
+from shoal.report.groups import (
+    Group,
+    Run,
+    Trouble,
+    called,
+    judged_by,
+    listed,
+    metric_of,
+    plain,
+    strange,
+    test_domains,
+)
 from shoal.report.tables import _clean
 
-BARS, PANELS, MATRICES = 12, 24, 6
+PANELS, MATRICES = 24, 6
 """How many pictures of a kind a group of runs gets."""
 DOMAINS = 10
 """Domains of a split that are named with a run."""
 LINES = 8
 """Domains trained on that have a learning curve each."""
-GROUPS, COLUMNS = 20, 16
+GROUPS, ROWS = 20, 500
 """Groups with tables and pictures, domains in a table."""
 
 
@@ -46,8 +57,17 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Columns:
+    """What became of the columns of a file; ``report`` is the ``columns_report`` of the data's inputs."""
+
+    file: str
+    report: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
 class Content:
     groups: Sequence[Group]
+    columns: Sequence[Columns] = ()
     samples: Sequence[Samples] = ()
     troubles: Sequence[Trouble] = ()
     title: str = "Runs"
@@ -96,6 +116,7 @@ def context(content: Content) -> dict[str, Any]:
         "counted": _counted(records, states),
         "groups": [_group(g, n) for n, g in enumerate(content.groups[:GROUPS])],
         "groups_left": max(0, len(content.groups) - GROUPS),
+        "columns": [_columns(c) for c in content.columns],
         "samples": [_samples(s) for s in content.samples],
         "runs": [_run(run, chosen) for run in runs],
         "any_chosen": bool(chosen),
@@ -117,28 +138,46 @@ def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def headline(group: Group) -> list[str]:
-    """What was compared, on which unseen domains, by which rule, and what may be said of it."""
+def lead(group: Group) -> list[str]:
+    """What comes first: which algorithm to use and how sure that is, in the terminal's own sentences."""
     result = group.result
-    names = [row["algorithm"] for row in result["rows"]]
-    unseen = listed(result["left_out"]) or "no domain with a score"
-    one = "trial" if group.kind == "sweep" else "seed"
-    seeds = _many(len(result["seeds"]), one)
     if group.kind == "runs":
         of = {"test": "", "validation": "validation examples of ", "train": "the training examples of "}
-        unseen = of.get(result["split"], f"{result['split']} of ") + unseen
-        what = f"{_many(len(group.runs), 'run')} of {listed(names)}, scored on {unseen}, {seeds}."
+        where = of.get(result["split"], f"{result['split']} of ") + _held_out(group)
+        names = listed(row["algorithm"] for row in result["rows"])
+        seeds = _many(len(result["seeds"]), "seed")
+        what = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
         return [_clean(what), "This is not a comparison: " + _why_not(result)]
-    together = max((test_domains(r.record) for r in group.runs), key=len, default=[])
-    where = "domains" if max(len(together), len(result["left_out"])) > 1 else "domain"
-    if len(together) > 1 == len(result["left_out"]):
-        unseen = listed(together)
-    lines = [
-        f"{listed(names)} were compared on the unseen {where} {unseen}, with {seeds}. {group.rule}",
-        *_best(result, one),
-        *recommended(result),
-    ]
-    return [_clean(line) for line in lines]
+    found = recommended(result)
+    if not found and (missing := result.get("runs_missing")):
+        found = [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
+    return [_clean(line) for line in found or ["No recommendation: no algorithm has a score in every trial."]]
+
+
+def compared(group: Group) -> str:
+    """What was compared, on which held-out domains, and by which rule settings were chosen."""
+    result, one = group.result, _one(group)
+    names, where = listed(row["algorithm"] for row in result["rows"]), _held_out(group)
+    domains = f"held-out domain{'s' * (len(_together(group)) > 1)} {where}"
+    return _clean(
+        f"{names} were compared on the {domains}, with {_many(len(result['seeds']), one)}. {group.rule}"
+    )
+
+
+def _one(group: Group) -> str:
+    return "trial" if group.kind == "sweep" else "seed"
+
+
+def _together(group: Group) -> list[str]:
+    """The held-out domains; of one test split its own domains."""
+    names = list(group.result["left_out"])
+    own = max((test_domains(r.record) for r in group.runs), key=len, default=[])
+    return own if len(own) > 1 == len(names) else names
+
+
+def _held_out(group: Group) -> str:
+    names = _together(group) if group.kind != "runs" else group.result["left_out"]
+    return listed(names) or "no domain with a score"
 
 
 def _why_not(result: Mapping[str, Any]) -> str:
@@ -154,99 +193,158 @@ def _why_not(result: Mapping[str, Any]) -> str:
     )
 
 
-def _best(result: Mapping[str, Any], one: str) -> list[str]:
-    ranked = [row for row in result["rows"] if row["rank"] is not None]
-    if not ranked:
-        return ["No algorithm has a score in every trial, so there is no best one."]
-    best, baseline, metric = ranked[0], result["baseline"], figures.unit(result["metric"])[1]
-    value = f"{_spread(best['average'])} {metric}, mean ± standard deviation"
-    if len(result["seeds"]) == 1:
-        value = f"{_spread(best['average'])} {metric}"
-    lines = [f"Best on average: {best['algorithm']} ({value})."]
-    if len(ranked) < len(result["rows"]):
-        rest = listed(row["algorithm"] for row in result["rows"] if row["rank"] is None)
-        lines.append(f"Without a score in every trial, and so without a rank: {rest}.")
-        if best["algorithm"] == baseline:
-            return lines
-    if baseline is None:
-        return [*lines, "ERM is not among them, so nothing is said about a gain over it."]
-    if best["algorithm"] == baseline:
-        return [*lines, f"No algorithm did better than {baseline} on average."]
-    difference = best["difference"]
-    if None in difference["values"]:
-        return [*lines, f"{baseline} lacks some trials, so the two cannot be paired."]
-    by = f"{_spread(difference, '+')} {metric} in pairs of the same {one}"
-    if difference["se"] is None:
-        return [*lines, f"It is {by} apart from {baseline}; one {one} cannot tell that from luck."]
-    apart = abs(difference["mean"]) > 2 * difference["se"]
-    if not apart:
-        return [*lines, f"It cannot be told apart from {baseline}: {by}, no more than two standard errors."]
-    freedom = len(difference["values"]) - 1
-    chance = 100 * chance_beyond(2, freedom)
-    best_of = f", and more often for the best of {len(ranked)}" if len(ranked) > 2 else ""
-    said = f"It is ahead of {baseline} by more than two standard errors: {by}."
-    said += f" Luck alone puts one so far ahead or behind {chance:.0f} times in 100{best_of}."
-    if difference["se"] > 0:
-        times = 1000 * chance_beyond(abs(difference["mean"]) / difference["se"], freedom)
-        often = f"about {_many(round(times), 'time')}" if times >= 1 else "less than once"
-        said += f" It makes so large a difference {often} in 1,000."
-    return [*lines, said]
-
-
 def _group(group: Group, number: int) -> dict[str, Any]:
-    result, title = group.result, _clean(str(group.result.get("title") or group.result["dataset"]))
-    one = "trial" if group.kind == "sweep" else "seed"
-    more = words(result) if group.planned else [*verdict(result, one), *_troubles(result)]
+    result, first = group.result, lead(group)
+    more = words(result) if group.kind == "comparison" else _troubles(result)
     more = [line for line in more if line not in recommended(result)]
     units = dict.fromkeys(note for r in group.runs if (note := r.record.notes.get("units")))
     more += [f"{note[:1].upper()}{note[1:]}." for note in units]
     if group.kind == "runs":
         lost = {row["algorithm"]: n for row in result["rows"] if (n := row["runs_diverged"])}
         more = [f"Runs that diverged: {', '.join(f'{k} {n}' for k, n in lost.items())}."] if lost else []
+    drawn = result["metric"] is not None and bool(result["left_out"])
     return {
         "id": f"g{number}",
-        "title": title,
+        "title": _title(group),
         "apart": _clean(group.apart),
-        "headline": headline(group),
+        "lead": first,
+        "decision": _decision(result),
+        "compared": "" if group.kind == "runs" else compared(group),
         "words": [_clean(line) for line in more],
         "table": _table(result),
-        "metric": figures.unit(result["metric"])[1],
+        "differences": _differences(result),
+        "by_domain": charts.domains(result, _first(result)) if drawn else None,
+        "each": _each_domain(result) if len(result["left_out"]) > 1 else None,
+        "metric": _clean(figures.unit(result["metric"])[1]),
         "lower": result["lower_is_better"],
-        "over": "trials" if group.kind == "sweep" else "seeds",
+        "over": f"{_one(group)}s",
         **_pictures(group, f"g{number}"),
     }
 
 
+def _title(group: Group) -> str:
+    return _clean(str(group.result.get("title") or group.result["dataset"]))
+
+
+def _first(result: Mapping[str, Any]) -> str | None:
+    """The row that others are held against: the recommended one, or else the one to begin with."""
+    about = result.get("recommendation") or {}
+    return about.get("take") or about.get("begin") or result["baseline"]
+
+
 def _table(result: Mapping[str, Any]) -> dict[str, Any]:
-    several, baseline = len(result["left_out"]) > 1, result["baseline"]
-    unit = figures.unit(result["metric"])[1]
-    domains = result["left_out"][:COLUMNS]
-    columns = [(_clean(str(n)), unit) for n in domains]
-    columns += [("average", unit)] * several + [(f"against {baseline}", f"{unit}, in pairs")] * bool(baseline)
+    """A row for every algorithm: the average and the worst held-out domain before anything else."""
+    unit, names = _clean(figures.unit(result["metric"])[1]), result["left_out"]
+    several = len(names) > 1
+    columns = (
+        [("average", unit), ("worst domain", unit)] if several else [(_clean(str(n)), unit) for n in names]
+    )
+    also = dict.fromkeys(
+        name for row in result["rows"] for name, v in row.get("also", {}).items() if v["mean"] is not None
+    )
+    columns += [
+        (_clean(figures.unit(name)[1]), "average") if several else (_clean(name), "") for name in also
+    ]
     rows = []
     for row in result["rows"]:
-        cells = [_cell(row["domains"][n]) for n in domains] + [_cell(row["average"])] * several
-        if baseline:
-            itself = row["algorithm"] == baseline
-            cells.append({"text": "–", "value": 0.0, "n": ""} if itself else _cell(row["difference"], "+"))
-        rows.append(
-            {
-                "algorithm": _clean(str(row["algorithm"])),
-                "cells": cells,
-                "baseline": row["algorithm"] == baseline,
-            }
-        )
-    return {"columns": columns, "rows": rows, "left": len(result["left_out"]) - len(domains)}
+        cells = [_cell(row["average"])] if names else []
+        if several:
+            cells.append(
+                {**_cell(row["worst"]), "n": _clean(row["worst"]["domain"])} if row["worst"] else NOTHING
+            )
+        cells += [_cell(row["also"][name]) if name in row.get("also", {}) else NOTHING for name in also]
+        rows.append({"algorithm": _clean(str(row["algorithm"])), "cells": cells, "mark": _mark(row, result)})
+    return {"columns": columns, "rows": rows}
 
 
-def _cell(values: Mapping[str, Any], sign: str = "") -> dict[str, Any]:
-    """Mean ± deviation, of how many, and a number to sort by; or why there is nothing."""
+def _mark(row: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    name, about = row["algorithm"], result.get("recommendation") or {}
+    if name == about.get("take") and _is_better(about):
+        return "recommended"
+    return "control" if row["control"] else "baseline" if name == result["baseline"] else ""
+
+
+def _is_better(about: Mapping[str, Any]) -> bool:
+    """Whether what is recommended is better than the majority class, as far as that was compared."""
+    return bool(about.get("majority", {"better": True})["better"])
+
+
+NOTHING: Mapping[str, Any] = {"text": "–", "value": None, "n": ""}
+
+
+def _cell(values: Mapping[str, Any], spread: bool = True) -> Mapping[str, Any]:
+    """Mean ± deviation, of how many if not of all, and a number to sort by; or why there is nothing."""
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
     if not known:
         why = [w for w in ("diverged", "undefined") if (values.get("trials") or {}).get(w)]
-        return {"text": why[0] if why else "–", "value": None, "n": ""}
-    of = f"n = {known}" if known == every else f"n = {known} of {every}"
-    return {"text": _spread(values, sign), "value": values["mean"], "n": of}
+        return {**NOTHING, "text": why[0]} if why else NOTHING
+    of = "" if known == every else f"n = {known} of {every}"
+    shown = _spread(values if spread else {**values, "sd": None})
+    return {"text": shown, "value": values["mean"], "n": of}
+
+
+def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A row for every domain and a column for every algorithm, averages and worst domains on top.
+
+    With many algorithms there is room for means alone.
+    """
+    rows, spread = result["rows"], len(result["rows"]) <= charts.COLOURS
+    lowest = [_cell(row["worst"], spread) if row["worst"] else NOTHING for row in rows]
+    names = result["left_out"][:ROWS]
+    return {
+        "columns": [(_clean(str(row["algorithm"])), _mark(row, result)) for row in rows],
+        "top": [("average", [_cell(row["average"], spread) for row in rows]), ("worst domain", lowest)],
+        "rows": [
+            (_clean(str(name)), [_cell(row["domains"][name], spread) for row in rows]) for name in names
+        ],
+        "left": len(result["left_out"]) - len(names),
+    }
+
+
+def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The difference that decides: the recommended row against the best of the others.
+
+    Where that is not shown to be better than the majority class, it is the difference to that.
+    """
+    from shoal.bench import compare
+
+    about = result.get("recommendation") or {}
+    rows = {row["algorithm"]: row for row in result["rows"]}
+    other = about.get("reference") if _is_better(about) else compare.MAJORITY
+    pair = [rows[name] for name in (about.get("take"), other) if name in rows]
+    if len(pair) < 2:
+        return None
+    take, other = (_clean(str(row["algorithm"])) for row in pair)
+    mean, error = compare.paired(pair[0], pair[1], result["lower_is_better"], about["criterion"])
+    reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
+    found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
+    what, dots = "worst domains", ""
+    if about["criterion"] == "mean":
+        found["values"] = (compare.over_domains(*pair) or found)["values"]
+        what, dots = "average over domains", " Small dots: the held-out domains."
+    chart = charts.differences({f"{take} − {other}": found}, result["metric"])
+    side = "left" if result["lower_is_better"] else "right"
+    text = (
+        f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval.{dots} "
+        f"To the {side} of zero {take} is better."
+    )
+    return chart | {"text": text}
+
+
+def _differences(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Every row against the first one, paired by domain."""
+    from shoal.bench import compare
+
+    name = _first(result)
+    first = next((row for row in result["rows"] if row["algorithm"] == name), None)
+    if first is None:
+        return None
+    found = {
+        str(row["algorithm"]): about
+        for row in result["rows"]
+        if row is not first and (about := compare.over_domains(row, first)) is not None
+    }
+    return charts.differences(found, result["metric"]) | {"to": _clean(str(name))} if found else None
 
 
 class Drawn:
@@ -265,28 +363,19 @@ class Drawn:
 def _pictures(group: Group, name: str) -> dict[str, Any]:
     draw, result = Drawn(name), group.result
     metric, rows = result["metric"], result["rows"]
-    domains = list(result["left_out"])
-    places: list[str | None] = [*([None] if len(domains) > 1 else []), *domains[:BARS]]
-    bars = []
-    for place in places if metric is not None else []:
-        where = "on average over the domains left out" if place is None else f"in {place}"
-        title = f"{metric} of {len(rows)} algorithms {where}"
-        bars.append(draw(figures.bars(rows, metric, place, result["baseline"]), title))
     shown = _shown(group)
     names = called(shown) if group.kind == "runs" else [run.record.config.name for run in shown]
     panels: dict[str, list[Run]] = {row["algorithm"]: [] for row in rows}
     for own, run in zip(names, shown, strict=True):
         panels.setdefault(own, []).append(run)
     drawn = next((m for runs in panels.values() for r in runs if (m := curves_metric(r.record))), metric)
-    limits = _limits(panels) if drawn == "accuracy" else None
+    limits = _limits(r.record for runs in panels.values() for r in runs)
     curves = [
         draw(figure, f"{drawn} of {algorithm} by step and domain")
         for algorithm, runs in list(panels.items())[:PANELS]
         if (figure := learning_curves([r.record for r in runs], str(algorithm), limits)) is not None
     ]
     return {
-        "bars": bars,
-        "bars_left": max(0, len(domains) - BARS),
         "curves": curves,
         "curves_left": max(0, len(panels) - PANELS),
         "curves_metric": figures.unit(drawn)[1],
@@ -302,50 +391,59 @@ def _shown(group: Group) -> list[Run]:
     return [r for r in group.runs if id(r) in chosen or r.record.config.name not in names]
 
 
-def _limits(panels: Mapping[str, Sequence[Run]]) -> tuple[float, float] | None:
-    """The same for all panels, so that they can be compared."""
-    points = [m for runs in panels.values() for r in runs for m in r.record.history]
-    scores = [s for m in points for s in m["scores"].values() if s["metric"] == "accuracy"]
-    values = [v for s in scores for v in s["domains"].values() if v is not None and math.isfinite(v)]
-    return (min(values) - 0.02, max(values) + 0.02) if values else None
+def _limits(records: Iterable[RunRecord]) -> tuple[float, float] | None:
+    """The same for all panels, so that they can be compared, if all values are between 0 and 1."""
+    points = [s for r in records for m in r.history for s in m["scores"].values()]
+    found = [v for s in points for v in ([judged_by(s)] if s.get("selects") else s["domains"].values())]
+    values = [v for v in found if v is not None and math.isfinite(v)]
+    if not values or min(values) < 0 or max(values) > 1:
+        return None
+    return min(values) - 0.02, max(values) + 0.02
 
 
 def learning_curves(
     records: Sequence[RunRecord], title: str = "", limits: tuple[float, float] | None = None
 ) -> Any:
-    """Scores of every domain by step, dashed for domains trained on; ``None`` if nothing was measured.
+    """Scores of every domain by step, dashed for training domains; ``None`` where nothing was measured twice.
 
-    Where the runs leave out different domains, or there are many, those trained on are one curve, their
-    average. They are measured on validation, unless that is of other domains.
+    Training domains are measured on validation, unless that is of other domains. They are one curve where
+    there are many, where the runs hold out different domains, and where a metric that is measured on all
+    examples together was judged by, such as AUC. So are held-out domains where there are many.
     """
     measured = [r for r in records if any(m["scores"] for m in r.history)]
-    if not measured:
+    if all(len(r.history) < 2 for r in measured):
         return None
     metric = str(curves_metric(measured[0]))
     lines: dict[str, list[Any]] = {}
     seen: dict[str, list[Any]] = {}
-    places = {tuple(r.history[-1]["scores"].get("test", {}).get("domains", ())) for r in measured}
+    places = {tuple(test_domains(r)) for r in measured}
+    crowd = len({name for names in places for name in names}) > LINES
     for record in measured:
         splits = record.history[-1]["scores"]
-        of_training = "validation" if "validation" in splits and not strange(record) else "train"
-        for name in splits.get("test", {}).get("domains", ()):
-            lines.setdefault(name, []).append(_curve(record, "test", name, metric))
-        if of_training not in splits:
-            continue
-        if len(places) > 1 or len(splits[of_training]["domains"]) > LINES:
-            seen.setdefault(f"trained on ({of_training})", []).append(
-                _curve(record, of_training, None, metric)
+        whole = {split for split, scores in splits.items() if scores.get("selects")}
+        own = "validation" if "validation" in splits and not strange(record) else "train"
+        held_out: list[str | None] = [None] if "test" in whole or crowd else list(test_domains(record))
+        for name in held_out if "test" in splits else ():
+            alone = (
+                test_domains(record)[0]
+                if len(test_domains(record)) == 1 and not crowd
+                else "held-out domains"
             )
+            lines.setdefault(name or alone, []).append(_curve(record, "test", name, metric))
+        if own not in splits:
+            continue
+        names = list(splits[own]["domains"])
+        if own in whole or len(places) > 1 or len(names) > LINES:
+            seen.setdefault(f"{own}, all domains", []).append(_curve(record, own, None, metric))
         else:
-            for name in splits[of_training]["domains"]:
-                label = f"{name} ({of_training})"
-                seen.setdefault(label, []).append(_curve(record, of_training, name, metric))
+            for name in names:
+                seen.setdefault(f"{name} ({own})", []).append(_curve(record, own, name, metric))
     return figures.curves(lines | seen, metric, title, list(seen), limits)
 
 
 def curves_metric(record: RunRecord) -> str | None:
-    """What curves are of: the loss's own measure, whatever else was to select."""
-    return next((str(s["metric"]) for m in record.history for s in m["scores"].values()), None)
+    """What curves are of: what the run was judged by."""
+    return next((metric_of(s) for m in record.history for s in m["scores"].values()), None)
 
 
 def _curve(
@@ -355,9 +453,9 @@ def _curve(
     values: list[float | None] = []
     for point in record.history:
         scores = point["scores"].get(split)
-        if scores is not None and scores["metric"] == metric:
+        if scores is not None and metric_of(scores) == metric:
             steps.append(point["step"])
-            values.append(scores["average"] if domain is None else scores["domains"].get(domain))
+            values.append(judged_by(scores) if domain is None else scores["domains"].get(domain))
     return steps, values
 
 
@@ -422,6 +520,32 @@ def agreement_curves(records: Iterable[RunRecord], key: str = "mean_cosine") -> 
     return lines
 
 
+COLUMN = {"column": "column", "kind": "kind", "missing": "missing", "distinct": "distinct values"}
+COLUMN |= {"examples": "examples", "becomes": "what becomes of it"}
+
+
+def _columns(found: Columns) -> dict[str, Any]:
+    """Warnings, then a row for every column, those with warnings first."""
+    every = sorted(found.report, key=lambda c: not c.get("warnings"))
+    texts = [(str(c.get("column", "")), str(w)) for c in every for w in c.get("warnings") or ()]
+    return {
+        "file": _clean(found.file),
+        "warnings": [(_clean(name), _clean(text)) for name, text in texts],
+        "heads": list(COLUMN.values()),
+        "rows": [[_clean(_entry(key, c.get(key))) for key in COLUMN] for c in every],
+    }
+
+
+def _entry(key: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if key == "missing" and isinstance(value, float):  # a share of the rows
+        return f"{value:.1%}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
 def _samples(found: Samples) -> dict[str, Any]:
     strips = [
         {"domain": _clean(s.domain), "words": _clean(s.words), "images": s.images} for s in found.strips
@@ -435,6 +559,8 @@ USUAL = {f.name: getattr(RunConfig("", "", 1), f.name) for f in fields(RunConfig
 def _run(run: Run, chosen: frozenset[str]) -> dict[str, Any]:
     record, row = run.record, row_of(run.record)
     metric, test = row.get("metric", "score"), row.get("test")
+    if test is not None and (scores := record.history[record.selected]["scores"]["test"]).get("selects"):
+        metric, test = metric_of(scores), judged_by(scores)
     at, last = row.get("step"), record.config.steps
     return {
         "dataset": _clean(str(row["dataset"])),

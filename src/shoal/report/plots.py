@@ -273,7 +273,9 @@ def _threshold(results: Sequence[Mapping[str, Any]]) -> float:
 def compare_figure(
     rows: Sequence[Mapping[str, Any]], metric: str, baseline: str | None, title: str, lower: bool
 ) -> Figure:
-    """A row an algorithm, best on top: the average with its deviation, and every domain left out in grey.
+    """A row per algorithm, best on top: the average with its deviation, and every held-out domain in grey.
+
+    The worst domain has a ring around it.
 
     ``lower`` says that the lower values of the metric are the better ones.
     """
@@ -288,8 +290,13 @@ def compare_figure(
         x = [np.nan if mean is None else scale * mean for mean in means]
         mark, label = _domain_mark(number, domains)
         axes.plot(x, range(len(rows)), mark, color="#a0a0a0", markersize=4, label=label)
+    worst = {n: row["worst"]["mean"] for n, row in enumerate(rows) if len(domains) > 1 and row.get("worst")}
+    if worst:
+        x = [scale * mean for mean in worst.values()]
+        axes.plot(x, list(worst), "o", color="#505050", mfc="none", markersize=8, label="worst domain")
     for place, row in enumerate(rows):
-        mean, spread = scale * row["average"]["mean"], scale * (row["average"]["sd"] or 0)
+        mean = scale * row["average"]["mean"]
+        spread = scale * row["average"]["sd"] if row["average"]["sd"] else None  # none where seeds agree
         colour = COLOURS["ERM" if row["algorithm"] == baseline else "Fish"]
         inside = "white" if row["rank"] is None else colour  # hollow: some of its trials have no score
         axes.errorbar(mean, place, xerr=spread, fmt="o", color=colour, mfc=inside, capsize=3, zorder=3)
@@ -298,7 +305,7 @@ def compare_figure(
     if any(row["rank"] is None for row in rows):
         axes.plot([], [], "o", color=COLOURS["Fish"], mfc="white", label="not of all trials")
     axes.set_yticks(range(len(rows)), [_plain(row["algorithm"]) for row in rows])
-    axes.set(title=_plain(title), xlabel=f"{metric} in a domain left out{unit}", ylim=(len(rows) - 0.4, -0.6))
+    axes.set(title=_plain(title), xlabel=f"{metric} in a held-out domain{unit}", ylim=(len(rows) - 0.4, -0.6))
     _tidy(axes)
     handles, labels = axes.get_legend_handles_labels()
     if labels:

@@ -18,6 +18,7 @@ from shoal.data.splits import hold_out, leave_out
 from shoal.errors import InputError, unknown_name
 
 SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
+RESPLIT = True
 PAPER = (
     "Detrano et al., International application of a new probability algorithm for the diagnosis of coronary "
     "artery disease, Am. J. Cardiology 1989; UCI Heart Disease, CC BY 4.0, https://doi.org/10.24432/C52P4X"

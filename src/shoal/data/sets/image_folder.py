@@ -12,6 +12,7 @@ from shoal.errors import InputError
 
 SUMMARY = "Pictures of your own, laid out as folder/domain/class/picture: jpg, png, webp or bmp."
 PAPER = "yours"
+RESPLIT = True
 
 
 def load(

@@ -20,6 +20,7 @@ from shoal.errors import InputError
 
 SUMMARY = "Pictures of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
 PAPER = "yours"
+RESPLIT = True
 
 COLUMNS = ("path", "label", "domain")
 OTHER_WORDS = {"val": "validation", "valid": "validation", "dev": "validation", "training": "train"}

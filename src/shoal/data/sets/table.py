@@ -20,8 +20,8 @@ PASSES = 50
 """Over the training rows, in a comparison's trainings, as far as :data:`STEPS` lets them."""
 BATCH, STEPS = (32, 256), (300, 3000)
 """The least and the most."""
-ALGORITHMS = ("erm", "fish", "coral", "groupdro", "vrex", "mixup")
-"""What a comparison takes unless it is told: plain training, and one of each kind of remedy."""
+RESPLIT = True
+"""In a comparison the option ``seed`` is that of the run: every seed has a validation split of its own."""
 
 
 def load(
@@ -98,7 +98,7 @@ def comparison(data: DomainData) -> dict[str, Any]:
     batch = 2 ** round(math.log2(max(1.0, rows / each_step / 8)))
     batch = min(max(batch, BATCH[0]), BATCH[1])
     steps = round(PASSES * rows / (each_step * batch) / 100) * 100
-    return {"steps": min(max(steps, STEPS[0]), STEPS[1]), "batch": batch, "algorithms": ALGORITHMS}
+    return {"steps": min(max(steps, STEPS[0]), STEPS[1]), "batch": batch}
 
 
 def digest_of(path: str | Path) -> str:
