@@ -166,6 +166,21 @@ class TestWhatIsLeftOut:
         found = shoal.score(runs["stay"], new(stay=lambda v: ["long", None, *map(str, v[2:])]))
         assert (found.unlabelled, dict(found.unreadable), found.overall.rows) == (1, {"long": 1}, 298)
 
+    def test_labels_with_a_decimal_comma(self, tmp_path: Path) -> None:
+        def comma(values: Any) -> list[str]:
+            return [f"{v:.2f}".replace(".", ",") for v in values]
+
+        table = {**patients(0), "stay": comma(patients(0)["stay"])}
+        with warnings.catch_warnings(action="ignore"):
+            data = from_table(table, label="stay", domain="site", drop=["ill", "grade"], task="regression")
+        model = shoal.models.build("linear", input_shape=data.input_shape, classes=None, seed=0)
+        shoal.fit("erm", model, data, steps=20, folder=tmp_path / "run", progress=False, device="cpu")
+        content = new()
+        found = shoal.score(tmp_path / "run", {**content, "stay": comma(content["stay"])})
+        assert (found.overall.rows, found.unreadable) == (300, {})
+        one = {name: v[:2] for name, v in content.items()} | {"stay": ["12,5", "1.012,5"]}
+        assert shoal.score(tmp_path / "run", one).overall.rows == 2
+
     def test_numbers_as_classes_however_they_are_written(self, runs: dict[str, Path]) -> None:
         found = shoal.score(runs["grade"], new(grade=lambda v: [f"{x}.0" for x in v]))
         assert found.overall == shoal.score(runs["grade"], new()).overall

@@ -98,7 +98,8 @@ def from_table(
         raise InputError(f"column {group!r} cannot be the group too; it is the label or the domain.")
     used = _features(content, [label, domain, *([group] if group else [])], columns, _listed(drop))
     hints = Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first)
-    target = Labels.read(content[label], label, task, _number_format(content, label, hints))
+    written = _number_format(content, label, hints)
+    target = Labels.read(content[label], label, task, written)
     _check_copy(content, used, label)
     domains = domains_of(content[domain], domain)
     splits = split(
@@ -106,6 +107,7 @@ def from_table(
     )
     train = splits["train"].examples()
     about = {"name": label, "domain": domain, "task": target.task, **target.scaling(train)}
+    about |= {} if target.names else {"how": vars(written)}
     about |= {"group": group} if group else {}
     how = Preprocessing.fit(content, train, label=about, names=used, hints=hints)
     roles = {"label": label, "domain": domain, **({"group": group} if group else {})}
