@@ -20,7 +20,9 @@ def table(report: Mapping[str, Any], most: int | None = None) -> Table:
     if most is not None and len(rows) > most:
         rows = sorted(rows, key=lambda c: not c["warnings"])[:most]
     for c in rows:
-        missing = f"{c['missing']:,} ({c['missing'] / max(1, report['rows']):.0%})" if c["missing"] else "0"
+        missing = f"{c['missing']:,}"
+        if c["missing"] and report.get("rows"):
+            missing += f" ({c['missing'] / report['rows']:.0%})"
         cells = (
             c["column"],
             c["kind"],
