@@ -111,7 +111,8 @@ def test_large_tables_get_fewer_rounds_by_count(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(baselines, "WORK", work // 3)
     kept = fitted(baselines.BOOSTING, x, y, 2)
     steps = [step for step, _ in kept.outputs(x)]
-    assert steps == [20, 40, 60, 66]
+    assert steps[:-1] == [20, 40, 60]
+    assert 60 < steps[-1] < 80
     assert kept.note == f"{steps[-1]} rounds instead of 200, for a table of this size"
     again = fitted(baselines.BOOSTING, x, y, 2)
     assert np.array_equal(again.model.predict_proba(x), kept.model.predict_proba(x))
