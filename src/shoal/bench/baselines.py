@@ -72,10 +72,13 @@ TREES, LOOK = 200, 20
 or one for each class where there are more than two."""
 BINS = 2**15
 """Of the histograms of all features together: 255 each up to 128 features, 31 at the least."""
-WORK = 6_000_000_000
-"""What a fit may take, in nanoseconds of one core, as :func:`_work` counts them."""
+FEWEST = 40
+"""Rounds of even the largest table: with fewer it would be no baseline."""
+WORK = 5_000_000_000
+"""What a fit may take, in nanoseconds of one core, as :func:`_work` counts them; from 20,000 rows on it grows
+with them, for then there are several threads."""
 SECONDS = 60.0
-"""The last resort, for a machine or a table on which that many take much longer."""
+"""The last resort, for a machine or a table on which that takes much longer."""
 ON_CARD = ("dataset", "algorithm", "label", "data_options", "settings", "metric", "select")
 """Of a configuration; the rest has no part in a baseline, the seed included."""
 ONE_THREAD = 20_000
@@ -268,11 +271,8 @@ class Fitted:
     model: Any = None
     constant: Array | None = None
     """In place of a model: log-probabilities of ``known``, or the mean."""
+    boosted: bool = False
     note: str = ""
-
-    @property
-    def boosted(self) -> bool:
-        return hasattr(self.model, "_predictors")
 
     def outputs(self, x: Array) -> Iterable[tuple[int, Array]]:
         """Steps, and the outputs for all of ``x`` there: log-probabilities of classes, or numbers."""
@@ -354,19 +354,19 @@ def _fit(config: RunConfig, x: Array, y: Array, classes: int | None) -> Fitted:
     if config.algorithm == MAJORITY or (classes is not None and len(known) == 1):  # nothing to tell apart
         constant = np.asarray(y.mean(dtype=np.float64)) if classes is None else np.log(counts / len(y))
         return Fitted(classes, known, x.shape[1], constant=constant)
-    note = ""
+    note, boosted = "", config.algorithm == BOOSTING
     with warnings.catch_warnings(), _threads(len(x)):
         warnings.simplefilter("ignore")  # of solvers that would go on
         model = _model(config, classes, x.shape[1])
         try:
-            if config.algorithm == BOOSTING:
+            if boosted:
                 note = _boost(model, x, y)
             else:
                 model.fit(x, y)
         except ValueError as error:
             settings = ", ".join(f"{name}={value!r}" for name, value in config.settings.items())
             raise InputError(f"{config.algorithm} with {settings or 'defaults'}: {error}") from error
-    return Fitted(classes, known, x.shape[1], model, note=note)
+    return Fitted(classes, known, x.shape[1], model, boosted=boosted, note=note)
 
 
 def _boost(model: Any, x: Array, y: Array) -> str:
@@ -375,12 +375,12 @@ def _boost(model: Any, x: Array, y: Array) -> str:
     The first few tell what a round takes. It is counted and not timed: the same data give the same trees on
     every machine.
     """
-    began = time.perf_counter()
+    began = time.thread_time()  # of this thread alone: what else the machine does is left out
     model.set_params(max_iter=LOOK, warm_start=True).fit(x, y)
-    took = time.perf_counter() - began
-    counted, timed = (
-        int(min(max(most, 1), TREES / LOOK) * LOOK) for most in (WORK / _work(model), SECONDS / took)
-    )
+    took = time.thread_time() - began
+    allowed = WORK * max(1, len(x) / ONE_THREAD)
+    counted = min(max(int(LOOK * allowed / _work(model)), FEWEST), TREES)
+    timed = min(max(int(LOOK * SECONDS / took), LOOK), TREES) if took else TREES
     if (rounds := min(counted, timed)) > LOOK:
         model.set_params(max_iter=rounds).fit(x, y)
     if timed < counted:
