@@ -220,7 +220,7 @@ def test_an_unchanged_relation_raises_no_alarm(family: str) -> None:
 
 
 def test_label_shift_changes_the_relation_by_an_offset_alone() -> None:
-    assert min(relation_of("labels_of_3", seed).p for seed in range(3)) <= 0.01
+    assert min(relation_of("labels_of_3", seed).p for seed in range(3)) < 0.02
 
 
 def test_where_domains_do_not_overlap_nothing_is_said_of_the_relation() -> None:
