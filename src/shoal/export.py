@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from shoal.data.cells import MISSING
 from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
@@ -340,7 +341,8 @@ def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
 
 
 def _category(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
-    place = {"": -1, **{str(value): n for n, value in enumerate(about["values"])}}
+    gone = {form: -1 for mark in sorted(MISSING) for form in (mark, mark.upper(), mark.capitalize())}
+    place = {**gone, **{str(value): n for n, value in enumerate(about["values"])}}
     width = len(about["values"]) + bool(about["other"])
     other = width - 1 if about["other"] else -1
     at = graph.add(
@@ -362,7 +364,7 @@ EXPRESSED: dict[str, tuple[Callable[[Graph, str, Mapping[str, Any]], list[str]],
     "numeric": (_number, "DOUBLE", "the number; missing: NaN"),
     "boolean": (_number, "DOUBLE", "0 or 1; missing: NaN"),
     "date": (_date, "DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
-    "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: an empty text"),
+    "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: an empty text, NA, - …"),
     "text": (_text, "FLOAT", "not raw: a bag of words, prepared as FILE.json says"),
 }
 """Of each kind of column: what becomes of it, as what type it comes, and what that is in words."""
