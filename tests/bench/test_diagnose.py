@@ -73,6 +73,7 @@ def found(kind: str | None) -> Diagnosis:
 def test_a_planted_shift_is_named(kind: str) -> None:
     result = found(kind).to_dict()
     assert view.kinds(result) == [kind]
+    assert json.loads(json.dumps(result))["domains"]
     lines = view.reading(result, "shoal compare mine")
     assert lines[0] == f"There is a shift: {view.KINDS[kind]}."
     advice = next(line for line in lines if line.startswith("Try:"))

@@ -716,7 +716,7 @@ def described_columns(shifts: Shifts, questions: Sequence[Question]) -> tuple[Co
     alarms = {q.name for q in questions if q.alarm}
     found = []
     for n, column in enumerate(shifts.columns):
-        changes = "relation" in alarms and shifts.relation.columns[n] <= LEVEL
+        changes = "relation" in alarms and bool(shifts.relation.columns[n] <= LEVEL)
         feature, label = _most_varied(shifts, column)
         cells = [
             _correlation(shifts.features[own, feature], shifts.targets[own, label])
