@@ -364,7 +364,7 @@ EXPRESSED: dict[str, tuple[Callable[[Graph, str, Mapping[str, Any]], list[str]],
     "numeric": (_number, "DOUBLE", "the number; missing: NaN"),
     "boolean": (_number, "DOUBLE", "0 or 1; missing: NaN"),
     "date": (_date, "DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
-    "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: an empty text, NA, - …"),
+    "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: empty, NA, - …"),
     "text": (_text, "FLOAT", "not raw: a bag of words, prepared as FILE.json says"),
 }
 """Of each kind of column: what becomes of it, as what type it comes, and what that is in words."""
