@@ -21,6 +21,7 @@ LAYERS = (
     ("trained",),
     ("export",),
     ("report",),
+    ("scoring",),
     ("commands", "cli", "sklearn"),
 )
 EXEMPT = ("__init__", "__main__")

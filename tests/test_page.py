@@ -301,8 +301,9 @@ def test_ticks_are_few_distinct_and_inside(values: list[float]) -> None:
 
 
 COLUMNS = [
-    {"column": "age", "kind": "numeric", "missing": 0.031, "distinct": 1234, "examples": ["63", "41"]},
-    {"column": NASTY[0], "kind": NASTY[1], "missing": None, "distinct": 3, "examples": [NASTY[2]]}
+    {"column": "age", "kind": "numeric", "missing": 31, "distinct": 1234, "examples": ["63", "41"]}
+    | {"becomes": "one number", "warnings": []},
+    {"column": NASTY[0], "kind": NASTY[1], "missing": 0, "distinct": 3, "examples": [NASTY[2]]}
     | {"becomes": "dropped", "warnings": [f"possible leakage {NASTY[0]}"]},
 ]
 
@@ -310,7 +311,7 @@ COLUMNS = [
 def test_columns_are_shown_with_their_warnings_first(tmp_path: Path) -> None:
     save(tmp_path, made())
     assert "Columns" not in Reader(written(tmp_path)).text
-    content = {"file": f"/data/{NASTY[2]}.csv".replace("/script", "script"), "columns": COLUMNS}
+    content = {"file": NASTY[2], "rows": 1000, "columns": COLUMNS, "remarks": [f"rows twice {NASTY[0]}"]}
     (tmp_path / "columns.json").write_text(json.dumps(content))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "inputs.json").write_text(json.dumps({"columns_report": COLUMNS}))  # the same again
@@ -318,8 +319,8 @@ def test_columns_are_shown_with_their_warnings_first(tmp_path: Path) -> None:
     assert found.tags.count("script") == 1
     assert not {"img", "b"} & set(found.tags)
     assert found.text.count("possible leakage") == 1
-    assert found.text.index("possible leakage") < found.text.index("what becomes of it")
-    assert "age numeric 3.1% 1,234 63, 41 –" in found.text
+    assert found.text.index("possible leakage") < found.text.index("rows twice") < found.text.index("becomes")
+    assert "age numeric 31 (3%) 1,234 63, 41 one number" in found.text
     assert found.text.index("possible leakage") < found.text.index("age numeric")
     (tmp_path / "columns.json").write_text("[]")
     assert "columns.json is not a report on columns" in Reader(written(tmp_path)).text

@@ -9,6 +9,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from shoal.errors import InputError
+    from shoal.scoring import Score, score
     from shoal.trained import Trained, load
     from shoal.training.fit import Fit, fit
 
@@ -18,10 +19,12 @@ _HOME = {
     "Fit": "shoal.training.fit",
     "load": "shoal.trained",
     "Trained": "shoal.trained",
+    "score": "shoal.scoring",
+    "Score": "shoal.scoring",
     "InputError": "shoal.errors",
 }
 
-__all__ = ["Fit", "InputError", "Trained", "__version__", "fit", "load"]
+__all__ = ["Fit", "InputError", "Score", "Trained", "__version__", "fit", "load", "score"]
 
 
 def __getattr__(name: str) -> Any:

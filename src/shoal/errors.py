@@ -6,6 +6,10 @@ import difflib
 from collections.abc import Iterable
 
 
+class TableWarning(UserWarning):
+    """Something in a table is doubtful: the report on its columns says it too."""
+
+
 class InputError(ValueError):
     """Wrong input, found before time was spent on it.
 

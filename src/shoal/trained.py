@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shoal.bench.baselines import is_one
 from shoal.bench.config import RunConfig
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
@@ -143,6 +145,8 @@ class Trained(nn.Module):
         outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
         if not outputs:
             raise InputError("there is nothing to predict for: the input is empty.")
+        for note in source_reader.doubts:
+            warnings.warn(note, stacklevel=3)
         return np.concatenate(outputs)
 
     def outputs(
@@ -151,7 +155,9 @@ class Trained(nn.Module):
         """What the network gives for ``source``, batch by batch; in regression in the label's own units."""
         for batch in _prepared(source_reader.batches(source, batch_size, workers)):
             found = self._applied(batch)
-            yield batch, source_reader.answers(found) if self.about.classes is None else found
+            # In float64: the label's own units may be such that float32 would round.
+            known = source_reader.answers(found.astype(np.float64)) if self.about.classes is None else found
+            yield batch, known
 
     def _applied(self, batch: Batch) -> NDArray[Any]:
         try:
@@ -359,6 +365,8 @@ PLAIN = {
     **{"eval_every": "--eval-every"},
 }
 """What of a configuration `shoal train` takes under which option."""
+OF_BASELINES = ("seed", "metric")
+"""Of these, what it takes for a baseline."""
 
 
 def train_command(config: RunConfig) -> str:
@@ -373,11 +381,13 @@ def train_command(config: RunConfig) -> str:
         ("--model-set", config.model_options),
     ):
         words += [option, *(f"{name}={_yaml(value)}" for name, value in pairs.items())] if pairs else []
+    baseline = is_one(config)
     for name, option in PLAIN.items():
         value = getattr(config, name)
-        if name == "steps" or value != getattr(usual, name):
+        if (name == "steps" or value != getattr(usual, name)) and (name in OF_BASELINES or not baseline):
             words += [option, str(value)]
-    words += ["--lr", str(lr), "--out", f"runs/{config.algorithm}-{config.identity[:8]}"]
+    words += [] if baseline else ["--lr", str(lr)]
+    words += ["--out", f"runs/{config.algorithm}-{config.identity[:8]}"]
     rest = [f"{k}={v}" for k, v in config.optimizer_options.items() if k != "lr"]
     rest += [f"holdout={config.holdout}"] if config.holdout is not None else []
     rest += [f"trial {config.protocol['trial']} of DomainBed's splits"] if config.protocol else []

@@ -19,16 +19,21 @@ from torch.utils.data import TensorDataset
 import shoal
 from shoal import models
 from shoal.data import DomainData, from_arrays, from_dataset, from_hf, from_table, sets
+from shoal.data.cells import Format
+from shoal.data.columns import CATEGORIES, infer, values_of
 from shoal.data.fake_text import fake_tokenizer
 from shoal.data.own import Labels, TableRows
-from shoal.data.table import CATEGORIES, CLIP, WORDS, Preprocessing, as_columns, kind_of, read_table
+from shoal.data.reading import Column, as_column, as_table, read_table
+from shoal.data.table import CLIP, WORDS, Preprocessing, Tally
 from shoal.errors import InputError
 
 
-def objects(*values: Any) -> Any:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+def numbers(column: Column) -> list[float]:
+    return values_of(column, "numeric", Format())[0].tolist()
+
+
+def kind_of(*values: Any, name: str = "a") -> str:
+    return infer(as_table({name: list(values)}), [name])[name].kind
 
 
 def written(path: Path, text: str, **options: Any) -> Path:
@@ -63,35 +68,38 @@ class TestReading:
     def test_separators_quotes_and_marks(self, text: str, name: str, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / name, text, encoding="utf-8"))
         assert list(found) == ["a", "b"]
-        assert found["a"].tolist() == [1.0, 2.0]
-        assert found["b"].tolist() == ["x", "y"]
+        assert numbers(found["a"]) == [1.0, 2.0]
+        assert found["b"].texts() == ["x", "y"]
 
     def test_a_quoted_cell_may_hold_anything(self, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / "t.csv", 'a,b\n1,"x, ""y""\nand z"\n2,w\n'))
-        assert found["b"].tolist() == ['x, "y"\nand z', "w"]
+        assert found["b"].texts() == ['x, "y"\nand z', "w"]
 
     def test_a_cell_may_be_long(self, tmp_path: Path) -> None:
         """Longer than the csv module takes unless it is told; what it is told elsewhere stays."""
         before = csv.field_size_limit()
         found = read_table(written(tmp_path / "t.csv", f"a,b\n1,{'word ' * 30_000}\n2,w\n"))
-        assert len(found["b"][0]) == 149_999
+        assert len(found["b"].texts()[0] or "") == 149_999
         assert csv.field_size_limit() == before
 
     def test_decimal_commas_beside_semicolons(self, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / "t.csv", "a;b\n1,5;x,y\n-2;z\nNA;w\n"))
-        assert found["a"].tolist()[:2] == [1.5, -2.0]
-        assert found["b"][0] == "x,y"
+        about = infer(found, ["a", "b"])
+        assert values_of(found["a"], "numeric", about["a"].how)[0].tolist()[:2] == [1.5, -2.0]
+        assert (about["a"].kind, about["b"].kind) == ("numeric", "categorical")
+        assert found["b"].texts()[0] == "x,y"
 
     def test_what_is_missing(self, tmp_path: Path) -> None:
-        values = ["1", "", "NA", "NaN", "?", "None", "null", "n/a"]
+        values = ["1", "", "NA", "NaN", "?", "None", "null", "n/a", "-", "--", ".", "#N/A", "—"]
         found = read_table(written(tmp_path / "t.csv", "\n".join(["a,b", *(f"{v},x" for v in values)])))
-        assert np.isnan(found["a"]).tolist() == [False, *[True] * 7]
+        assert np.isnan(numbers(found["a"])).tolist() == [False, *[True] * 12]
 
     def test_codes_are_no_numbers(self, tmp_path: Path) -> None:
         found = read_table(written(tmp_path / "t.csv", "zip,b,c\n01234,1_000,0.5\n99999,2,-.5\n"))
-        assert found["zip"].tolist() == ["01234", "99999"]
-        assert found["b"].tolist() == ["1_000", "2"]
-        assert found["c"].tolist() == [0.5, -0.5]
+        about = infer(found, list(found))
+        assert [about[name].kind for name in found] == ["categorical", "categorical", "numeric"]
+        assert found["zip"].texts() == ["01234", "99999"]
+        assert numbers(found["c"]) == [0.5, -0.5]
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -121,7 +129,7 @@ class TestReading:
         first = read_table(path)
         assert read_table(str(path)) is first
         with pytest.raises(ValueError, match="read-only"):
-            first["a"][0] = 5
+            as_table({"a": np.arange(3)})["a"].numbers[0] = 5  # type: ignore[index]
         written(path, "a,b\n1,x\n2,y\n")
         assert len(read_table(path)["a"]) == 2
 
@@ -140,7 +148,7 @@ class TestReading:
         frame.to_parquet(tmp_path / "t.parquet")
         frame.to_csv(tmp_path / "t.csv", index=False)
         kinds = {"c": "categorical", "s": "categorical"}
-        how = Preprocessing.fit(as_columns(frame), kinds=kinds)
+        how = Preprocessing.fit(as_table(frame), kinds=kinds)
         wanted = how.transform(frame)
         mapping = {"n": [1, None, 3], "f": np.array([0.5, math.nan, 2]), "s": ("x", None, "z")}
         mapping |= {"c": ["u", "v", "u"], "t": torch.tensor([True, False, True]).numpy()}
@@ -155,13 +163,12 @@ class TestReading:
             ({"a": []}, "no rows"),
             ({"a": [[1], [2]]}, "column 'a', row 1: a list"),
             ({"a": np.zeros((2, 2))}, r"shape \(2, 2\)"),
-            ({"a": [10**400]}, "too large"),
             (7, "got int"),
         ],
     )
     def test_other_things_are_refused(self, table: Any, says: str) -> None:
         with pytest.raises(InputError, match=says):
-            as_columns(table)
+            as_table(table)
 
     @settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.binary(max_size=60) | st.text('ab,;|"\n\r\t1.0 \0é', max_size=60).map(str.encode))
@@ -173,7 +180,7 @@ class TestReading:
         except InputError:
             return
         assert len({len(values) for values in found.values()}) == 1
-        assert all(values.dtype in (np.float64, object) for values in found.values())
+        assert all(len(column.texts()) == found.rows for column in found.values())
 
     @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
@@ -187,52 +194,51 @@ class TestReading:
         with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows([["a", "b"], *rows])
         found = read_table(path)
-        assert found["a"].tolist() == [a for a, _ in rows]
-        texts = [b.strip() for _, b in rows]
-        assert [b or "" for b in found["b"].tolist() if b == b] == [t for t in texts if t or any(texts)]
+        assert [float(t or "nan") for t in found["a"].texts()] == [a for a, _ in rows]
+        assert [b or "" for b in found["b"].texts()] == [b.strip() for _, b in rows]
 
 
 class TestColumns:
     def test_kinds(self) -> None:
         words = [f"the patient number {n} feels {n % 7}" for n in range(200)]
-        assert kind_of(np.array([1.0, np.nan])) == "numeric"
-        assert kind_of(objects("1", "?", "2.5e3")) == "numeric"
-        assert kind_of(objects("a", None, "b")) == "categorical"
-        assert kind_of(objects(*words)) == "text"
-        assert kind_of(objects(*["quite a few words"] * 200)) == "categorical"
+        assert kind_of(1.0, np.nan, 2.0) == "numeric"
+        assert kind_of("1", "?", "2.5e3") == "numeric"
+        assert kind_of("a", None, "b") == "categorical"
+        assert kind_of(*words) == "text"
+        assert kind_of(*["quite a few words", "quite many words"] * 200) == "categorical"
 
     def test_numbers_by_hand(self) -> None:
         values = np.array([1.0, 2.0, 4.0, 9.0, np.nan])
-        how = Preprocessing.fit(as_columns({"a": values}))
+        how = Preprocessing.fit(as_table({"a": values}))
         found = how.transform({"a": [4.0, None, 1e9]})
         mean, scale = np.mean(values[:4]), np.std(values[:4])
         assert found.dtype == np.float32
         assert found == pytest.approx(np.array([[(4 - mean) / scale, 0], [0, 1], [CLIP, 0]]))
 
     def test_no_indicator_where_nothing_was_missing(self) -> None:
-        how = Preprocessing.fit(as_columns({"a": [1.0, 2.0, 3.0]}))
+        how = Preprocessing.fit(as_table({"a": [1.0, 2.0, 3.0]}))
         assert how.transform({"a": [None, 2.0]}).tolist() == [[0.0], [0.0]]
 
     def test_one_wild_value_does_not_squeeze_the_others(self) -> None:
-        values = np.concatenate([np.arange(100.0), [1e12]])
-        spread = Preprocessing.fit(as_columns({"a": values})).transform({"a": values})[:100].std()
+        values = np.concatenate([np.arange(100.0) + 0.5, [1e12]])
+        spread = Preprocessing.fit(as_table({"a": values})).transform({"a": values})[:100].std()
         assert 0.3 < spread < 3
 
     def test_categories(self) -> None:
-        how = Preprocessing.fit(as_columns({"c": ["b", "a", "b", None]}))
+        how = Preprocessing.fit(as_table({"c": ["b", "a", "b", None]}))
         assert how.transform({"c": ["a", "b", "z", None]}).tolist() == [[1, 0], [0, 1], [0, 0], [0, 0]]
-        numbers = Preprocessing.fit(as_columns({"c": [1.0, 2.0, 1.0]}), kinds={"c": "categorical"})
+        numbers = Preprocessing.fit(as_table({"c": [1.0, 2.0, 1.0]}), kinds={"c": "categorical"})
         assert numbers.transform({"c": ["1", "2.0", "3"]}).tolist() == [[1, 0], [0, 1], [0, 0]]
 
     def test_of_too_many_categories_the_frequent_ones_stay(self) -> None:
         values = [f"c{n}" for n in range(CATEGORIES + 20) for _ in range(3 if n < CATEGORIES else 1)]
-        found = Preprocessing.fit(as_columns({"c": values})).transform({"c": ["c0", "c69", "new", None]})
+        found = Preprocessing.fit(as_table({"c": values})).transform({"c": ["c0", "c69", "new", None]})
         assert found.shape == (4, CATEGORIES + 1)
         assert found.sum(1).tolist() == [1, 1, 1, 0]
         assert found[:, -1].tolist() == [0, 1, 1, 0]
 
     def test_text_by_hand(self) -> None:
-        how = Preprocessing.fit(as_columns({"t": ["Fever fever cough", "cough"]}), kinds={"t": "text"})
+        how = Preprocessing.fit(as_table({"t": ["Fever fever cough", "cough"]}), kinds={"t": "text"})
         (row,) = how.transform({"t": ["fever, FEVER; cough"]})
         fever, cough = (zlib.crc32(w) % WORDS for w in (b"fever", b"cough"))
         wanted = np.zeros(WORDS)
@@ -242,27 +248,27 @@ class TestColumns:
 
     def test_columns_of_no_use_are_dropped_with_a_reason(self) -> None:
         names = {"name": [f"patient {n}" for n in range(30)], "patient_id": np.arange(30.0)}
-        others = {"same": ["x"] * 30, "one": np.ones(30), "none": [None] * 30, "age": np.arange(30.0)}
-        how = Preprocessing.fit(as_columns({**names, **others}))
+        others = {"same": ["x"] * 30, "one": np.ones(30), "none": [None] * 30, "age": np.arange(30.0) % 7}
+        how = Preprocessing.fit(as_table({**names, **others}))
         assert how.names == ("age",)
         assert how.dropped == {
-            "name": "is different in every row, as an identifier is",
-            "patient_id": "is different in every row and is called like an identifier",
-            "same": "has one value alone",
-            "one": "has one value alone",
+            "name": "is different in (almost) every row, as an identifier is",
+            "patient_id": "is different in every row and has the name of an identifier",
+            "same": "has the same value in every row",
+            "one": "has the same value in every row",
             "none": "is empty",
         }
-        kept = Preprocessing.fit(as_columns(names), kinds={"patient_id": "numeric"})
+        kept = Preprocessing.fit(as_table(names), kinds={"patient_id": "numeric"})
         assert kept.names == ("patient_id",)
-        with pytest.raises(InputError, match=r"no column is left to learn from: 'same' has one value alone"):
-            Preprocessing.fit(as_columns({"same": ["x"] * 3}))
+        with pytest.raises(InputError, match=r"no column is left to learn from: 'same' has the same value"):
+            Preprocessing.fit(as_table({"same": ["x"] * 3}))
 
     def test_plain_data_and_back(self) -> None:
         table = {"a": [1, None, 3.5], "c": ["x", "y", None], "t": ["one two", "three", ""]}
-        how = Preprocessing.fit(as_columns(table), kinds={"t": "text"}, label={"mean": 2.0, "scale": 3.0})
+        how = Preprocessing.fit(as_table(table), kinds={"t": "text"}, label={"mean": 2.0, "scale": 3.0})
         text = json.dumps(how.to_dict(), allow_nan=False)
         again = Preprocessing.from_dict(json.loads(text))
-        assert again == how
+        assert again.to_dict() == how.to_dict()
         assert json.loads(text)["kind"] == "table"
         assert np.array_equal(again.transform(table), how.transform(table))
         assert again.predictions(np.array([1.0])).tolist() == [5.0]
@@ -270,13 +276,20 @@ class TestColumns:
             Preprocessing.from_dict({"kind": "image"})
 
     def test_a_new_table_must_fit(self) -> None:
-        how = Preprocessing.fit(as_columns({"age": [1.0, 2.0], "c": ["x", "y"]}))
+        how = Preprocessing.fit(as_table({"age": [1.0, 2.0], "c": ["x", "y"]}))
         with pytest.raises(InputError, match=r"no column 'age' for the model. Did you mean 'Age'"):
             how.transform({"Age": [1.0], "c": ["x"]})
-        with pytest.raises(InputError, match=r"column 'age', row 2: 'old' is not a number"):
-            how.transform({"age": ["1", "old"], "c": ["x", "y"]})
-        with pytest.raises(InputError, match=r"column 'age', row 2: inf"):
-            how.transform({"age": [1.0, math.inf], "c": ["x", "y"]})
+
+    def test_what_a_new_table_has_that_cannot_be_used_is_counted(self) -> None:
+        how = Preprocessing.fit(as_table({"age": [1.0, 2.0], "c": ["x", "y"]}))
+        tally = Tally()
+        found = how.transform({"age": ["1", "old", "inf"], "c": ["x", "new", "new"]}, tally)
+        assert found[1:].tolist() == [[0, 0, 0], [0, 0, 0]]
+        how.transform({"age": [1.0, math.inf], "c": ["x", "y"]}, tally)
+        assert tally.notes() == [
+            "column 'age': 3 of 5 cells could not be read and count as missing: 'inf' (2), 'old' (1)",
+            "column 'c': 2 of 5 cells hold categories that training never saw: 'new' (2)",
+        ]
 
     @settings(deadline=None, max_examples=60)
     @given(
@@ -296,18 +309,19 @@ class TestColumns:
         a, b, c = (list(values) for values in zip(*rows, strict=True))
         table = {"a": [*a, 1.0], "b": [*b, "x"], "c": [*c, "y"], "d": [*range(len(a)), -1]}
         kinds = {"a": "numeric", "b": "categorical", "c": "text", "d": "numeric"}
-        how = Preprocessing.fit(as_columns(table), kinds=kinds)
+        how = Preprocessing.fit(as_table(table), kinds=kinds)
         for some in (table, {"a": [number], "b": [text], "c": [text], "d": [1]}):
             found = how.transform(some)
             assert found.shape == (len(some["a"]), how.width)
             assert np.isfinite(found).all()
             assert np.abs(found).max() <= CLIP
-        assert Preprocessing.from_dict(json.loads(json.dumps(how.to_dict(), allow_nan=False))) == how
+        again = Preprocessing.from_dict(json.loads(json.dumps(how.to_dict(), allow_nan=False)))
+        assert np.array_equal(again.transform(table), how.transform(table))
 
 
 class TestLabels:
     def read(self, *values: Any, task: str | None = None) -> Labels:
-        return Labels.read(as_columns({"y": list(values)})["y"], "y", task)
+        return Labels.read(as_column(list(values), "y"), "y", task)
 
     def test_classes_of_any_type(self) -> None:
         assert self.read("b", "a", "b").names == ("a", "b")
@@ -328,13 +342,15 @@ class TestLabels:
             self.read(*(f"n{n}" for n in range(60)))
 
     def test_what_is_none(self) -> None:
-        with pytest.raises(InputError, match=r"missing in rows 2, 3, 4, 5, 6 and 2 more"):
-            self.read("a", None, "?", "NA", "", "nan", "None", "null", "b")
-        with pytest.raises(InputError, match=r"missing in row 2 \('none' means a missing one\)"):
-            self.read("some", "none", "many")
+        with pytest.raises(InputError, match=r"missing in rows 2, 3, 4, 5, 6 and 1 more"):
+            self.read("a", None, "?", "NA", "", "nan", "null", "b")
+        with pytest.raises(InputError, match=r"missing in row 2 \('NA' means a missing one\)"):
+            self.read("some", "NA", "many")
+        found = self.read("some", "none", "many", "-", "none")
+        assert (found.names, found.values.tolist()) == (("-", "many", "none", "some"), [3, 2, 1, 0, 2])
         with pytest.raises(InputError, match="'a' in every row; there must be two classes"):
             self.read("a", "a")
-        with pytest.raises(InputError, match="holds 'x'; for regression"):
+        with pytest.raises(InputError, match=r"holds 'x' \(1\); for regression"):
             self.read(1, "x", task="regression")
         with pytest.raises(InputError, match="unknown task 'regresion'"):
             self.read(1, 2, task="regresion")
@@ -367,7 +383,8 @@ class TestFromTable:
         table["colour"] = table["colour"].astype(object)
         table["colour"][rows] = [f"shade {n}" for n in range(len(rows))]
         after = from_table(table, label="ill", domain="site", test="kyoto")
-        assert after.inputs == before.inputs
+        for part in ("columns", "training", "label"):
+            assert after.inputs[part] == before.inputs[part]
         for name in before.splits:
             assert np.array_equal(after.splits[name].indices, before.splits[name].indices)
         old, new = before.examples, after.examples
@@ -376,12 +393,14 @@ class TestFromTable:
         assert torch.equal(new.x[train], old.x[train])
         assert not torch.equal(new.x[rows], old.x[rows])
 
-    def test_a_value_of_another_kind_in_a_row_left_out_does_not_decide_the_kind(self) -> None:
+    @pytest.mark.parametrize("test", ["kyoto", "oslo"])
+    def test_kinds_are_the_same_whatever_is_held_out(self, test: str) -> None:
         table = patients()
         table["age"] = table["age"].astype(object)
         table["age"][from_patients().splits["test"].examples()[0]] = "unknown to us"
-        with pytest.raises(InputError, match=r"column 'age', row \d+: 'unknown to us' is not a number"):
-            from_table(table, label="ill", domain="site", test="kyoto")
+        with pytest.warns(UserWarning, match=r"column 'age': 1 cell is not a number.*'unknown to us'"):
+            data = from_table(table, label="ill", domain="site", test=test)
+        assert [c["kind"] for c in data.inputs["columns"]] == ["numeric", "categorical"]
 
     def test_other_splits_of_fitted_rows_are_refused(self) -> None:
         data = from_patients()
@@ -417,7 +436,6 @@ class TestFromTable:
             ({"test": "paris"}, "unknown test domain 'paris'.*Known: kyoto, lima, oslo"),
             ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are left out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
-            ({"kinds": {"colour": "numeric"}}, r"column 'colour', row 1: '\w+' is not a number"),
             ({"test": 7}, "unknown test domain '7'"),
             ({"validation": 1.5}, "share=1.5"),
         ],
@@ -430,19 +448,16 @@ class TestFromTable:
         table = patients()
         with pytest.raises(InputError, match="column 'twin' is a copy of the label 'ill'"):
             from_table({**table, "twin": table["ill"]}, label="ill", domain="site")
-        wild = table["age"].copy()
-        wild[2] = math.inf
-        with pytest.raises(InputError, match="column 'age', row 3: inf"):
-            from_table({**table, "age": wild}, label="ill", domain="site")
         with pytest.raises(InputError, match="only one domain, 'x'"):
             from_table({**table, "site": ["x"] * 120}, label="ill", domain="site", test="x")
         with pytest.raises(InputError, match="domain 'site' is missing in row 1;"):
             from_table({**table, "site": ["", *["x"] * 119]}, label="ill", domain="site")
         with pytest.raises(InputError, match=r"domain 'site' is 0\.5 in row 2"):
             from_table({**table, "site": np.arange(120) / 2}, label="ill", domain="site")
-        large = [1.0, *[1e17 + 16 * n for n in range(119)]]
-        with pytest.raises(InputError, match=r"row 2: numbers of this size cannot be told apart"):
-            from_table({**table, "site": large}, label="ill", domain="site")
+        large = from_table(
+            {**table, "site": [10**17 + n % 3 for n in range(120)]}, label="ill", domain="site"
+        )
+        assert large.splits["train"].names == tuple(str(10**17 + n) for n in range(3))
 
     def test_names_of_domains(self) -> None:
         odd = ["<script>", "NA", "$x"] * 40
@@ -462,7 +477,7 @@ class TestFromTable:
         table["ill"] = np.where(table["site"] == "kyoto", "perhaps", table["ill"])
         tiny = np.where(np.arange(120) == 0, "single", table["site"])
         data = from_table({**table, "site": tiny}, label="ill", domain="site", test="kyoto")
-        assert data.notes["columns"] == "'constant' has one value alone"
+        assert data.notes["columns"] == "'constant' has the same value in every row"
         assert data.notes["test"] == "it has classes that no training example has: 'perhaps'"
         assert "none of them of kyoto" in data.notes["examples"]
         assert "'single'" in data.notes["domains"]
@@ -470,7 +485,7 @@ class TestFromTable:
 
     def test_an_identifier_is_said(self) -> None:
         table = {**patients(), "name": [f"p{n}" for n in range(120)]}
-        with pytest.warns(UserWarning, match="not used: 'name' is different in every row"):
+        with pytest.warns(UserWarning, match="column 'name': not used, as it is different in"):
             from_table(table, label="ill", domain="site")
 
 

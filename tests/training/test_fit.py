@@ -15,6 +15,7 @@ from shoal.data import Domains, TensorData
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training.evaluate import Evaluator, Scores
+from shoal.training.fit import _as_domain_data
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 
@@ -98,9 +99,9 @@ class TestInput:
         assert run.accuracy("train") > 0.9
 
     def test_a_data_object_holds_its_own_splits(self) -> None:
-        data = shoal.training.fit._as_domain_data(split(0, 1), None, split(5))  # type: ignore[attr-defined]
+        data = _as_domain_data(split(0, 1), None, split(5))
         assert fit(train=data).history == fit(train=split(0, 1), test=split(5)).history
-        with pytest.raises(InputError, match="holds its own validation and test"):
+        with pytest.raises(InputError, match="holds its own task, validation and test"):
             fit(train=data, test=split(5))
 
 
@@ -197,8 +198,10 @@ class TestResult:
         run = fit(model=network(outputs=1), train=train, steps=300, test={"t": train["d1"]})
         x, y = train["d1"]
         assert run.scores().metric == "mse"
-        assert run.accuracy("t") == pytest.approx((run.model(x) - y).square().mean().item(), rel=1e-5)
-        assert run.accuracy("t") < 1.0
+        assert run.score("t") == pytest.approx((run.model(x) - y).square().mean().item(), rel=1e-5)
+        assert run.score() == run.score("test") == run.scores().average < 1.0
+        with pytest.raises(InputError, match=r"no accuracy; score\('t'\) gives its mse"):
+            run.accuracy("t")
         assert run.algorithm.task.classes is None
 
     def test_ones_own_loss(self) -> None:
@@ -521,5 +524,5 @@ def test_a_model_that_cannot_take_the_data_is_named_before_training() -> None:
 
 
 def test_one_output_with_integer_labels_is_refused() -> None:
-    with pytest.raises(InputError, match="one output and the labels are integers"):
+    with pytest.raises(InputError, match="one output and the labels are whole numbers"):
         fit("erm", torch.nn.Linear(2, 1), train={"a": domain(0)}, steps=1, progress=False)

@@ -128,7 +128,7 @@ class Results:
         return found
 
     def to_frame(self, columns: Sequence[str] | None = None) -> Any:
-        """A pandas ``DataFrame``, by default of every column in which something is; needs ``shoal[pandas]``.
+        """A pandas ``DataFrame``, by default of every column in which something is; needs ``shoal[tables]``.
 
         A row a run; what a run lacks is NaN among numbers and ``None`` among lists and truth values.
 
@@ -139,7 +139,7 @@ class Results:
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            raise InputError("a data frame needs pandas: pip install 'shoal[pandas]'") from error
+            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
         return pandas.DataFrame({n: self.column(n) for n in (self.filled() if columns is None else columns)})
 
     def check(self, *names: str) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from shoal.algorithms import algorithm_class, settings_of
+from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
@@ -25,7 +25,7 @@ from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.folders import VARIABLE
 from shoal.data.splits import hold_out
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import build
 from shoal.models.backbones import fitting
 from shoal.training import predictions
@@ -212,8 +212,9 @@ class Turns:
         if self.folder is None:
             yield from self._train(self.training, None, signals)
             return
-        written = {"run": self.config.to_dict(), "how": self.how, **surroundings(self.training)}
         processes, keep = self.training.processes, self.training.options.keep
+        where = surroundings(self.training.device, processes.count)
+        written = {"run": self.config.to_dict(), "how": self.how, **where}
         with Journal(self.folder, processes, keep=keep, wandb=self.wandb, config=written) as journal:
             journal.begin(written)
             yield from self._train(self.training, journal, signals)
@@ -258,6 +259,13 @@ def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
 
 def check(config: RunConfig) -> None:
     """Raises InputError for a configuration with a name that is not known, before others are started."""
+    from shoal.bench import baselines  # which imports this module
+
     sets.registry.module(config.dataset)
+    if baselines.is_one(config):
+        baselines.check(config)
+        return
+    if str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
+        raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
     algorithm = algorithm_class(config.algorithm)
     check_names(f"setting of {algorithm.__name__}:", config.settings, settings_of(algorithm))

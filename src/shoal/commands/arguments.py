@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import os
 import sys
 import warnings
@@ -12,14 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shoal.errors import InputError
+from shoal.errors import InputError, TableWarning
 
 Result = TypeVar("Result")
 
-BY_ENDING = {".csv": "table", ".tsv": "table", ".txt": "table", ".parquet": "table"}
-"""Which dataset reads a file of the user's."""
-OF_FOLDER = "image-folder"
-KINDS = ("numeric", "categorical", "text")
+TABLE, OF_FOLDER = "table", "image-folder"
+"""Which dataset reads a file or a folder of the user's."""
+KINDS = ("numeric", "boolean", "date", "categorical", "text")
+_SHOWN: set[str] = set()
+"""What was printed, so that it is not said again as a warning."""
+TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 
 
 def count(text: str) -> int:
@@ -91,7 +94,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "dataset",
         metavar="DATA",
-        help="a dataset (see `shoal list datasets`), a table (.csv, .tsv, .parquet), "
+        help="a dataset (see `shoal list datasets`), a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), "
         "or a folder of pictures as folder/domain/class",
     )
     add_data(parser, "the dataset's")
@@ -100,37 +103,89 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a table of yours")
+    group = parser.add_argument_group(
+        "a table of your own", "`shoal data check FILE` shows what each column is taken for."
+    )
     group.add_argument("--label", metavar="COLUMN", help="the column to predict")
     group.add_argument("--domain", metavar="COLUMN", help="the column that tells where a row is from")
+    group.add_argument(
+        "--group",
+        metavar="COLUMN",
+        help="the column that names the entity of a row, such as a patient: rows of one entity stay on one "
+        "side of every split",
+    )
     group.add_argument("--task", help="classification or regression (default: as the label looks)")
+    add_columns(group)
+
+
+def add_columns(group: argparse._ActionsContainer) -> None:
+    """What columns hold; it wins over what their cells look like."""
     group.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns not to use")
     for kind in KINDS:
         group.add_argument(
             f"--{kind}", nargs="+", default=[], metavar="COLUMN", help=f"columns to take as {kind}"
         )
+    group.add_argument("--decimal", choices=(".", ","), help="the decimal mark, where columns leave it open")
+    group.add_argument(
+        "--day-first",
+        action=argparse.BooleanOptionalAction,
+        help="whether 3/4/2020 is in April, where columns leave it open",
+    )
 
 
 def source(given: Any) -> tuple[str, dict[str, Any]]:
-    """The dataset's name and options; of a file or folder, those that read it."""
+    """The dataset's name and options; of a file or folder, those that read it.
+
+    What the columns of a table are taken for is shown, and kept for :func:`keep_columns`.
+    """
     options = data_options(given)
     told = _of_table(given)
     path = Path(given.dataset).expanduser()
-    reads = BY_ENDING.get(path.suffix.lower())
-    if reads is None and path.is_file():
-        endings = ", ".join(BY_ENDING)
-        raise InputError(f"{given.dataset!r} is no table by its ending; these are: {endings}.")
-    if reads is not None:
-        from shoal.data.sets.table import digest_of
+    if path.is_file() or path.suffix:
+        from shoal.data.reading import ENDINGS, ending
 
-        # The digest makes a changed file another dataset: its runs are not taken for those of the old one.
-        return reads, {"file": str(given.dataset), "digest": digest_of(path), **told, **options}
+        if ending(path):
+            from shoal.data.sets.table import digest_of
+
+            # The digest makes a changed file another dataset: its runs are not taken for the old one's.
+            options = {"file": str(given.dataset), "digest": digest_of(path), **told, **options}
+            _show_columns(path, options, given)
+            return TABLE, options
+        if path.is_file():
+            raise InputError(f"{given.dataset!r} is no table by its ending; these are: {', '.join(ENDINGS)}.")
     if told:
         first = next(iter(given_table(given)))
-        raise InputError(f"{first} belongs to a table, and {given.dataset!r} is no .csv or .parquet file.")
+        raise InputError(
+            f"{first} belongs to a table, and {given.dataset!r} is no .csv, .parquet or .xlsx file."
+        )
     if _is_folder(given.dataset, path):
         return OF_FOLDER, {"folder": str(given.dataset), **options}
     return given.dataset, options
+
+
+def _show_columns(path: Path, options: dict[str, Any], given: Any) -> None:
+    from shoal.data.own import check_table
+    from shoal.report import columns
+
+    if "label" not in options or "domain" not in options or "columns" in options:
+        return
+    given.column_report = {"file": path.name, **check_table(path, **_checkable(options))}
+    if not given.json:
+        print(f"{columns.text(given.column_report)}\n", file=sys.stderr, flush=True)
+        _SHOWN.add("columns")
+
+
+def _checkable(options: dict[str, Any]) -> dict[str, Any]:
+    names = ("label", "domain", "group", "drop", "kinds", "decimal", "day_first", "task")
+    return {name: options[name] for name in names if name in options}
+
+
+def keep_columns(given: Any, folder: Path) -> None:
+    """Writes the report on a table's columns to a folder of results."""
+    if report := getattr(given, "column_report", None):
+        from shoal.files import write_atomically
+
+        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
 
 
 def _is_folder(name: str, path: Path) -> bool:
@@ -142,24 +197,33 @@ def _is_folder(name: str, path: Path) -> bool:
     return name.lower().replace("_", "-") not in sets.registry.names()
 
 
-def _of_table(given: Any) -> dict[str, Any]:
-    """The options of the table that were typed."""
+def kinds_of(given: Any) -> dict[str, str]:
+    """The kinds of columns that were typed."""
     kinds: dict[str, str] = {}
     for kind in KINDS:
         for name in getattr(given, kind):
             if kinds.setdefault(name, kind) != kind:
                 raise InputError(f"--{kinds[name]} {name} and --{kind} {name}: a column has one kind.")
-    told = {"label": given.label, "domain": given.domain, "task": given.task, "drop": given.drop}
-    return {name: value for name, value in {**told, "kinds": kinds}.items() if value}
+    return kinds
+
+
+def _of_table(given: Any) -> dict[str, Any]:
+    """The options of the table that were typed."""
+    kinds = kinds_of(given)
+    told = {name: value for name in TOLD if (value := getattr(given, name))}
+    told |= {"kinds": kinds} if kinds else {}
+    return told if given.day_first is None else {**told, "day_first": given.day_first}
 
 
 def given_table(given: Any) -> list[str]:
     """The words that say it again on a command line, options first."""
     words = []
-    for name in ("label", "domain", "task", "drop", *KINDS):
+    for name in (*TOLD, *KINDS):
         value = getattr(given, name)
         if value:
             words += [f"--{name}", *(value if isinstance(value, list) else [value])]
+    if given.day_first is not None:
+        words.append("--day-first" if given.day_first else "--no-day-first")
     return words
 
 
@@ -169,7 +233,7 @@ def warnings_in_words() -> Iterator[None]:
     seen: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if str(message) not in seen:
+        if str(message) not in seen and not (_SHOWN and issubclass(category, TableWarning)):
             seen.add(str(message))
             print(f"shoal: {message}", file=sys.stderr, flush=True)
 

@@ -18,6 +18,7 @@ from shoal.commands.arguments import (
     count,
     given_table,
     in_data_dir,
+    keep_columns,
     make_folder,
     source,
     warnings_in_words,
@@ -145,6 +146,7 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
+    keep_columns(given, given.out)
     try:
         _work(configs, notes, plan, store, given)
     except OSError as error:

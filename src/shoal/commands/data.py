@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import count
+from shoal.commands.arguments import add_columns, count, kinds_of
 from shoal.commands.showing import show
 from shoal.errors import InputError
 
@@ -23,25 +23,42 @@ if TYPE_CHECKING:
     from shoal.data.tree import FileList, Layout
     from shoal.data.wilds import Place, Published
 
-SUMMARY = "Fetch datasets; look at their pictures: what is there, missing, broken or twice there."
+SUMMARY = "Check a table or a folder of images before training; fetch datasets."
 OWN = "image-folder"
 UNTRIED = "Addresses and checksums are as others published or recorded them; for this version none was tried."
 SHOWN = 10  # of each kind of finding; --json has them all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Examples: shoal data get pacs --to ~/data; shoal data check ~/data/PACS --dataset pacs"
+    parser.epilog = (
+        "Examples: shoal data check patients.csv --label ill --domain hospital; "
+        "shoal data get pacs --to ~/data; shoal data check ~/data/PACS --dataset pacs"
+    )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
-        help="decode every picture, count and compare",
-        description="Decodes every picture, counts them, and looks for equal ones. Of a dataset of WILDS it "
+        help="what a table's columns are taken for; or decode every image, count and compare",
+        description="Of a table: the kind of every column, missing and distinct cells, what a model sees of "
+        "it, and what is doubtful (cells that are no numbers, identifiers, possible leakage, repeated rows). "
+        "Of a folder: decodes every image, counts them, and looks for equal ones. Of a dataset of WILDS: "
         "counts examples and domains of every split and reads every file.",
-        epilog="Exit code 0: all is well; 1: pictures are missing or cannot be read, counts differ from the "
+        epilog="Exit code 0: a table was read, or all is well with the images; 1: some are missing or cannot "
+        "be read, counts differ from the "
         "published ones, or the same picture is in two domains or classes; 2: there is nothing to check.",
         formatter_class=parser.formatter_class,
     )
-    check.add_argument("folder", type=Path, metavar="DIR", help="the dataset's folder, or the one it is in")
+    check.add_argument(
+        "folder",
+        type=Path,
+        metavar="DATA",
+        help="a table (.csv, .csv.gz, .parquet, .xlsx), a folder of images, or the folder a dataset is in",
+    )
+    table = check.add_argument_group("a table")
+    table.add_argument("--label", metavar="COLUMN", help="the column to predict: looks for leakage")
+    table.add_argument("--domain", metavar="COLUMN", help="the column that tells where a row is from")
+    table.add_argument("--group", metavar="COLUMN", help="the column that names the entity of a row")
+    table.add_argument("--task", help="classification or regression (default: as the label looks)")
+    add_columns(table)
     check.add_argument(
         "--dataset", default=OWN, metavar="NAME", help="whose pictures they should be (default: yours)"
     )
@@ -92,10 +109,26 @@ def run(given: Any) -> int:
 
 
 def check_data(given: Any) -> int:
+    from shoal.data.reading import ending
     from shoal.data.sets import registry
 
+    if ending(given.folder):
+        return check_columns(given)
     published: Published | None = getattr(registry.module(given.dataset), "PUBLISHED", None)
     return check_pictures(given) if published is None else check_published(published, given)
+
+
+def check_columns(given: Any) -> int:
+    """Shows what the columns of a table are taken for."""
+    from shoal.data.own import check_table
+    from shoal.report import columns
+
+    options = {
+        n: getattr(given, n) for n in ("label", "domain", "group", "task", "drop", "decimal", "day_first")
+    }
+    report = {"file": given.folder.name, **check_table(given.folder, kinds=kinds_of(given), **options)}
+    show(report, columns.text(report), given)
+    return 0
 
 
 def fake_datasets(given: Any) -> int:

@@ -24,10 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: Any) -> None:
     from shoal.algorithms import registry as algorithms
+    from shoal.bench.baselines import SUMMARIES
     from shoal.data.sets import registry as datasets
 
     registry = algorithms if given.what == "algorithms" else datasets
-    check_names(registry.kind, given.names, registry.names())
+    plain = SUMMARIES if given.what == "algorithms" else {}
+    check_names(registry.kind, given.names, [*registry.names(), *plain])
     chosen = [n for n in registry.names() if not given.names or n in given.names]
     if given.what == "datasets":
         entries = [_dataset(name) for name in chosen]
@@ -35,6 +37,7 @@ def run(given: Any) -> None:
     else:
         costs = algorithms_costs()
         entries = [_algorithm(name, costs) for name in chosen]
+        entries += [_baseline(name) for name in plain if name in given.names]
         text = _in_full(entries) if given.names else f"{_table(entries)}\n\n{_footnote(costs)}"
     show({given.what: entries}, text, given)
 
@@ -69,6 +72,18 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _baseline(name: str) -> dict[str, Any]:
+    from shoal.bench.baselines import SPACES, SUMMARIES
+
+    return {
+        "name": name,
+        "summary": SUMMARIES[name],
+        "family": "baseline",
+        "settings": {k: v["default"] for k, v in SPACES[name].items()},
+        "search": {k: _space({**v}) for k, v in SPACES[name].items()},
+    }
+
+
 def _needs(cls: type[Algorithm]) -> list[str]:
     return [
         word
@@ -99,7 +114,10 @@ def _table(entries: list[dict[str, Any]]) -> str:
 
 
 def _footnote(costs: dict[str, Any]) -> str:
+    from shoal.bench.baselines import SUMMARIES
+
     return (
+        f"Baselines for tables, which `shoal train` takes too: {', '.join(SUMMARIES)}.\n"
         f"step: time of a step relative to ERM's on the same examples ({costs['measured']}).\n"
         "batches: domains = one batch from each of S domains; pooled = from all examples together;\n"
         "  balanced = mixed, every domain with the same share; one-domain = S batches of one.\n"

@@ -15,7 +15,7 @@ from shoal.errors import InputError
 
 if TYPE_CHECKING:
     from shoal.report.groups import Kept, Run, Trouble
-    from shoal.report.page import Columns, Samples, Strip
+    from shoal.report.page import Samples, Strip
 
 SUMMARY = "Make one page of HTML from runs: tables, curves, settings, mistakes."
 EXAMPLE = (
@@ -205,26 +205,28 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
     return found
 
 
-def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[Columns]:
+COLUMN = {"column", "kind", "missing", "distinct", "examples", "becomes", "warnings"}
+
+
+def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, Any]]:
     """The reports on columns that comparisons and runs keep, each once."""
     from shoal.report.groups import Trouble
-    from shoal.report.page import Columns
 
-    found: dict[str, Columns] = {}
+    found: dict[str, dict[str, Any]] = {}
     for folder in [path if path.is_dir() else path.parent for path in paths]:
         for path in sorted([*folder.rglob("columns.json"), *folder.rglob("inputs.json")]):
             try:
-                content = json.loads(path.read_text(encoding="utf-8"))
-                own = path.name == "columns.json"
-                report = content["columns"] if own else content.get("columns_report") or []
-                if not all(isinstance(column, dict) for column in report):
-                    raise TypeError("a column is no mapping")
+                report = json.loads(path.read_text(encoding="utf-8"))
+                if path.name == "inputs.json":
+                    report = {"file": path.parent.name, "columns": report.get("columns_report") or []}
+                if lacks := [key for column in report["columns"] for key in COLUMN - set(column)]:
+                    raise KeyError(lacks[0])
             except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
                 troubles.append(Trouble(f"Not shown: {path} is not a report on columns ({error!r})."))
                 continue
-            if report:
-                file = str(content.get("file") or path.parent) if own else str(path.parent)
-                found.setdefault(json.dumps(report, sort_keys=True), Columns(Path(file).name, report))
+            if report["columns"]:
+                key = json.dumps(report["columns"], sort_keys=True)
+                found.setdefault(key, {"file": path.parent.name, **report})
     return list(found.values())
 
 

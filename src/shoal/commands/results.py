@@ -26,7 +26,7 @@ EXAMPLE = (
     "rule, seconds, device, all fields of the configuration, settings.X, data.X, model.X, optimizer.X; "
     "the scores test, validation and train at the selected step, test_last at the last, by domain test.X. "
     'A name that has spaces is written data["a name"] in a query. A run that diverged has no scores. '
-    "In Python, shoal.bench.results.load(RUNS).to_frame() is a data frame (pip install 'shoal[pandas]')."
+    "In Python, shoal.bench.results.load(RUNS).to_frame() is a data frame (pip install 'shoal[tables]')."
 )
 SHOWN = 50
 """Rows on a terminal, unless asked for more; files and JSON get all."""

@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @in_data_dir
 def run(given: Any) -> None:
+    from shoal.bench import baselines
     from shoal.bench.config import read_config, read_file
     from shoal.bench.record import RunFolders
     from shoal.bench.run import run as run_one
@@ -54,7 +55,10 @@ def run(given: Any) -> None:
     config, how = read_config(folder), read_file(folder).get("how") or {}
     if given.on_nan:
         config = _forgive(folder, config)
-    record = run_one(config, given.device, not given.json, folder, how, given.wandb)
+    if baselines.is_one(config):
+        record = baselines.train(config, folder)
+    else:
+        record = run_one(config, given.device, not given.json, folder, how, given.wandb)
     show_run(record, folder, given)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +46,13 @@ HOW = (
     "track_layers",
 )
 """Options that change no result."""
+OF_BASELINES = ("algorithm", "dataset", "leave_out", "set", "seed", "metric", "out")
+"""What a baseline takes beside the options of the data; others belong to the training of a network."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    parser.add_argument("algorithm", help="see `shoal list algorithms`")
+    parser.add_argument("algorithm", help="or a baseline; see `shoal list algorithms`")
     parser.add_argument(
         "--dataset",
         required=True,
@@ -175,11 +178,21 @@ def run(given: Any) -> None:
 
 
 def _run(config: RunConfig, given: Any) -> None:
+    from shoal.bench import baselines
     from shoal.bench.run import run as run_one
 
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
+    if baselines.is_one(config):
+        make_folder(out)
+        try:
+            show_run(baselines.train(config, out), out, given)
+        except InputError:
+            with contextlib.suppress(OSError):
+                out.rmdir()  # it was made for this run and nothing is in it
+            raise
+        return
     if given.seeds:
         several(config, given.seeds, out, how, given)
         return
@@ -188,15 +201,57 @@ def _run(config: RunConfig, given: Any) -> None:
     show_run(record, out, given)
 
 
-def configuration(given: Any) -> RunConfig:
+def _of_baseline(given: Any) -> RunConfig:
+    """A baseline's configuration; options that it has no use for are refused."""
+    from shoal.bench import baselines
     from shoal.bench.config import RunConfig
 
-    warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
+    every, taken = argparse.ArgumentParser(), argparse.ArgumentParser()
+    add_arguments(every)
+    for add in (lambda p: add_data(p, ""), add_data_dir, add_table):
+        add(taken)
+    known = {*OF_BASELINES, *(action.dest for action in taken._actions)}
+    for action in every._actions:
+        value = getattr(given, action.dest, action.default)
+        if action.dest not in known and value not in (action.default, "cpu"):
+            raise InputError(
+                f"{action.option_strings[0]} is for training a network, and {given.algorithm} is none. "
+                f"Its settings (--set): {', '.join(baselines.SPACES[given.algorithm]) or 'none'}."
+            )
+    dataset, options = _data(given)
+    steps = baselines.TREES if given.algorithm == baselines.BOOSTING else 1
+    settings = values(given.set, "--set")
+    return RunConfig(
+        dataset,
+        given.algorithm,
+        steps,
+        options,
+        settings,
+        seed=given.seed,
+        metric=given.metric,
+        select="best",
+    )
+
+
+def _data(given: Any) -> tuple[str, dict[str, Any]]:
+    """The dataset and its options, --leave-out among them."""
     dataset, options = source(given)
     if given.leave_out is not None:
         if "test" in options:
             raise InputError("--leave-out and --data test=… say the same thing; give one of them.")
         options["test"] = [] if given.leave_out == "none" else given.leave_out
+    return dataset, options
+
+
+def configuration(given: Any) -> RunConfig:
+    from shoal.bench.baselines import SPACES
+    from shoal.bench.config import RunConfig
+
+    given.algorithm = given.algorithm.lower().replace("_", "-")
+    if given.algorithm in SPACES:
+        return _of_baseline(given)
+    warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
+    dataset, options = _data(given)
     return RunConfig(
         dataset=dataset,
         algorithm=given.algorithm,

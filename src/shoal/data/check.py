@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.data.domains import Domains
+from shoal.data.examples import Items, Joined
 from shoal.errors import InputError
 
 CHUNK = 2**24  # numbers looked at together: bounds the memory for temporaries
@@ -36,6 +37,8 @@ def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None,
         _check_finite(x, domains, "feature")
         _check_labels(y, domains, classes)
     else:
+        if isinstance(dataset, Items | Joined) and classes is not None:
+            _check_seen(*dataset.seen, domains, classes)
         for d in range(min(len(domains), sample)):
             _check_item(dataset, int(domains.indices_of(d)[0]), domains.names[d], classes)
 
@@ -97,6 +100,17 @@ def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
         return None
     _, where = found
     used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
+    raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
+
+
+def _check_seen(which: Any, labels: Any, domains: Domains, classes: int) -> None:
+    """Of labels that are known without reading the examples again."""
+    inside = np.isin(which, domains.indices)
+    used, wrong = labels[inside], inside & ((labels < 0) | (labels >= classes))
+    if not wrong.any():
+        return
+    entry = int(np.argmax(domains.indices == which[int(np.argmax(wrong))]))
+    where = _place(int(domains.indices[entry]), domains, domains.domain_at(entry), entry)
     raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
 
 

@@ -7,11 +7,9 @@ description is read here and nowhere else: ``reader(description, shape)`` gives 
 
 from __future__ import annotations
 
-import csv
 import difflib
-import importlib.util
+import itertools
 import os
-import re
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +25,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
-from shoal.data.table import Preprocessing, _points, opened_csv
+from shoal.data.reading import Rows, Table, rows_of
+from shoal.data.table import HEAD, Preprocessing, Tally
 from shoal.data.text import load_tokenizer, need_transformers, padded, refusing
 from shoal.data.tree import ENDINGS
 from shoal.errors import InputError, unknown_name
 
 ROWS = 4096
 """Of a table that are read at a time, so that a file of any length fits into memory."""
-TABLES = (".csv", ".tsv", ".txt", ".parquet")
 TOKENIZER = "tokenizer"
 """The folder beside a trained model with its tokenizer's files."""
 
@@ -68,6 +66,8 @@ class Reader(ABC):
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         self.description, self.shape, self.options = description, tuple(shape), options
         self.notes: list[str] = []
+        self.doubts: list[str] = []
+        """Those of the notes that say what could not be read."""
 
     @abstractmethod
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
@@ -141,132 +141,7 @@ class Arrays(Reader):
         raise self._refused(source)
 
 
-# Tables: files and frames, some rows at a time
-
-
-class Rows(ABC):
-    """Rows with named columns, which come a part at a time."""
-
-    where: str
-    names: list[str]
-
-    @abstractmethod
-    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        """Some rows after the other, as mappings or frames of these columns."""
-
-
-def rows_of(source: Any) -> Rows | None:
-    """The rows of a CSV or Parquet file, a DataFrame or a mapping of columns; ``None`` for anything else."""
-    if isinstance(source, str | Path):
-        path = Path(source).expanduser()
-        if path.suffix.lower() not in TABLES:
-            return None
-        return ParquetRows(path) if path.suffix.lower() == ".parquet" else CsvRows(path)
-    if hasattr(source, "to_pydict"):  # pyarrow's
-        source = source.to_pydict()
-    if isinstance(source, Mapping) or (hasattr(source, "columns") and hasattr(source, "iloc")):
-        return FrameRows(source)
-    return None
-
-
-class CsvRows(Rows):
-    """A CSV file in UTF-8 with a line of names first; the separator is what that line has most of."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.where = path, repr(str(path))
-        self.names, self.separator = self._head()
-
-    def _head(self) -> tuple[list[str], str]:
-        with self._opened() as table:
-            names, separator = table.names, table.separator
-        if not names:
-            raise InputError(f"{self.where} is empty; its first line must name the columns.")
-        return names, separator
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        try:
-            with opened_csv(self.path) as table:
-                yield table
-        except UnicodeDecodeError as error:
-            raise InputError(f"{self.where} cannot be read: it is not text in UTF-8.") from error
-        except (OSError, csv.Error) as error:
-            why = getattr(error, "strerror", None) or error
-            raise InputError(f"{self.where} cannot be read: {why}.") from error
-
-    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        places = [self.names.index(name) for name in columns]
-        with self._opened() as table:
-            found: list[list[str]] = []
-            for row in table.rows:
-                if not row:
-                    continue
-                if len(row) != len(self.names):
-                    raise InputError(
-                        f"{self.where}, line {table.line}: {len(row)} values where the first line "
-                        f"names {len(self.names)} columns."
-                    )
-                found.append([row[place].strip() for place in places])
-                if len(found) == size:
-                    yield self._columns(columns, found)
-                    found = []
-            if found:
-                yield self._columns(columns, found)
-
-    def _columns(self, columns: Sequence[str], found: list[list[str]]) -> dict[str, Any]:
-        values = [list(column) for column in zip(*found, strict=True)]
-        values = [_points(column) for column in values] if self.separator == ";" else values
-        return dict(zip(columns, values, strict=True))
-
-
-class ParquetRows(Rows):
-    def __init__(self, path: Path) -> None:
-        if importlib.util.find_spec("pyarrow") is None:
-            raise InputError(
-                f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[parquet]', or save it "
-                "as CSV."
-            )
-        self.path, self.where = path, repr(str(path))
-        with self._open() as table:
-            self.names = [str(name) for name in table.schema_arrow.names]
-
-    @contextmanager
-    def _open(self) -> Iterator[Any]:
-        from pyarrow import ArrowException, parquet
-
-        try:
-            with parquet.ParquetFile(self.path) as table:
-                yield table
-        except (OSError, ArrowException) as error:
-            raise InputError(f"{self.where} cannot be read ({error}).") from error
-
-    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        with self._open() as table:
-            for part in table.iter_batches(batch_size=size, columns=list(columns)):
-                yield {name: part.column(name).to_pylist() for name in columns}
-
-
-class FrameRows(Rows):
-    """A DataFrame, or a mapping of columns that are equally long."""
-
-    def __init__(self, frame: Any) -> None:
-        self.frame, self.where = frame, "the table"
-        self.names = [str(name) for name in getattr(frame, "columns", frame)]
-
-    def parts(self, columns: Sequence[str], size: int) -> Iterator[Any]:
-        if hasattr(self.frame, "iloc"):
-            chosen = self.frame.iloc[:, [self.names.index(name) for name in columns]]
-            chosen.columns = list(columns)
-            for at in range(0, len(chosen), size):
-                yield chosen.iloc[at : at + size]
-            return
-        keys = {str(name): name for name in self.frame}
-        values = {name: self.frame[keys[name]] for name in columns}
-        lengths = {name: len(column) for name, column in values.items()}
-        if len(set(lengths.values())) > 1:
-            raise InputError(f"columns must be equally long; these have {lengths} values.")
-        for at in range(0, next(iter(lengths.values()), 0), size):
-            yield {name: column[at : at + size] for name, column in values.items()}
+# Tables
 
 
 def check_columns(rows: Rows, needed: Sequence[str], what: str) -> None:
@@ -290,7 +165,7 @@ def _some(names: Sequence[str], most: int = 5) -> str:
 class Tables(Reader):
     """Rows of a table, made into numbers as the training examples were."""
 
-    takes = "a table: a .csv or .parquet file, a DataFrame or a mapping of columns"
+    takes = "a table: a .csv, .parquet or .xlsx file, a DataFrame or a mapping of columns"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
@@ -307,23 +182,19 @@ class Tables(Reader):
         if unused := [column for column in rows.names if column not in (*needed, name)]:
             self.notes.append(f"{_many(len(unused), 'column')} not used: {_some(unused)}.")
         wanted = list(dict.fromkeys([*needed, *([name] if name else [])]))
-        start = 0
+        start, tally, how = 0, Tally(), self.preprocessing
+        for head in itertools.islice(rows.parts(wanted, HEAD) if rows.separator else (), 1):
+            how = how.written_as(head, rows.separator)
         for part in rows.parts(wanted, ROWS):
-            x = torch.from_numpy(self._numbers(part, needed, start, rows.where))
+            x = torch.from_numpy(how.transform(part, tally))
             names = _named(part, name, start, len(x))
             for at in range(0, len(x), batch_size):
                 yield Batch(names[at : at + batch_size], x[at : at + batch_size])
             start += len(x)
         if not start:
             raise InputError(f"{rows.where} has no rows.")
-
-    def _numbers(self, part: Any, needed: list[str], start: int, where: str) -> NDArray[np.float32]:
-        columns = part[needed] if hasattr(part, "iloc") else {name: part[name] for name in needed}
-        try:
-            return self.preprocessing.transform(columns)
-        except InputError as error:  # which counts rows from the start of this part
-            said = re.sub(r"(, row )(\d+)", lambda m: f"{m[1]}{int(m[2]) + start:,}", str(error))
-            raise InputError(f"{where}: {said}") from error
+        self.doubts += tally.notes()
+        self.notes += tally.notes()
 
     def answers(self, outputs: NDArray[Any]) -> NDArray[Any]:
         return self.preprocessing.predictions(outputs)
@@ -401,7 +272,7 @@ class Texts(Reader):
         check_columns(rows, wanted, "the column")
         start = 0
         for part in rows.parts(list(dict.fromkeys(wanted)), size):
-            texts = ["" if value is None or value != value else str(value) for value in part[column]]
+            texts = [value or "" for value in part[column].texts()]
             yield _named(part, self.options.names, start, len(texts)), texts
             start += len(texts)
 
@@ -436,8 +307,10 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _named(part: Mapping[str, Any], column: str | None, start: int, count: int) -> list[str]:
-    return [str(v) for v in part[column]] if column else [str(start + n + 1) for n in range(count)]
+def _named(part: Table, column: str | None, start: int, count: int) -> list[str]:
+    if column is None:
+        return [str(start + n + 1) for n in range(count)]
+    return [value or "" for value in part[column].texts()]
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:

@@ -6,7 +6,9 @@ held out for validation. Whatever is fitted (means, categories, words) is fitted
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,28 +20,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
 from shoal.data.batch import DomainData, TensorData
+from shoal.data.cells import Format
+from shoal.data.columns import DROPPED, Hints, categories_of, infer, quoted, values_of
 from shoal.data.domains import Domains
+from shoal.data.examples import understand, warn_of
+from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
 from shoal.data.splits import hold_out, leave_out
-from shoal.data.table import (
-    Columns,
-    Preprocessing,
-    as_columns,
-    check_finite,
-    need_column,
-    number_text,
-    numbers,
-    texts,
-)
-from shoal.errors import InputError, check_names, unknown_name
+from shoal.data.table import Preprocessing
+from shoal.errors import InputError, TableWarning, check_names, unknown_name
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
 MANY_NUMBERS, MANY_TEXTS = 20, 50
 """A label with more different numbers is a quantity if some are not whole; of more whole numbers or texts it
 must be said what they are."""
-EXACT = 2**53
-"""Up to here every whole number is a float64 of its own."""
+UNLABELLED = frozenset(["", "na", "n/a", "nan", "<na>", "#n/a", "null", "nat", "?"])
+"""What counts as a missing label, in any case; other marks of missing cells may be names of classes."""
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
 
@@ -53,52 +51,70 @@ def from_table(
     label: str,
     domain: str,
     test: Names = None,
+    group: str | None = None,
     columns: Iterable[str] | None = None,
     drop: Iterable[str] = (),
     kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    day_first: bool | None = None,
     task: str | None = None,
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """A CSV or Parquet file, a DataFrame or a mapping of columns, with a column that tells the domain. ::
+    """A CSV, Parquet or Excel file, a DataFrame or a mapping of columns, with a column of domains. ::
 
         data = shoal.data.from_table("patients.csv", label="ill", domain="hospital", test="oslo")
         model = shoal.models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
         run = shoal.fit("fish", model, data, steps=300)
 
+    What each column is taken for is decided from all rows and reported in ``data.inputs["columns_report"]``;
+    what is doubtful is a warning. Means, scales and categories are of training rows alone.
+
     Args:
         label: the column to predict. Classes may be numbers or texts; numbers of which some are not whole
             and that take more than 20 values are a quantity.
         domain: the column that says where a row is from; it is no feature.
-        test: the domains left out; without any, all are trained on.
-        columns: the features; by default every column but ``label``, ``domain`` and those in ``drop``.
-        kinds: ``numeric``, ``categorical`` or ``text`` for columns where the guess is wrong.
+        test: the held-out domains; without any, all are trained on.
+        group: a column that names the entity of each row (a patient), where entities have several rows: all
+            rows of one are on the same side of every split. It is no feature.
+        columns: the features; by default every column but ``label``, ``domain``, ``group`` and ``drop``.
+        kinds: ``numeric``, ``boolean``, ``date``, ``categorical`` or ``text`` for columns; it always wins.
+        decimal: ``"."`` or ``","``, the decimal mark of numbers, where columns leave it open.
+        day_first: whether 3/4/2020 is in April, where columns leave it open.
         task: ``classification`` or ``regression``, by default as the label looks.
         validation: the share of every training domain that is held out.
         seed: for the choice of these examples.
 
-    Numbers are standardised, categories become columns of 0 and 1, texts weighted bags of words (see
-    :class:`~shoal.data.table.Preprocessing`). In regression the label is standardised too, by the training
-    examples, and errors are in these units.
+    Numbers are standardised, categories become features of 0 and 1, dates their day, month, weekday and hour,
+    text a weighted bag of words (see :class:`~shoal.data.table.Preprocessing`). In regression the label is
+    standardised too, by the training examples, and errors are in these units.
     """
-    content = as_columns(table)
-    need_column(label, content, "label")
-    need_column(domain, content, "domain")
+    content = as_table(table)
+    for name, what in ((label, "label"), (domain, "domain"), *([(group, "group")] if group else [])):
+        need_column(name, content, what)
     if label == domain:
         raise InputError(f"column {label!r} cannot be both the label and the domain.")
-    used = _features(content, label, domain, columns, _listed(drop))
-    for name in used:
-        if (values := numbers(used[name])) is not None:
-            check_finite(values, name)
-    target = Labels.read(content[label], label, task)
-    _check_copy(used, content[label], label)
-    splits = split(domains_of(content[domain], domain), test, validation, seed)
+    if group in (label, domain):
+        raise InputError(f"column {group!r} cannot be the group too; it is the label or the domain.")
+    used = _features(content, [label, domain, *([group] if group else [])], columns, _listed(drop))
+    hints = Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first)
+    written = _number_format(content, label, hints)
+    target = Labels.read(content[label], label, task, written)
+    _check_copy(content, used, label)
+    domains = domains_of(content[domain], domain)
+    splits = split(
+        domains, test, validation, seed, None if group is None else _entities(content[group], group)
+    )
     train = splits["train"].examples()
     about = {"name": label, "domain": domain, "task": target.task, **target.scaling(train)}
-    how = Preprocessing.fit(used, train, kinds, about)
-    x = how.transform(used)
+    about |= {} if target.names else {"how": vars(written)}
+    about |= {"group": group} if group else {}
+    how = Preprocessing.fit(content, train, label=about, names=used, hints=hints)
+    roles = {"label": label, "domain": domain, **({"group": group} if group else {})}
+    how, remarks = _audited(how, content, target, domains, roles, hints)
+    x = how.transform(content)
     y = target.numbers(about)
-    _warn_of_columns(how)
+    _warn(how, remarks)
     notes = _notes(splits, target, how)
     if target.said:
         notes["label"] = target.said
@@ -113,6 +129,103 @@ def from_table(
         class_names=target.names,
         inputs=how.to_dict(),
     )
+
+
+def check_table(
+    table: Any,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    drop: Iterable[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    day_first: bool | None = None,
+    task: str | None = None,
+) -> dict[str, Any]:
+    """What the columns of a table are taken for: ``columns``, a list as in ``data.inputs["columns_report"]``.
+
+    With ``label`` and ``domain`` it also looks for leakage, near-equal names and repeated rows; what it has
+    to say of the whole table is in ``remarks``.
+    """
+    content = as_table(table)
+    roles = {"label": label, "domain": domain, "group": group}
+    named = {role: need_column(name, content, role) for role, name in roles.items() if name is not None}
+    hints = Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first)
+    used = _features(content, list(named.values()), None, _listed(drop))
+    types = infer(content, used, hints)
+    how = Preprocessing((), {}, {}, [types[name].report() for name in used])
+    remarks: list[str] = []
+    if label is not None and domain is not None:
+        target = Labels.read(content[label], label, task, _number_format(content, label, hints))
+        how, remarks = _audited(how, content, target, domains_of(content[domain], domain), named, hints)
+    else:
+        how = replace(how, columns=_with_roles(how.columns, content, named, _listed(drop)))
+    return {"rows": content.rows, "columns": list(how.columns), "remarks": remarks}
+
+
+def _audited(
+    how: Preprocessing,
+    content: Table,
+    target: Labels,
+    domains: Domains,
+    roles: Mapping[str, str],
+    hints: Hints,
+) -> tuple[Preprocessing, list[str]]:
+    """The report with what is suspicious in it, and remarks on the whole table."""
+    used = [about["column"] for about in how.columns]
+    types = infer(content, used, hints)
+    key = ("audit", tuple(used), tuple(roles.items()), tuple(hints.kinds.items()))
+    if key not in content.memory:
+        codes = np.empty(content.rows, np.int64)
+        for number in range(len(domains)):
+            codes[domains.indices_of(number)] = number
+        names = (roles["label"], roles["domain"])
+        values = target.values
+        found = leaks(content, types, values, bool(target.names), codes, *names)
+        remarks = near_equal(target.names, "labels") + near_equal(domains.names, "domains")
+        remarks += repeated_rows(content, [*used, roles["label"]], codes) if "group" not in roles else []
+        content.memory[key] = found, remarks
+    found, remarks = content.memory[key]
+    columns = [
+        {**c, "warnings": [*c["warnings"], *([found[c["column"]]] if c["column"] in found else [])]}
+        for c in how.columns
+    ]
+    return replace(how, columns=_with_roles(columns, content, roles, ())), remarks
+
+
+def _with_roles(
+    columns: Sequence[Mapping[str, Any]], content: Table, roles: Mapping[str, str], drop: Iterable[str]
+) -> list[Mapping[str, Any]]:
+    """The report with the columns that are no features too, in the table's order."""
+    found = {str(about["column"]): about for about in columns}
+    for role, name in [*((role, name) for role, name in roles.items()), *((DROPPED, name) for name in drop)]:
+        names, codes = categories_of(content[name])
+        found[name] = {
+            "column": name,
+            "kind": role,
+            "missing": int((codes < 0).sum()),
+            "distinct": len(names),
+            "examples": [str(n) for n in names[:3]],
+            "becomes": {"label": "what is predicted", "domain": "the domain"}.get(role, "not a feature"),
+            "warnings": [],
+        }
+    return [found[name] for name in content if name in found]
+
+
+def _number_format(content: Table, name: str, hints: Hints) -> Format:
+    """How a label's numbers are written, if it has any."""
+    return infer(content, [name], replace(hints, kinds={name: "numeric"}))[name].how
+
+
+def _entities(column: Column, name: str) -> NDArray[Any]:
+    """Which entity each row is of."""
+    names, codes = categories_of(column)
+    if gone := (np.flatnonzero(codes < 0) + 1).tolist():
+        raise InputError(f"group {name!r} is missing in {_rows(gone)}; every row needs one.")
+    if len(names) == len(codes):
+        warnings.warn(f"group {name!r} is different in every row: it groups nothing", stacklevel=4)
+    return codes
 
 
 def from_arrays(
@@ -132,7 +245,7 @@ def from_arrays(
     were); numbers of which some are not whole and that take more than 20 values are a quantity, and stay.
     """
     inputs = _tensor(x)
-    column = as_columns({"y": y})["y"]
+    column = as_column(y, "y")
     names = _domain_names(domains)
     if not len(inputs) == len(column) == len(names):
         raise InputError(
@@ -161,39 +274,43 @@ def from_dataset(
     domains: Any,
     *,
     test: Names = None,
-    classes: int | None = None,
+    task: str | None = None,
+    classes: int | Sequence[str] | None = None,
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """Any torch Dataset of pairs (x, y), with a domain for each example in ``domains``.
+    """Any torch Dataset, or list, of examples, with a domain for each example in ``domains``.
 
-    Class labels are whole numbers from 0. ``classes`` is how many there are; by default it is looked up in
-    the dataset's ``classes``, ``targets``, ``labels`` or ``tensors`` (no example is read for it), and where
-    it has none of them the model's output tells. Targets that are floating are regression.
+    An example is a pair (x, y) (what follows in a tuple is not used) or a dict with the label under
+    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the rest. NumPy arrays become
+    tensors.
+
+    Args:
+        test: the domains held out; without any, all are trained on.
+        task: ``classification`` or ``regression``. By default whole numbers, booleans and text are classes
+            and floating numbers are regression; floating numbers that could be either are refused.
+        classes: how many there are, or their names in order. By default what the dataset says (its
+            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), else up to 4,096 examples are read.
+            Text labels are numbered in sorted order and kept in ``class_names``.
+        validation: the share of every training domain that is held out.
+        seed: for the choice of these examples.
     """
     names = _domain_names(domains)
-    count = len(dataset)  # type: ignore[arg-type]
-    if count != len(names):
-        raise InputError(f"the dataset has {count} examples and domains {len(names)}; give one for each.")
-    if not count:
-        raise InputError("the dataset has no examples.")
-    try:
-        x, y = dataset[0]
-    except (TypeError, ValueError) as error:
+    found = understand({"": dataset}, task=task, classes=classes, count=True)
+    if len(found.domains.indices) != len(names):
         raise InputError(
-            f"an example must be a pair (x, y); the first cannot be taken apart ({error})."
-        ) from None
-    called = tuple(map(str, getattr(dataset, "classes", ())))
-    if classes is None and not _is_floating(y):
-        classes = len(called) or _count_classes(dataset)
-    shape = tuple(x.shape) if isinstance(x, Tensor) else ()
+            f"the dataset has {len(found.domains.indices)} examples and domains {len(names)}; "
+            "give one for each."
+        )
+    warn_of(found.notes)
     return DomainData(
-        examples=dataset,
+        examples=found.examples,
         splits=split(Domains.from_labels(names), test, validation, seed),
-        classes=classes,
-        input_shape=shape,
-        model=MODELS.get(len(shape), ""),
-        class_names=called if len(called) == classes else (),
+        classes=found.classes,
+        input_shape=found.input_shape,
+        model=MODELS.get(len(found.input_shape), ""),
+        notes=found.notes,
+        class_names=found.class_names,
     )
 
 
@@ -235,7 +352,7 @@ def from_hf(
         check_names("option of from_hf:", options, ("tokenizer", "max_tokens", "size"))
     for name, what in ((label, "label"), (domain, "domain"), (text or image or "", "input")):
         need_column(name, rows, what)
-    named = as_columns({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
+    named = as_table({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
     target = Labels.read(named[label], label, None)
     splits = split(domains_of(named[domain], domain), test, validation, seed)
     y = torch.from_numpy(target.numbers({}))
@@ -261,33 +378,41 @@ class Labels:
     """What was guessed of it, in words."""
 
     @classmethod
-    def read(cls, column: NDArray[Any], name: str, task: str | None) -> Labels:
+    def read(cls, column: Column, name: str, task: str | None, how: Format | None = None) -> Labels:
         if task is not None:
             check_names("task", [task], TASKS)
-        known = texts(column)
-        if gone := [row for row, text in enumerate(known, 1) if text is None]:
-            word = column[gone[0] - 1] if column.dtype == object else None
+        names, codes = categories_of(column)
+        distinct, cells = column.encoded
+        texts = [None if t is None or t.lower() in UNLABELLED else t for t in [*distinct.tolist(), None]]
+        if gone := [row for row, cell in enumerate(cells, 1) if texts[cell] is None]:
+            word = distinct[cells[gone[0] - 1]] if cells[gone[0] - 1] >= 0 else None
             which = f" ({word!r} means a missing one)" if word else ""
             raise InputError(f"label {name!r} is missing in {_rows(gone)}{which}; leave these rows out.")
-        values = numbers(column)
+        if (codes < 0).any():  # marks such as - or none, which name classes here
+            lost = {
+                t: n for n, t in enumerate(dict.fromkeys(distinct[cells[codes < 0]].tolist()), len(names))
+            }
+            names = np.array([*names, *lost], object)
+            codes = np.where(codes < 0, [lost.get(t, -1) for t in distinct[cells].tolist()], codes)
+        values, wrong = values_of(column, "numeric", how or Format())
+        numeric = None if wrong or np.isnan(values).any() else values
         said = ""
         if task is None:
-            task, said = _guess(known, values, name)
+            task, said = _guess(len(names), len(codes), numeric, name)
         if task == "classification":
-            return cls._classes(known, values, name)
-        if values is None:
-            wrong = next(t for t in known if numbers(np.array([t], object)) is None)
-            raise InputError(f"label {name!r} holds {wrong!r}; for regression it must be numbers.")
-        check_finite(values, name)
-        return cls(values, (), said)
+            return cls._classes(names, codes, numeric is not None, name)
+        if numeric is None:
+            bad = wrong or {str(distinct[c]): 1 for c in cells[np.isnan(values)][:1]}
+            raise InputError(f"label {name!r} holds {quoted(bad, 1)}; for regression it must be numbers.")
+        return cls(numeric, (), said)
 
     @classmethod
-    def _classes(cls, known: NDArray[Any], values: NDArray[Any] | None, name: str) -> Labels:
-        found = sorted(set(known), key=None if values is None else float)
+    def _classes(cls, names: NDArray[Any], codes: NDArray[Any], numeric: bool, name: str) -> Labels:
+        found = sorted(names.tolist(), key=_as_number if numeric else None)
         if len(found) < 2:
             raise InputError(f"label {name!r} is {found[0]!r} in every row; there must be two classes.")
         place = {text: number for number, text in enumerate(found)}
-        return cls(np.array([place[text] for text in known], np.int64), tuple(found))
+        return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(found))
 
     @property
     def task(self) -> str:
@@ -317,16 +442,22 @@ class Labels:
         return scaled
 
 
-def _guess(known: NDArray[Any], values: NDArray[Any] | None, name: str) -> tuple[str, str]:
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def _guess(different: int, rows: int, values: NDArray[Any] | None, name: str) -> tuple[str, str]:
     """Classes or a quantity, and what to say of that."""
-    different = len(set(known))
     if values is not None and different > MANY_NUMBERS and not (np.floor(values) == values).all():
         said = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
         return "regression", said
-    many = different > MANY_TEXTS and different > len(known) // 2
+    many = different > MANY_TEXTS and different > rows // 2
     if different > MANY_NUMBERS if values is not None else many:
         raise InputError(
-            f"label {name!r} has {different:,} different values in {len(known):,} rows: say whether they are "
+            f"label {name!r} has {different:,} different values in {rows:,} rows: say whether they are "
             "classes or a quantity (--task classification or regression)."
         )
     return "classification", ""
@@ -342,36 +473,39 @@ def _rows(which: Sequence[int]) -> str:
 # Domains and splits
 
 
-def domains_of(column: NDArray[Any], name: str) -> Domains:
+def domains_of(column: Column, name: str) -> Domains:
     """Rows by the value of a column; numbers in their order, texts in theirs.
 
     Words such as NA are names here: only an empty value is a missing one.
     """
-    if column.dtype == object:
-        known = [v or None for v in column]
-    else:
-        known = list(texts(column))
-        if (wrong := (np.floor(column) != column) & ~np.isnan(column)).any():
-            row = int(np.argmax(wrong)) + 1
-            raise InputError(
-                f"domain {name!r} is {column[row - 1]} in row {row}; use whole numbers or texts."
-            )
-        if (large := np.abs(column) > EXACT).any():
-            row = int(np.argmax(large)) + 1
-            raise InputError(
-                f"domain {name!r}, row {row}: numbers of this size cannot be told apart; use texts."
-            )
-    if gone := [row for row, value in enumerate(known, 1) if value is None]:
+    distinct, codes = column.encoded
+    texts = [_whole_number(t, name, int(np.argmax(codes == n)) + 1) for n, t in enumerate(distinct.tolist())]
+    if gone := (np.flatnonzero(np.array([*(not t for t in texts), True])[codes]) + 1).tolist():
         raise InputError(f"domain {name!r} is missing in {_rows(gone)}; every row needs one.")
-    places: dict[str, list[int]] = {}
-    for row, value in enumerate(known):
-        places.setdefault(str(value), []).append(row)
-    order = sorted(places, key=None if column.dtype == object else float)
-    return Domains.from_indices({value: places[value] for value in order})
+    numeric = all(t.lstrip("+-").isdigit() for t in texts)
+    order = sorted(set(texts), key=int if numeric else None)
+    place = {text: number for number, text in enumerate(order)}
+    made = Domains.from_labels(np.array([place[t] for t in texts], np.int64)[codes])
+    return Domains(order, made.offsets, made.indices)
 
 
-def split(domains: Domains, test: Names, share: float, seed: int) -> dict[str, Domains]:
-    """``test`` left out, and a ``share`` of every other domain held out for validation under its name."""
+def _whole_number(text: str, name: str, row: int) -> str:
+    """1.0 of one file is 1 of another; other decimals are no names."""
+    if not re.fullmatch(r"[+-]?\d+\.\d*(e[+-]?\d+)?", text, re.IGNORECASE):
+        return text
+    value = float(text)
+    if value != value // 1:
+        raise InputError(f"domain {name!r} is {text} in row {row}; use whole numbers or texts.")
+    return number_text(value)
+
+
+def split(
+    domains: Domains, test: Names, share: float, seed: int, entities: NDArray[Any] | None = None
+) -> dict[str, Domains]:
+    """``test`` left out, and a ``share`` of every other domain held out for validation under its name.
+
+    ``entities`` says which entity each example is of: all examples of one are on the same side.
+    """
     left_out = _listed(test)
     for name in left_out:
         if name not in domains.names:
@@ -381,9 +515,27 @@ def split(domains: Domains, test: Names, share: float, seed: int) -> dict[str, D
             f"there is only one domain, {domains.names[0]!r}; leaving it out leaves nothing to train on."
         )
     rest, away = leave_out(domains, left_out) if left_out else (domains, None)
-    train, validation = hold_out(rest, share, seed)
+    if entities is None:
+        train, validation = hold_out(rest, share, seed)
+    else:
+        train, validation = _by_entity(rest, away, share, seed, entities)
     found = {"train": train, "validation": validation}
     return found if away is None else {**found, "test": away}
+
+
+def _by_entity(
+    rest: Domains, away: Domains | None, share: float, seed: int, entities: NDArray[Any]
+) -> tuple[Domains, Domains]:
+    """Whole entities are held out, and none that is in ``away`` too is trained on."""
+    if away is not None:
+        keep = ~np.isin(entities[rest.indices], entities[away.examples()])
+        if not keep.any():
+            raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
+        rest = rest.filter(keep)
+    members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
+    _, held = hold_out(Domains.from_indices(members), share, seed)
+    out = np.isin(entities[rest.indices], held.examples())
+    return rest.filter(~out), rest.filter(out)
 
 
 def _listed(names: Names) -> list[str]:
@@ -449,33 +601,36 @@ class TableRows(TensorData):
 
 
 def _features(
-    content: Columns, label: str, domain: str, columns: Iterable[str] | None, drop: Sequence[str]
-) -> Columns:
+    content: Table, taken: Sequence[str], columns: Iterable[str] | None, drop: Sequence[str]
+) -> list[str]:
+    """Those that are learned from; ``taken`` are the label, the domain and the group."""
     for name in drop:
         need_column(name, content, "list of those to drop")
     if columns is None:
-        return content.without([label, domain, *drop])
+        return [name for name in content if name not in (*taken, *drop)]
     chosen = _listed(columns)
     for name in chosen:
         need_column(name, content, "features")
-        if name in (label, domain):
-            what = "label" if name == label else "domain"
+        if name in taken:
+            what = ("label", "domain", "group")[taken.index(name)]
             raise InputError(f"column {name!r} is the {what}; it cannot be a feature too.")
-    return Columns({name: content[name] for name in dict.fromkeys(chosen) if name not in drop})
+    return [name for name in dict.fromkeys(chosen) if name not in drop]
 
 
-def _check_copy(used: Columns, target: NDArray[Any], label: str) -> None:
+def _check_copy(content: Table, used: Sequence[str], label: str) -> None:
     """A feature that repeats the label tells nothing about a new row."""
-    for name, values in used.items():
-        if values.dtype == target.dtype and (values[:100] == target[:100]).all() and (values == target).all():
+    first = np.arange(min(100, content.rows))
+    some, every = content[label].take(first).texts(), content[label].texts
+    for name in used:
+        if content[name].take(first).texts() == some and content[name].texts() == every():
             raise InputError(f"column {name!r} is a copy of the label {label!r}; drop it.")
 
 
-def _warn_of_columns(how: Preprocessing) -> None:
-    """Says once, not in every worker process, what was taken for an identifier."""
-    named = [f"{name!r} {why}" for name, why in how.dropped.items() if "identifier" in why]
-    if named and multiprocessing.parent_process() is None:
-        warnings.warn(f"not used: {'; '.join(named)}. To keep it, say its kind.", stacklevel=3)
+def _warn(how: Preprocessing, remarks: Sequence[str]) -> None:
+    """Says once, not in every worker process, what is doubtful."""
+    if multiprocessing.parent_process() is None:
+        for line in [*report_lines(how.columns), *remarks]:
+            warnings.warn(f"{line}.", TableWarning, stacklevel=3)
 
 
 # Arrays and datasets
@@ -496,25 +651,6 @@ def _tensor(x: Any) -> Tensor:
 def _domain_names(domains: Any) -> Any:
     listed = domains if hasattr(domains, "__len__") else list(domains)
     return np.asarray(listed, object) if isinstance(listed, (list, tuple)) else listed
-
-
-def _is_floating(y: Any) -> bool:
-    return y.is_floating_point() if isinstance(y, Tensor) else isinstance(y, (float, np.floating))
-
-
-def _count_classes(dataset: Any) -> int | None:
-    """From labels that the dataset knows by heart; ``None`` where it has none."""
-    tensors = getattr(dataset, "tensors", None)
-    for known in (
-        *(getattr(dataset, name, None) for name in ("targets", "labels", "y")),
-        tensors and tensors[-1],
-    ):
-        if known is None:
-            continue
-        values = known.detach().cpu().numpy() if isinstance(known, Tensor) else np.asarray(known)
-        if values.ndim == 1 and values.dtype.kind in "iu" and len(values):
-            return max(2, int(values.max()) + 1)
-    return None
 
 
 # Hugging Face

@@ -1,398 +1,102 @@
-"""Tables: columns from a file or from memory, and how they become the numbers that a model takes.
+"""How the columns of a table become the numbers that a model takes.
 
-A table is read into :class:`Columns`, one array a column. What a column means is decided later, by
-:class:`Preprocessing`, from the rows it is fitted to and no others: a domain left out has no part in it.
+What a column holds is decided from all rows (:mod:`shoal.data.columns`). Means, scales and categories are
+estimated from the rows that :class:`Preprocessing` is fitted to and no others: a held-out domain has no part
+in them. The same code encodes rows for training, prediction and export.
 """
 
 from __future__ import annotations
 
-import csv
-import difflib
-import importlib.util
 import math
 import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import InputError, check_names
+from shoal.data.cells import Format, is_missing, marks
+from shoal.data.columns import (
+    CATEGORIES,
+    DROPPED,
+    ColumnType,
+    Hints,
+    categories_of,
+    infer,
+    quoted,
+    values_of,
+)
+from shoal.data.reading import Array, Column, Table, as_table, need_column
+from shoal.errors import InputError
 
-Kind = Literal["numeric", "categorical", "text"]
-Array = NDArray[Any]
-
-ENDINGS = (".csv", ".tsv", ".parquet")
-MISSING = frozenset({"", "na", "n/a", "nan", "?", "none", "null", "<na>"})
-"""What counts as a missing value, in any case."""
-SEPARATORS = ",;\t|"
-LONGEST = 2**24  # characters of a cell; more means that a quotation mark is never closed
-FORMAT = 1  # of a description as plain data
-
+FORMAT = 2  # of a description as plain data
 CLIP = 10.0  # standardised numbers end here
 FENCE = 10.0  # quartile distances beyond the quartiles: what lies further has no say in the mean
-CATEGORIES = 50  # of a column; rarer ones share one
 WORDS = 256  # numbers that a text becomes
 FURTHEST = sys.float_info.max
-FEW = 20  # rows below which nothing is taken for an identifier
-IDENTIFIER = re.compile(r"(^|[\W_])(id|ids|uuid|guid|index|key|nr|no)$|^unnamed|^$", re.IGNORECASE)
-
-
-# Reading
-
-
-class Columns(dict[str, Array]):
-    """Arrays by name, equally long: float64 with NaN where a value is missing, or texts and ``None``."""
-
-    @property
-    def rows(self) -> int:
-        return len(next(iter(self.values())))
-
-    def without(self, names: Iterable[str]) -> Columns:
-        gone = set(names)
-        return Columns({name: values for name, values in self.items() if name not in gone})
-
-
-def as_columns(source: Any) -> Columns:
-    """The columns of a CSV or Parquet file, a pandas DataFrame, a pyarrow Table or a mapping of arrays."""
-    if isinstance(source, Columns):
-        return source
-    if isinstance(source, (str, Path)):
-        return read_table(source)
-    if hasattr(source, "to_pydict"):  # pyarrow
-        source = _from_arrow(source)
-    elif hasattr(source, "columns") and hasattr(source, "iloc"):  # pandas
-        named = [str(name) for name in source.columns]
-        _check_header(named, "the frame")
-        source = {name: _from_pandas(source.iloc[:, n]) for n, name in enumerate(named)}
-    if not isinstance(source, Mapping):
-        kind = type(source).__name__
-        raise InputError(f"a table must be a file, a DataFrame or a mapping of columns, got {kind}.")
-    columns = Columns({str(name): _plain(values, str(name)) for name, values in source.items()})
-    if len(sizes := {len(values) for values in columns.values()}) > 1:
-        told = ", ".join(f"{name!r} {len(values)}" for name, values in list(columns.items())[:4])
-        raise InputError(f"the columns are not equally long: {told}.")
-    if not sizes or sizes == {0}:
-        raise InputError("the table has no rows.")
-    return columns
-
-
-def read_table(path: str | Path) -> Columns:
-    """The columns of a CSV file (separated by commas, semicolons, tabs or bars) or a Parquet file.
-
-    A file is read once as long as it stays as it is; the arrays are shared and cannot be written to.
-    """
-    path = Path(path).expanduser()
-    try:
-        about = path.stat()
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; a table is a .csv or .parquet file.")
-    return _read(str(path), about.st_mtime_ns, about.st_size)
-
-
-@lru_cache(maxsize=4)
-def _read(name: str, modified: int, size: int) -> Columns:
-    path = Path(name)
-    columns = Columns(_parquet(path) if path.suffix.lower() == ".parquet" else _csv(path))
-    if not columns or not len(next(iter(columns.values()))):
-        raise InputError(f"{name!r} has no rows.")
-    for values in columns.values():
-        values.setflags(write=False)
-    return columns
-
-
-def _csv(path: Path) -> dict[str, Array]:
-    try:
-        with opened_csv(path) as table:
-            header, separator = table.names, table.separator
-            _check_header(header, repr(str(path)))
-            content = [_whole(row, header, table.line, path) for row in table.rows if row]
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
-    except (OSError, csv.Error) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
-    columns = {}
-    for name, values in zip(header, zip(*content, strict=True), strict=bool(content)):
-        cells = [text.strip() for text in values]
-        column = _objects(_points(cells) if separator == ";" else cells)
-        found = numbers(column)
-        columns[name] = column if found is None else found
-    return columns
-
-
-@dataclass(frozen=True)
-class CsvTable:
-    """An open CSV file: the names of its columns, what separates them, and the rows that follow."""
-
-    names: list[str]
-    separator: str
-    rows: Any
-    before: int
-    """Lines before that of the names."""
-
-    @property
-    def line(self) -> int:
-        """Where the last row that was read ends, as an editor counts."""
-        return self.before + int(self.rows.line_num)
-
-
-@contextmanager
-def opened_csv(path: Path) -> Iterator[CsvTable]:
-    """A CSV file in UTF-8 whose first line that is not blank names the columns.
-
-    Spreadsheets may write ``sep=;`` above it; then that is the separator.
-    """
-    limit = csv.field_size_limit(LONGEST)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            said, before, start = "", 0, 0
-            while (line := lines.readline(LONGEST)) and (not line.strip() or _said_separator(line)):
-                said, before, start = _said_separator(line) or said, before + 1, lines.tell()
-            lines.seek(start)
-            separator = said or _separator(line)
-            rows = csv.reader(lines, delimiter=separator)
-            yield CsvTable([name.strip() for name in next(rows, [])], separator, rows, before)
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _said_separator(line: str) -> str:
-    found = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
-    return found[1] if found else ""
-
-
-def _separator(line: str) -> str:
-    """What splits the line of names into the most parts; a comma where nothing does."""
-    parts = {s: len(next(csv.reader([line], delimiter=s), [])) for s in SEPARATORS}
-    return max(SEPARATORS, key=lambda s: parts[s])
-
-
-def _whole(row: list[str], header: list[str], line: int, path: Path) -> list[str]:
-    if len(row) != len(header):
-        raise InputError(
-            f"{str(path)!r}, line {line}: {len(row)} values, but the first line names {len(header)} columns."
-        )
-    return row
-
-
-_COMMA = re.compile(r"[+-]?\d*,?\d+(e[+-]?\d+)?", re.IGNORECASE)
-
-
-def _points(texts: list[str]) -> list[str]:
-    """Where semicolons separate, numbers may have a decimal comma: with a point, if all of a column are."""
-    some = [t for t in texts if t.lower() not in MISSING]
-    if any("," in t for t in some) and all(_COMMA.fullmatch(t) for t in some):
-        return [t.replace(",", ".") for t in texts]
-    return texts
-
-
-def _check_header(names: Sequence[str], where: str) -> None:
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise InputError(f"{where} has two columns called {twice[0]!r}; rename one.")
-
-
-def _parquet(path: Path) -> dict[str, Array]:
-    if importlib.util.find_spec("pyarrow") is None:
-        raise InputError(
-            f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[parquet]', or save it as CSV."
-        )
-    from pyarrow import ArrowException, parquet
-
-    try:
-        return _from_arrow(parquet.ParquetFile(path).read())
-    except (OSError, ArrowException) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
-
-
-def _from_arrow(table: Any) -> dict[str, Array]:
-    _check_header(table.column_names, "the table")
-    found = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        number = any(word in str(column.type) for word in ("int", "float", "double", "decimal"))
-        flat = number and "<" not in str(column.type)
-        values = [math.nan if v is None else float(v) for v in column.to_pylist()] if flat else None
-        found[str(name)] = np.array(values) if values is not None else _plain(column.to_pylist(), str(name))
-    return found
-
-
-def _from_pandas(series: Any) -> Any:
-    """Nullable numbers as floats, everything else as objects."""
-    if series.dtype.kind in "iuf":
-        return series.to_numpy(dtype=np.float64, na_value=math.nan)
-    return series.to_numpy(dtype=object)
-
-
-def _plain(values: Any, name: str) -> Array:
-    """A column as float64, or as an object array of texts and ``None``."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
-    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf" and values.ndim == 1:
-        return values.astype(np.float64)
-    if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise InputError(f"column {name!r} has shape {values.shape}; a column is one value a row.")
-    listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
-    if all(v is None or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in listed):
-        try:
-            return np.array([math.nan if v is None else v for v in listed], np.float64)
-        except OverflowError as error:
-            raise InputError(f"column {name!r}: a whole number is too large ({error}).") from error
-    return _objects([_as_text(v, name, n) for n, v in enumerate(listed, 1)])
-
-
-def _as_text(value: Any, name: str, row: int) -> str | None:
-    # pandas' NA cannot be compared, so it is known by its type's name
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return None
-    if isinstance(value, str):
-        return value.strip()
-    if isinstance(value, (list, tuple, dict, set, np.ndarray)):
-        kind = type(value).__name__
-        raise InputError(f"column {name!r}, row {row}: a {kind}; a table has one number or text a cell.")
-    if isinstance(value, (float, np.floating)):
-        return None if math.isnan(value) else number_text(float(value))
-    return str(value)
-
-
-def _objects(values: Iterable[Any]) -> Array:
-    listed = list(values)
-    found = np.empty(len(listed), dtype=object)
-    found[:] = listed
-    return found
-
-
-def need_column(name: str, columns: Iterable[str], what: str) -> str:
-    """``name``, if there is such a column; else an error with the nearest."""
-    known = list(columns)
-    if name in known:
-        return name
-    near = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1, cutoff=0.5)
-    hint = f" Did you mean {next(c for c in known if c.lower() == near[0])!r}?" if near else ""
-    there = ", ".join(map(repr, known[:30])) + (", …" if len(known) > 30 else "")
-    raise InputError(f"there is no column {name!r} for the {what}.{hint} Columns: {there or 'none'}.")
-
-
-# Values
-
-
-def number_text(value: float) -> str:
-    """A number as a category: 3.0 and 3 are the same."""
-    return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(float(value))
-
-
-def texts(column: Array) -> Array:
-    """Any column as texts, ``None`` where a value is missing."""
-    if column.dtype != object:
-        return _objects(None if math.isnan(v) else number_text(v) for v in column.tolist())
-    return _objects(None if v is None or v.lower() in MISSING else _same_number(v) for v in column)
-
-
-_DECIMAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?(e[+-]?\d{1,2})?", re.IGNORECASE)
-
-
-def _same_number(text: str) -> str:
-    """Category 1.0 of one file is category 1 of another."""
-    if not _DECIMAL.fullmatch(text) or not any(c.isdigit() for c in text):
-        return text
-    try:
-        return number_text(float(text))
-    except ValueError:
-        return text
-
-
-def numbers(column: Array) -> NDArray[np.float64] | None:
-    """A column as float64 with NaN where a value is missing; ``None`` if some value is no number.
-
-    Numbers with zeros in front, such as 01234, are codes and no numbers.
-    """
-    if column.dtype != object:
-        return column
-    try:
-        return np.array([_number(v) for v in column], np.float64)
-    except ValueError:
-        return None
-
-
-_CODE = re.compile(r"[+-]?0\d|.*_")  # Python itself would take 1_000 for a number
-
-
-def _number(text: str | None) -> float:
-    if text is None or text.lower() in MISSING:
-        return math.nan
-    if _CODE.match(text):
-        raise ValueError(text)
-    return float(text)
-
-
-def _needed_numbers(column: Array, name: str) -> NDArray[np.float64]:
-    """Of a column that must hold numbers; the first that is none is named, and so is an infinite one."""
-    found = numbers(column)
-    if found is None:
-        for row, text in enumerate(column, 1):
-            try:
-                _number(text)
-            except ValueError:
-                raise InputError(
-                    f"column {name!r}, row {row}: {text!r} is not a number, and it is to be numeric."
-                ) from None
-    assert found is not None
-    check_finite(found, name)
-    return found
-
-
-def check_finite(values: NDArray[np.float64], name: str) -> None:
-    if (wrong := np.isinf(values)).any():
-        row = int(np.argmax(wrong)) + 1
-        raise InputError(
-            f"column {name!r}, row {row}: {values[row - 1]}; a number must be finite or missing."
-        )
-
-
-# From columns to what a model takes
+HEAD = 10_000  # rows of a file that show how its numbers are written
+QUANTILES = 101  # of a training column, to compare new tables with
+
+
+class Tally:
+    """What was met while rows were encoded: cells that could not be read, and categories new to the model."""
+
+    def __init__(self) -> None:
+        self.unparsed: dict[str, Counter[str]] = {}
+        self.unseen: dict[str, Counter[str]] = {}
+        self.rows = 0
+
+    def add(self, where: dict[str, Counter[str]], name: str, cells: Mapping[str, int]) -> None:
+        if cells:
+            where.setdefault(name, Counter()).update(cells)
+
+    def notes(self) -> list[str]:
+        """In words, a line per column."""
+        lines = [
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells could not be read and count as "
+            f"missing: {quoted(cells)}"
+            for name, cells in self.unparsed.items()
+        ]
+        return lines + [
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells hold categories that training never "
+            f"saw: {quoted(cells)}"
+            for name, cells in self.unseen.items()
+        ]
 
 
 class Step(Protocol):
-    """What becomes of one column: ``width`` numbers a row."""
-
-    name: str
+    """What becomes of one column: ``width`` numbers per row."""
 
     @property
+    def name(self) -> str: ...
+    @property
     def width(self) -> int: ...
-    def transform(self, column: Array) -> NDArray[np.float32]: ...
+    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]: ...
     def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
-class Number:
-    """(v − mean) / scale within ±:data:`CLIP`, 0 where it is missing; and a column that says where.
+class Scale:
+    """(v − mean) / scale within ±:data:`CLIP`, 0 where v is missing.
 
-    The mean and deviation are of values brought within ``low`` and ``high``, so that a few that lie far out
-    do not squeeze the others together. ``scale`` is 0 where all known values were equal: then only the column
-    that says where it is missing remains.
+    Mean and deviation are of values brought within ``low`` and ``high``, so that a few that lie far out do
+    not squeeze the others together. ``scale`` is 0 where all known values were equal: nothing is left then.
     """
 
-    name: str
     mean: float
     scale: float
     low: float
     high: float
-    indicator: bool
 
     @classmethod
-    def fit(cls, name: str, values: NDArray[np.float64]) -> Number | str:
-        """Or why the column is of no use."""
-        known, indicator = values[~np.isnan(values)], bool(np.isnan(values).any())
+    def fit(cls, values: NDArray[np.float64]) -> Scale:
+        known = values[~np.isnan(values)]
         if not len(known):
-            return "is empty"
+            return cls(0.0, 0.0, -FURTHEST, FURTHEST)
         largest = float(np.abs(known).max()) or 1.0
         shares = known / largest  # whatever their size, sums and squares stay finite
         first, third = np.quantile(shares, [0.25, 0.75])
@@ -401,69 +105,173 @@ class Number:
         shares = shares.clip(low, high)
         mean, deviation = float(shares.mean()), float(shares.std())
         scale = deviation * largest if deviation > 1e-12 else 0.0
-        if not scale and not indicator:
-            return "has one value alone"
         low, high = max(low * largest, -FURTHEST), min(high * largest, FURTHEST)
-        return cls(name, mean * largest, scale, low, high, indicator)
+        return cls(mean * largest, scale, low, high)
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Scale:
+        found = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
+        if not all(map(math.isfinite, vars(found).values())) or found.scale < 0:
+            raise ValueError(f"{vars(found)}")
+        return found
+
+    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        with np.errstate(over="ignore"):  # beyond the clip it makes no difference
+            found = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
+        return np.where(np.isnan(values), 0.0, found)
+
+
+def _scaled(
+    scales: Sequence[Scale], values: Sequence[NDArray[np.float64]], missing: Array | None
+) -> NDArray[np.float32]:
+    """A feature for each scale that is not 0, and one that says where values are missing."""
+    found = [scale(v) for scale, v in zip(scales, values, strict=True) if scale.scale > 0]
+    found += [] if missing is None else [missing.astype(np.float64)]
+    return np.array(found, np.float32).reshape(len(found), len(values[0])).T
+
+
+def _format(about: Mapping[str, Any]) -> Format:
+    decimal, unit = about.get("decimal", "."), about.get("unit", "")
+    if decimal not in (".", ",") or not isinstance(unit, str):
+        raise ValueError(f"decimal {decimal!r}, unit {unit!r}")
+    return Format(decimal, unit, bool(about.get("day_first", False)))
+
+
+@dataclass(frozen=True)
+class Number:
+    """A numeric or boolean column, standardised by :class:`Scale`; ``indicator``: and 1 where missing."""
+
+    name: str
+    scaling: Scale
+    indicator: bool
+    how: Format
+    kind: str = "numeric"
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column) -> Number:
+        values = values_of(column, about.kind, about.how)[0]
+        return cls(about.name, Scale.fit(values), bool(np.isnan(values).any()), about.how, about.kind)
 
     @property
     def width(self) -> int:
-        return (self.scale > 0) + self.indicator
+        return (self.scaling.scale > 0) + self.indicator
 
-    def transform(self, column: Array) -> NDArray[np.float32]:
-        values = _needed_numbers(column, self.name)
-        missing = np.isnan(values)
-        parts = []
-        if self.scale > 0:
-            with np.errstate(over="ignore"):  # beyond the clip it makes no difference
-                parts.append(((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP))
-        if self.indicator:
-            parts.append(missing)
-        return np.where(
-            missing[:, None] & (np.arange(len(parts)) < (self.scale > 0)), 0, _stack(parts)
-        ).astype(np.float32)
+    def values(self, column: Column, tally: Tally) -> NDArray[np.float64]:
+        found, unparsed = values_of(column, self.kind, self.how)
+        tally.add(tally.unparsed, self.name, unparsed)
+        return found
+
+    def written_as(self, decimal: str) -> Number:
+        return replace(self, how=replace(self.how, decimal=decimal))
+
+    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
+        values = self.values(column, tally)
+        return _scaled([self.scaling], [values], np.isnan(values) if self.indicator else None)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "numeric", **self.__dict__}
+        plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
+        return plain | {"scaling": vars(self.scaling), "how": vars(self.how)}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Number:
+        how, scaling = _format(about["how"]), Scale.from_dict(about["scaling"])
+        return cls(str(about["name"]), scaling, bool(about["indicator"]), how, about["kind"])
+
+
+def _parts_of_day(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """The day itself, the month, the weekday (Monday is 0) and the hour of days since 1970-01-01."""
+    whole = np.floor(np.where(np.isnan(days), 0, days))
+    months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+    found = days, months.astype(float), (whole + 3) % 7, (np.where(np.isnan(days), 0, days) - whole) * 24
+    return tuple(np.where(np.isnan(days), np.nan, part) for part in found)
+
+
+@dataclass(frozen=True)
+class Date:
+    """Day, month, weekday and hour of a date, each standardised; ``indicator``: and 1 where missing."""
+
+    name: str
+    parts: tuple[Scale, ...]
+    indicator: bool
+    how: Format
+    kind: str = "date"
+
+    @classmethod
+    def fit(cls, about: ColumnType, column: Column) -> Date:
+        days = values_of(column, "date", about.how)[0]
+        parts = tuple(Scale.fit(part) for part in _parts_of_day(days))
+        return cls(about.name, parts, bool(np.isnan(days).any()), about.how)
+
+    @property
+    def width(self) -> int:
+        return sum(part.scale > 0 for part in self.parts) + self.indicator
+
+    def values(self, column: Column, tally: Tally) -> NDArray[np.float64]:
+        found, unparsed = values_of(column, "date", self.how)
+        tally.add(tally.unparsed, self.name, unparsed)
+        return found
+
+    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
+        days = self.values(column, tally)
+        return _scaled(self.parts, _parts_of_day(days), np.isnan(days) if self.indicator else None)
+
+    def to_dict(self) -> dict[str, Any]:
+        plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
+        return plain | {"parts": [vars(part) for part in self.parts], "how": vars(self.how)}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Date:
+        parts = tuple(map(Scale.from_dict, about["parts"]))
+        if len(parts) != len(_parts_of_day(np.zeros(1))):
+            raise ValueError(f"{len(parts)} parts of a date")
+        return cls(str(about["name"]), parts, bool(about["indicator"]), _format(about["how"]))
 
 
 @dataclass(frozen=True)
 class Category:
-    """A column for each of ``values``, all 0 where another value is or none.
+    """A feature for each of ``values``, all 0 where another value is or none.
 
-    With ``other`` there were too many values: the rarer ones share a last column, and so does one that was
-    never seen.
+    With ``other`` there were too many values: the rarer ones share a last feature, and so does one that
+    training never saw.
     """
 
     name: str
     values: tuple[str, ...]
     other: bool
+    kind: str = "categorical"
 
     @classmethod
-    def fit(cls, name: str, values: Array) -> Category | str:
-        counts = Counter(v for v in values if v is not None)
-        if not counts:
-            return "is empty"
-        if len(counts) == 1 and counts.total() == len(values):
-            return "has one value alone"
-        kept = sorted(counts, key=lambda v: (-counts[v], v))[:CATEGORIES]
-        return cls(name, tuple(sorted(kept)), len(counts) > CATEGORIES)
+    def fit(cls, about: ColumnType, column: Column) -> Category:
+        names, codes = categories_of(column)
+        counts = np.bincount(codes[codes >= 0], minlength=len(names))
+        seen = [(-int(n), str(name)) for name, n in zip(names, counts, strict=True) if n]
+        kept = sorted(name for _, name in sorted(seen)[:CATEGORIES])
+        return cls(about.name, tuple(kept), len(seen) > CATEGORIES)
 
     @property
     def width(self) -> int:
         return len(self.values) + self.other
 
-    def transform(self, column: Array) -> NDArray[np.float32]:
+    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
+        names, codes = categories_of(column)
         place = {value: n for n, value in enumerate(self.values)}
         beyond = len(self.values) if self.other else -1
-        at = np.array([-1 if v is None else place.get(v, beyond) for v in texts(column)], np.int64)
-        found = np.zeros((len(column), self.width), np.float32)
+        to = np.array([*(place.get(name, beyond) for name in names), -1], np.int64)
+        if not self.other and (new := [n for n, name in enumerate(names) if name not in place]):
+            counts = np.bincount(codes[codes >= 0], minlength=len(names))
+            tally.add(tally.unseen, self.name, {str(names[n]): int(counts[n]) for n in new if counts[n]})
+        at = to[codes]
+        found = np.zeros((len(codes), self.width), np.float32)
         rows = np.flatnonzero(at >= 0)
         found[rows, at[rows]] = 1
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "categorical", **self.__dict__, "values": list(self.values)}
+        return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Category:
+        return cls(str(about["name"]), tuple(map(str, about["values"])), bool(about["other"]))
 
 
 @dataclass(frozen=True)
@@ -476,31 +284,38 @@ class Text:
 
     name: str
     idf: tuple[float, ...]
+    kind: str = "text"
 
     @classmethod
-    def fit(cls, name: str, values: Array) -> Text | str:
-        rows = np.zeros(WORDS)
-        for text in values:
+    def fit(cls, about: ColumnType, column: Column) -> Text:
+        rows, texts = np.zeros(WORDS), column.texts()
+        for text in texts:
             rows[sorted(_words(text, WORDS))] += 1
-        if not rows.any():
-            return "is empty"
-        idf = 1 + np.log((1 + len(values)) / (1 + rows))
-        return cls(name, tuple(np.round(idf, 6).tolist()))
+        idf = 1 + np.log((1 + len(texts)) / (1 + rows))
+        return cls(about.name, tuple(np.round(idf, 6).tolist()))
 
     @property
     def width(self) -> int:
         return len(self.idf)
 
-    def transform(self, column: Array) -> NDArray[np.float32]:
-        found = np.zeros((len(column), self.width))
-        for row, text in enumerate(texts(column)):
+    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
+        texts = column.texts()
+        found = np.zeros((len(texts), self.width))
+        for row, text in enumerate(texts):
             for place, count in _words(text, self.width).items():
                 found[row, place] = (1 + math.log(count)) * self.idf[place]
         length = np.linalg.norm(found, axis=1, keepdims=True)
         return (found / np.where(length > 0, length, 1)).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"kind": "text", "name": self.name, "idf": list(self.idf)}
+        return {"kind": self.kind, "name": self.name, "idf": list(self.idf)}
+
+    @classmethod
+    def from_dict(cls, about: Mapping[str, Any]) -> Text:
+        idf = tuple(map(float, about["idf"]))
+        if not idf or not all(map(math.isfinite, idf)):
+            raise ValueError("idf is not a list of numbers")
+        return cls(str(about["name"]), idf)
 
 
 _WORD = re.compile(r"\w+")
@@ -508,15 +323,17 @@ _WORD = re.compile(r"\w+")
 
 def _words(text: str | None, width: int) -> Counter[int]:
     """How often each place is met. Python's own hash differs from process to process."""
-    found = _WORD.findall((text or "").lower())
+    found = () if text is None or is_missing(text) else _WORD.findall(text.lower())
     return Counter(zlib.crc32(word.encode()) % width for word in found)
 
 
-def _stack(parts: Sequence[Array]) -> Array:
-    return np.stack(parts, axis=1)
-
-
-STEPS: dict[str, Any] = {"numeric": Number, "categorical": Category, "text": Text}
+STEPS: dict[str, Any] = {
+    "numeric": Number,
+    "boolean": Number,
+    "date": Date,
+    "categorical": Category,
+    "text": Text,
+}
 
 
 @dataclass(frozen=True)
@@ -525,43 +342,54 @@ class Preprocessing:
 
     ``dropped`` says of columns that are not used why. ``label`` is what is predicted: its ``name``, ``task``,
     ``domain`` (the column with the domains), and in regression the ``mean`` and ``scale`` that
-    :meth:`predictions` undoes.
+    :meth:`predictions` undoes. ``columns`` is the report on all columns, ``training`` summaries of the rows
+    it was fitted to, to compare new tables with.
     """
 
     steps: tuple[Step, ...]
     dropped: Mapping[str, str] = field(default_factory=dict)
     label: Mapping[str, Any] = field(default_factory=dict)
+    columns: Sequence[Mapping[str, Any]] = ()
+    training: Mapping[str, Any] = field(default_factory=dict)
+    separator: str = ""
+    """Of the CSV file whose columns these are."""
 
     @classmethod
     def fit(
         cls,
-        columns: Columns,
+        table: Any,
         rows: Array | None = None,
         kinds: Mapping[str, str] | None = None,
         label: Mapping[str, Any] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+        hints: Hints | None = None,
     ) -> Preprocessing:
-        """Looks at ``rows`` of ``columns`` (by default all) and at no others.
+        """Decides the kinds of columns from all rows, and estimates from ``rows`` (by default all) alone.
 
-        ``kinds`` says ``numeric``, ``categorical`` or ``text`` of some columns; the kinds of others are found
-        out. Columns that are empty, have one value alone or look like an identifier are dropped.
+        Args:
+            kinds: ``numeric``, ``boolean``, ``date``, ``categorical`` or ``text`` for some columns; it wins.
+            names: the columns to use, by default all.
+            hints: more that the user says of how cells are written; ``kinds`` is then not looked at.
         """
-        kinds = {str(k): str(v) for k, v in (kinds or {}).items()}
-        check_names("kind of a column:", kinds.values(), get_args(Kind))
-        for name, kind in kinds.items():
-            need_column(name, columns, "kinds")
-            if kind == "numeric":  # here, where rows have the numbers that the user knows
-                _needed_numbers(columns[name], name)
-        steps, dropped = [], {}
-        for name, column in columns.items():
-            found = _fitted(name, column if rows is None else column[rows], kinds.get(name))
-            if isinstance(found, str):
-                dropped[name] = found
-            else:
-                steps.append(found)
-        if not steps:
+        table = as_table(table)
+        hints = hints or Hints({str(k): str(v) for k, v in (kinds or {}).items()})
+        types = infer(table, list(table) if names is None else list(names), hints)
+        used = {name: about for name, about in types.items() if about.kind != DROPPED}
+        dropped = {name: about.why for name, about in types.items() if about.kind == DROPPED}
+        steps: list[Step] = []
+        for name, about in used.items():
+            column = table[name] if rows is None else table[name].take(rows)
+            steps.append(STEPS[about.kind].fit(about, column))
+        if not sum(step.width for step in steps):
             why = "; ".join(f"{name!r} {reason}" for name, reason in list(dropped.items())[:5])
             raise InputError(f"no column is left to learn from{f': {why}' if why else ''}.")
-        return cls(tuple(steps), dropped, dict(label or {}))
+        training = {
+            step.name: summary(step, table[step.name] if rows is None else table[step.name].take(rows))
+            for step in steps
+        }
+        report = [about.report() for about in types.values()]
+        return cls(tuple(steps), dropped, dict(label or {}), report, training, table.separator)
 
     @property
     def width(self) -> int:
@@ -572,12 +400,33 @@ class Preprocessing:
         """The columns that a table must have."""
         return tuple(step.name for step in self.steps)
 
-    def transform(self, table: Any) -> NDArray[np.float32]:
-        """The rows of a table (see :func:`as_columns`) that has all columns; others are not looked at."""
-        columns = as_columns(table)
+    def transform(self, table: Any, tally: Tally | None = None) -> NDArray[np.float32]:
+        """The rows of a table (see :func:`as_table`) that has all columns; others are not looked at.
+
+        ``tally`` counts what could not be read.
+        """
+        content = table if isinstance(table, Table) else as_table(table)
         for name in self.names:
-            need_column(name, columns, "model")
-        return np.concatenate([step.transform(columns[step.name]) for step in self.steps], axis=1)
+            need_column(name, content, "model")
+        tally = tally if tally is not None else Tally()
+        tally.rows += content.rows
+        steps = self.written_as(content, content.separator).steps
+        return np.concatenate([step.transform(content[step.name], tally) for step in steps], axis=1)
+
+    def written_as(self, some: Table, separator: str) -> Preprocessing:
+        """For a CSV file with another ``separator`` than the training file's: its numbers may have another
+        decimal mark, as the first rows show. Else itself."""
+        if not separator or separator == self.separator:
+            return self
+        found, first = Counter[str](), np.arange(min(some.rows, HEAD))
+        for step in self.steps:
+            if isinstance(step, Number):
+                found.update(marks(some[step.name].take(first).encoded[0].tolist()))
+        if not found[","] and not found["."]:
+            return self
+        decimal = "," if found[","] > found["."] else "."
+        steps = (s.written_as(decimal) if isinstance(s, Number) else s for s in self.steps)
+        return replace(self, steps=tuple(steps))
 
     def predictions(self, outputs: Array) -> Array:
         """In regression, a model's outputs in the label's own units."""
@@ -591,54 +440,55 @@ class Preprocessing:
             "label": dict(self.label),
             "columns": [step.to_dict() for step in self.steps],
             "dropped": dict(self.dropped),
+            "columns_report": [dict(about) for about in self.columns],
+            "training": dict(self.training),
+            "separator": self.separator,
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Preprocessing:
-        if content.get("kind") != "table" or content.get("format") != FORMAT:
-            said = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
-            raise InputError(f"this is no description of a table that is known here ({said}).")
+        if content.get("kind") != "table" or content.get("format") not in _READERS:
+            found = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
+            raise InputError(f"this is no description of a table that is known here ({found}).")
+        columns = map(_READERS[content["format"]], content["columns"])
         return cls(
-            tuple(_step(about) for about in content["columns"]),
+            tuple(STEPS[about["kind"]].from_dict(about) for about in columns),
             dict(content["dropped"]),
             dict(content["label"]),
+            tuple(content.get("columns_report", ())),
+            dict(content.get("training", {})),
+            str(content.get("separator", "")),
         )
 
 
-def _step(about: Mapping[str, Any]) -> Step:
-    parts = {k: tuple(v) if isinstance(v, list) else v for k, v in about.items() if k != "kind"}
-    step: Step = STEPS[about["kind"]](**parts)
-    return step
+def _version_1(about: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A column as version 0.2 described it."""
+    if about["kind"] != "numeric":
+        return about
+    scaling = {part: about[part] for part in ("mean", "scale", "low", "high")}
+    return {**about, "scaling": scaling, "how": {}}
 
 
-def _fitted(name: str, column: Array, kind: str | None) -> Step | str:
-    """A column's step, or why it is dropped."""
-    if kind is None and (why := _identifier(name, column)):
-        return why
-    kind = kind or kind_of(column)
-    values = _needed_numbers(column, name) if kind == "numeric" else texts(column)
-    found: Step | str = STEPS[kind].fit(name, values)
-    return found
+_READERS: dict[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {1: _version_1, FORMAT: dict}
 
 
-def kind_of(column: Array) -> Kind:
-    """Numbers are numeric; texts of several words that mostly differ are text, others categories."""
-    if numbers(column) is not None:
-        return "numeric"
-    known = [v for v in texts(column) if v is not None]
-    words = sum(len(_WORD.findall(v)) for v in known) / max(1, len(known))
-    return "text" if words >= 3 and len(set(known)) > max(CATEGORIES, len(known) // 2) else "categorical"
+def summary(step: Step, column: Column) -> dict[str, Any]:
+    """A training column in few numbers: the share that is missing, and quantiles or shares of categories."""
+    if isinstance(step, Number | Date):
+        values = step.values(column, Tally())
+        known = values[~np.isnan(values)]
+        ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []
+        return _about(step.kind, len(values), len(known)) | {"quantiles": ends}
+    if isinstance(step, Category):
+        names, codes = categories_of(column)
+        counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
+        every = max(1, sum(counts))
+        shares = {str(n): c / every for n, c in zip(names, counts, strict=True) if n in step.values}
+        shares |= {"other": 1 - sum(shares.values())} if step.other else {}
+        return _about(step.kind, len(codes), sum(counts)) | {"shares": shares}
+    texts = column.texts()
+    return _about("text", len(texts), sum(text is not None and not is_missing(text) for text in texts))
 
 
-def _identifier(name: str, column: Array) -> str:
-    """Why a column is taken for an identifier, if it is: it tells rows apart and nothing else."""
-    values = numbers(column)
-    if values is None:
-        known = [v for v in texts(column) if v is not None]
-        if len(known) >= FEW and len(set(known)) == len(known) and kind_of(column) != "text":
-            return "is different in every row, as an identifier is"
-    elif IDENTIFIER.search(name):
-        some = values[~np.isnan(values)]
-        if len(some) >= FEW and len(np.unique(some)) == len(some) and (np.floor(some) == some).all():
-            return "is different in every row and is called like an identifier"
-    return ""
+def _about(kind: str, rows: int, known: int) -> dict[str, Any]:
+    return {"kind": kind, "missing": 1 - known / max(1, rows), "rows": rows}

@@ -33,6 +33,11 @@ def build(
     """
     if classes is not None and classes < 2:
         raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
+    if not name:
+        raise InputError(
+            f"no model is known for examples of shape {tuple(input_shape)}; name one "
+            f"({', '.join(registry.names())}) or pass a module of your own."
+        )
     maker = _maker(name)
     check_names(f"option of model {name!r}:", options, options_of(name))
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.

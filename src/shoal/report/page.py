@@ -13,7 +13,7 @@ import shoal
 from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, row_of
 from shoal.errors import InputError
-from shoal.report import charts, figures
+from shoal.report import charts, columns, figures
 from shoal.report.compare import _hours, _spread, _troubles, recommended, words
 from shoal.report.groups import (
     Group,
@@ -57,17 +57,10 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Columns:
-    """What became of the columns of a file; ``report`` is the ``columns_report`` of the data's inputs."""
-
-    file: str
-    report: Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
 class Content:
     groups: Sequence[Group]
-    columns: Sequence[Columns] = ()
+    columns: Sequence[Mapping[str, Any]] = ()
+    """What became of the columns of files: ``file``, ``rows`` and ``columns``, as in ``columns.json``."""
     samples: Sequence[Samples] = ()
     troubles: Sequence[Trouble] = ()
     title: str = "Runs"
@@ -520,30 +513,16 @@ def agreement_curves(records: Iterable[RunRecord], key: str = "mean_cosine") -> 
     return lines
 
 
-COLUMN = {"column": "column", "kind": "kind", "missing": "missing", "distinct": "distinct values"}
-COLUMN |= {"examples": "examples", "becomes": "what becomes of it"}
-
-
-def _columns(found: Columns) -> dict[str, Any]:
+def _columns(report: Mapping[str, Any]) -> dict[str, Any]:
     """Warnings, then a row for every column, those with warnings first."""
-    every = sorted(found.report, key=lambda c: not c.get("warnings"))
-    texts = [(str(c.get("column", "")), str(w)) for c in every for w in c.get("warnings") or ()]
+    report = {**report, "columns": sorted(report["columns"], key=lambda c: not c["warnings"])}
+    shown = columns.table(report)
     return {
-        "file": _clean(found.file),
-        "warnings": [(_clean(name), _clean(text)) for name, text in texts],
-        "heads": list(COLUMN.values()),
-        "rows": [[_clean(_entry(key, c.get(key))) for key in COLUMN] for c in every],
+        "file": _clean(str(report["file"])),
+        "warnings": columns.remarks(report),
+        "heads": shown.columns,
+        "rows": shown.rows,
     }
-
-
-def _entry(key: str, value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value))
-    if key == "missing" and isinstance(value, float):  # a share of the rows
-        return f"{value:.1%}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _samples(found: Samples) -> dict[str, Any]:

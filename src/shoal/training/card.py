@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.summary import about
+from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
+    from shoal.data.batch import DomainData
     from shoal.training.journal import Journal
     from shoal.training.loop import Training
 
@@ -32,15 +33,29 @@ def beside(
     training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], journal: Journal
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
-    content, files = about(training, recipe)
+    content, files = about(
+        training.data, training.model, recipe, training.task.classes, *example_of(training)
+    )
+    return files_beside(content, files, training.data, record, journal.begun())
+
+
+def files_beside(
+    content: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    data: DomainData,
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> dict[str, bytes]:
+    """``files``, with how to build and feed the model (``content``) and its card."""
     sizes = {
         split: dict(zip(map(str, domains.names), domains.sizes.tolist(), strict=True))
-        for split, domains in training.data.splits.items()
+        for split, domains in data.splits.items()
     }
-    text = card(record, content, journal.begun(), sizes)
-    files["inputs.json"] = json.dumps(content, default=dict, indent=1).encode()
-    files["card.md"] = text.encode("utf-8", "backslashreplace")
-    return files
+    return {
+        **files,
+        "inputs.json": json.dumps(content, default=dict, indent=1).encode(),
+        "card.md": card(record, content, config, sizes).encode("utf-8", "backslashreplace"),
+    }
 
 
 def escaped(value: object) -> str:
@@ -76,6 +91,7 @@ def card(
     sections = {
         f"# {escaped(algorithm)}{on}": _use(content),
         "## Data": _data(run, record, sizes),
+        **({"## Columns": columns} if (columns := _columns(content["inputs"])) else {}),
         "## Results": _results(record, at),
         "## How it was trained": _training(record, config, content["model"]),
         "## Limits": _limits(record, config, at, sizes),
@@ -101,6 +117,16 @@ def _use(content: Mapping[str, Any]) -> str:
     if own:
         lines.append(f"It is of the class {escaped(own)}, which is not kept here: give it to shoal.load.")
     return "\n\n".join(lines)
+
+
+def _columns(inputs: Mapping[str, Any]) -> str:
+    """What the columns of a table were taken for, and what is doubtful in them."""
+    report = inputs.get("columns_report") or ()
+    names = ("column", "kind", "missing", "distinct", "becomes")
+    rows = [tuple(str(about[name]) for name in names) for about in report[:MOST]]
+    doubts = [f"- {escaped(c['column'])}: {escaped(line)}." for c in report for line in c["warnings"]]
+    parts = [_table(names, rows), *(["\n".join(doubts)] if doubts else [])] if rows else []
+    return "\n\n".join(parts)
 
 
 def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str, Mapping[str, int]]) -> str:
@@ -172,9 +198,10 @@ def _limits(
         )
     else:
         lines.append("No domain was left out: nothing here says how it does in a place it has not seen.")
-    lines.append(
-        f"This is one run, with seed {escaped(chosen.get('seed', 0))}: another seed gives other numbers."
-    )
+    if "seed" in chosen:
+        lines.append(
+            f"This is one run, with seed {escaped(chosen['seed'])}: another seed gives other numbers."
+        )
     if str(record["rule"]).startswith("best"):
         note = (record.get("notes") or {}).get("validation", "")
         lines.append(

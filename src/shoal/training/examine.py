@@ -32,11 +32,17 @@ class Examined(NamedTuple):
 
 
 def examine(
-    model: nn.Module, data: DomainData, examples: Any, device: torch.device, classes: int | None
+    model: nn.Module,
+    data: DomainData,
+    examples: Any,
+    device: torch.device,
+    classes: int | None,
+    own_loss: bool = False,
 ) -> Examined:
     """Looks at the data, and at what the model makes of two examples, before anything is trained.
 
-    ``examples`` are the data's, where they will be read.
+    ``examples`` are the data's, where they will be read. With ``own_loss`` the user knows what becomes of
+    outputs that do not match the targets.
     """
     domains = data.splits["train"]
     x, y = _two(examples, domains, device)
@@ -44,16 +50,21 @@ def examine(
     classes = classes or data.classes
     if y.is_floating_point() and classes is not None:
         raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
-    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim == 2:
-        classes = output.shape[1]
-        if classes == 1:
+    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim in (1, 2):
+        classes = output[0].numel()
+        if output.ndim == 1 or classes == 1:
             raise InputError(
-                "the model has one output and the labels are integers: for classification give it one "
-                "output a class; for regression make the targets floating."
+                "the model has one output and the labels are whole numbers, which are classes: give it one "
+                "output per class; for regression say task='regression' or make the targets floating."
             )
     for which in data.splits.values():
         check_examples(examples, which, classes)
     check_outputs(output, y, classes)
+    if not own_loss and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
+        raise InputError(
+            f"the model's output has shape {tuple(output.shape)} and the floating targets {tuple(y.shape)}: "
+            "regression needs one output per target. For classification make labels integers (y.long())."
+        )
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
     features = _numbers(_trial(model.features, x)) if isinstance(model, FeatureModel) else None
     task = Task(domains=len(domains), classes=classes, features=features)
@@ -68,6 +79,7 @@ def _trial(model: nn.Module, x: Any) -> Any:
             return model.eval()(x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+        given += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         first = (str(error).splitlines() or [""])[0]
         raise InputError(f"the model cannot take two training examples ({given}): {first}") from error
     finally:

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.utils.data import Dataset
 
 from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.loader import concatenate
+from shoal.data.examples import understand, warn_of
 from shoal.errors import InputError, unknown_name
 from shoal.training import predictions
 from shoal.training.card import beside
@@ -54,14 +53,33 @@ class Fit:
             raise unknown_name("split", split, found)
         return found[split]
 
-    def accuracy(self, name: str) -> float:
+    def accuracy(self, name: str = "test") -> float:
         """Of a domain, or of all examples of a split, at the selected step."""
+        scores = self._scores_with(name)
+        if scores.metric != "accuracy":
+            raise InputError(f"a regression has no accuracy; score({name!r}) gives its {scores.metric}.")
+        return scores[name] if name in scores.names else scores.average
+
+    def score(self, name: str = "test") -> float:
+        """What the training was judged by (accuracy, AUC, mse …), of a domain or a split."""
+        scores = self._scores_with(name)
+        if name not in scores.names or scores.names == (name,):
+            return scores.judged
+        if scores.selects not in (None, scores.metric):
+            raise InputError(
+                f"{scores.selects} was measured per split, not per domain: score('test'), or "
+                f"scores(SPLIT)[{name!r}] for the {scores.metric}."
+            )
+        return scores[name]
+
+    def _scores_with(self, name: str) -> Scores:
+        """Those of the split called ``name``, or of the first split that has such a domain."""
         found = self.selected.scores
         if name in found:
-            return found[name].average
+            return found[name]
         for split in ("test", "validation", "id_test", "id_validation", "train"):
             if split in found and name in found[split].names:
-                return found[split][name]
+                return found[split]
         raise unknown_name("domain or split", name, [n for s in found for n in (s, *found[s].names)])
 
     def __repr__(self) -> str:
@@ -77,6 +95,7 @@ def fit(
     *,
     validation: Mapping[str, Any] | None = None,
     test: Mapping[str, Any] | None = None,
+    task: str | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     wandb: str | None = None,
@@ -89,8 +108,11 @@ def fit(
 
     Args:
         algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
-        train, validation, test: datasets by domain name, each a ``Dataset`` of (x, y) pairs or a pair of
-            arrays or tensors; or one :class:`~shoal.data.DomainData` that holds all of it.
+        train, validation, test: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset``
+            or list of examples, as :func:`~shoal.data.from_dataset` takes them; or one
+            :class:`~shoal.data.DomainData` that holds all of it.
+        task: ``classification`` or ``regression``, where labels are not what they look like: whole numbers,
+            booleans and text are classes, floating numbers are regression.
         folder: where to keep the log, checkpoints and the trained weights. Ctrl-C and SIGTERM then finish
             the step and save it.
         resume: go on from the folder's newest checkpoint; all else must be given as it was.
@@ -99,7 +121,15 @@ def fit(
 
     Random state outside is left as it was found.
     """
-    data = _as_domain_data(train, validation, test)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
+            "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
+        )
+    own_loss = options.get("loss") is not None
+    data = _as_domain_data(train, validation, test, task, classes=options.get("classes"), own_loss=own_loss)
+    if data is not train:
+        warn_of(data.notes)
     if folder is None:
         if resume or wandb or options.get("predictions"):
             raise InputError("resume, wandb and predictions need the folder of the run.")
@@ -149,12 +179,16 @@ def _as_domain_data(
     train: DomainData | Mapping[str, Any],
     validation: Mapping[str, Any] | None,
     test: Mapping[str, Any] | None,
+    task: str | None = None,
+    *,
+    classes: int | None = None,
+    own_loss: bool = False,
 ) -> DomainData:
     if isinstance(train, DomainData):
-        if validation is not None or test is not None:
-            raise InputError("train is a DomainData, which holds its own validation and test domains.")
+        if validation is not None or test is not None or task is not None:
+            raise InputError("train is a DomainData, which holds its own task, validation and test domains.")
         return train
-    sets: dict[str, Dataset[Any]] = {}
+    sets: dict[str, Any] = {}
     members: dict[str, list[str]] = {}
     for split, named in (("train", train), ("validation", validation), ("test", test)):
         if named is None:
@@ -163,9 +197,20 @@ def _as_domain_data(
             raise InputError(f"{split} must map names of domains to datasets, got {type(named).__name__}.")
         members[split] = [str(name) for name in named]
         sets |= {f"{split}: {name}": dataset for name, dataset in named.items()}
-    examples, every = concatenate(sets)
+    # With a loss of their own, users have said what floating targets are.
+    default = "regression" if own_loss else None
+    found = understand(sets, task=task, classes=classes, default=default)
+    every = found.domains
     splits = {
         split: Domains.from_indices({n: every.indices_of(every.number(f"{split}: {n}")) for n in names})
         for split, names in members.items()
     }
-    return DomainData(examples, splits, classes=None, input_shape=(), model="")
+    return DomainData(
+        found.examples,
+        splits,
+        found.classes,
+        found.input_shape,
+        model="",
+        notes=found.notes,
+        class_names=found.class_names,
+    )

@@ -84,7 +84,8 @@ class Training:
         self.eval_every = options.eval_every or max(1, options.steps // 10)
 
         with seeded(options.seed):  # reading examples may draw random numbers
-            found = examine(self.model, data, self.examples, self.device, options.classes)
+            own_loss = options.loss is not None
+            found = examine(self.model, data, self.examples, self.device, options.classes, own_loss)
             self.task = replace(found.task, steps=options.steps)
             self.loss = options.loss or found.loss
             self.algorithm = build(algorithm, self.model, self.loss, self.task, **options.settings).to(

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 import shoal
+from shoal.data.batch import DomainData
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
@@ -60,10 +62,10 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
     }
 
 
-def surroundings(training: Training) -> dict[str, Any]:
+def surroundings(device: torch.device, processes: int = 1) -> dict[str, Any]:
     """What a later reader needs beside the settings to repeat a run."""
     return {
-        "environment": environment(training.device, training.processes.count),
+        "environment": environment(device, processes),
         "git": git_state(os.getcwd()),
         "command": _command(),
     }
@@ -76,19 +78,24 @@ def _command() -> str:
     return shlex.join([name, *sys.argv[1:]])
 
 
-def about(training: Training, recipe: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, bytes]]:
+def about(
+    data: DomainData,
+    model: nn.Module,
+    recipe: Mapping[str, Any] | None,
+    classes: int | None,
+    shape: list[int],
+    numbers: str,
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """How to build the trained model and to feed it, as plain data, and the files that this refers to.
 
     ``recipe`` is the model's ``name`` and ``options``; ``None`` for one that is the user's own, of which the
-    class can be named and no more.
+    class can be named and no more. ``shape`` and ``numbers`` are one input's; see :func:`example_of`.
     """
-    data, model = training.data, training.model
     kind = type(model)
     described, files = dict(data.inputs), dict[str, bytes]()
     if described:
         kept, files = reader(described, data.input_shape).kept()
         described = dict(kept)
-    shape, numbers = _shape_of(training)
     config: Any = getattr(getattr(getattr(model, "features", None), "body", None), "config", None)
     if recipe is not None and hasattr(config, "to_json_string"):  # an encoder of transformers'
         files["encoder/config.json"] = config.to_json_string().encode()
@@ -97,8 +104,8 @@ def about(training: Training, recipe: Mapping[str, Any] | None) -> tuple[dict[st
         "inputs": described,
         "input_shape": shape,
         "numbers": numbers,
-        "classes": training.task.classes,
-        "class_names": list(data.class_names) if len(data.class_names) == training.task.classes else [],
+        "classes": classes,
+        "class_names": list(data.class_names) if len(data.class_names) == classes else [],
         "model": _whole(recipe) if recipe else {"class": f"{kind.__module__}.{kind.__qualname__}"},
     }
     return content, files
@@ -112,7 +119,7 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "options": _plain({**usual, **(recipe.get("options") or {})})}
 
 
-def _shape_of(training: Training) -> tuple[list[int], str]:
+def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
     examples: Any = training.examples
     examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
@@ -132,7 +139,7 @@ def describe(training: Training) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "domains": {split: len(domains) for split, domains in training.data.splits.items()},
         "options": options,
-        **surroundings(training),
+        **surroundings(training.device, training.processes.count),
     }
 
 

@@ -149,7 +149,7 @@ def _table(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
     if importlib.util.find_spec("pyarrow") is None:
         raise InputError(
-            f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[parquet]', or save it as CSV."
+            f"{str(path)!r} is Parquet, which needs pyarrow: pip install 'shoal[tables]', or save it as CSV."
         )
     from pyarrow import ArrowException, parquet
 

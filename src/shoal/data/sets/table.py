@@ -10,10 +10,10 @@ from typing import Any
 
 from shoal.data.batch import DomainData
 from shoal.data.own import domains_of, from_table
-from shoal.data.table import need_column, read_table
+from shoal.data.reading import need_column, read_table
 from shoal.errors import InputError
 
-SUMMARY = "A table of your own: a CSV or Parquet file with a column to predict and one that tells the domain."
+SUMMARY = "A table of your own (CSV, Parquet, Excel) with a column to predict and one that tells the domain."
 PAPER = "yours"
 
 PASSES = 50
@@ -31,26 +31,32 @@ def load(
     domain: str | None = None,
     test: str | list[str] | None = None,
     seed: int = 0,
+    group: str | None = None,
     columns: str | list[str] | None = None,
     drop: str | list[str] | None = None,
     kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    day_first: bool | None = None,
     task: str | None = None,
     digest: str | None = None,
 ) -> DomainData:
     """Read a table; a fifth of every training domain is held out for validation, under the same name.
 
-    How columns become numbers is fitted to the training rows alone; see
-    :class:`shoal.data.table.Preprocessing`.
+    What columns hold is decided from all rows, how they are scaled and encoded from training rows alone; see
+    :func:`shoal.data.from_table`.
 
     Args:
-        file: Parquet if it ends in .parquet, else CSV in UTF-8 with a line of names first.
+        file: Parquet (.parquet), Excel (.xlsx), or CSV in UTF-8 with a line of names first (.csv, .csv.gz …).
         label: the column to predict.
         domain: the column that tells where a row is from.
         test: the domain left out, by default the last; ``[]`` leaves none out.
         seed: for the choice of the validation examples.
-        columns: the features, as [a, b] or a,b; by default all but label and domain.
+        group: the column that names the entity of a row; an entity's rows are on one side of every split.
+        columns: the features, as [a, b] or a,b; by default all but label, domain and group.
         drop: columns that are not to be used.
-        kinds: {column: numeric, categorical or text} where the guess is wrong.
+        kinds: {column: numeric, boolean, date, categorical or text} where the guess is wrong.
+        decimal: the decimal mark of numbers, "." or ",", where columns leave it open.
+        day_first: whether 3/4/2020 is in April, where columns leave it open.
         task: classification or regression, by default as the label looks.
         digest: what :func:`digest_of` said of the file; another file is refused.
     """
@@ -64,9 +70,12 @@ def load(
         label=told["label"],
         domain=told["domain"],
         test=_test(test),
+        group=None if group is None else str(group),
         columns=None if columns is None else _several(columns),
         drop=_several(drop or ()),
         kinds=_kinds(kinds),
+        decimal=decimal,
+        day_first=day_first,
         task=task,
         seed=seed,
     )

@@ -1,0 +1,164 @@
+"""What is suspicious in a table before training: leakage, near-equal names, repeated rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shoal.data.columns import DROPPED, ColumnType, alike, categories_of, values_of
+from shoal.data.reading import Array, Table
+
+NEARLY = 0.98
+"""A column that alone predicts the label this well, in rows it was not fitted to, is possibly a leak."""
+MOST, LEAST = 20_000, 20
+"""Rows that are looked at, and below how many nothing is said."""
+
+
+def leaks(
+    table: Table,
+    types: Mapping[str, ColumnType],
+    label: Array,
+    classification: bool,
+    domain: Array,
+    label_name: str,
+    domain_name: str,
+) -> dict[str, str]:
+    """Columns that may give the answer away, or that repeat the domain, and why."""
+    rows = np.random.default_rng(0).permutation(len(label))[:MOST]
+    found: dict[str, str] = {}
+    if len(rows) < LEAST:
+        return found
+    target = label[rows]
+    for name, about in types.items():
+        if about.kind in (DROPPED, "text"):
+            continue
+        codes, values = _codes(table, about, rows)
+        score = (
+            _class_score(codes, values, target) if classification else _number_score(codes, values, target)
+        )
+        if score >= NEARLY:
+            what = f"{score:.1%} balanced accuracy" if classification else f"R² {score:.3f}"
+            found[name] = (
+                f"possible leakage: it alone predicts {label_name!r} ({what} in rows not fitted to); "
+                "if it is not known before the label is, leave it out (--drop)"
+            )
+        elif why := _of_domain(codes, domain[rows]):
+            found[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
+    return found
+
+
+def _codes(table: Table, about: ColumnType, rows: Array) -> tuple[Array, Array | None]:
+    """Equal cells by number, missing ones too; and the values, where they have an order."""
+    column = table[about.name].take(np.sort(rows))
+    back = np.argsort(np.argsort(rows))
+    if about.kind == "categorical":
+        return categories_of(column)[1][back], None
+    values = values_of(column, about.kind, about.how)[0][back]
+    return np.unique(values, return_inverse=True)[1], values
+
+
+def _halves(count: int) -> tuple[Array, Array]:
+    return np.arange(0, count, 2), np.arange(1, count, 2)
+
+
+def _class_score(codes: Array, values: Array | None, target: Array) -> float:
+    """Balanced accuracy of the nearest value (or the same category) in the other half of the rows."""
+    classes = int(target.max()) + 1
+    right, there = np.zeros(classes), np.zeros(classes)
+    for fit, test in (_halves(len(target)), _halves(len(target))[::-1]):
+        guess = _majority(codes, target, fit, test) if values is None else _nearest(values, target, fit, test)
+        right += np.bincount(target[test], guess == target[test], classes)
+        there += np.bincount(target[test], minlength=classes)
+    seen = there > 0
+    return float((right[seen] / there[seen]).mean()) if seen.sum() > 1 else 0.0
+
+
+def _majority(codes: Array, target: Array, fit: Array, test: Array) -> Array:
+    codes = codes + 1  # missing is a category here
+    counts = np.zeros((int(codes.max()) + 1, int(target.max()) + 1))
+    np.add.at(counts, (codes[fit], target[fit]), 1)
+    guess = counts.argmax(1)
+    return np.where(counts.sum(1) > 0, guess, -1)[codes[test]]
+
+
+def _nearest(values: Array, target: Array, fit: Array, test: Array) -> Array:
+    """The most frequent target at the nearest value; missing is a value of its own."""
+    known = values[~np.isnan(values)]
+    filled = np.where(np.isnan(values), known.min() - np.ptp(known) - 1 if len(known) else 0.0, values)
+    distinct, place = np.unique(filled[fit], return_inverse=True)
+    counts = np.zeros((len(distinct), int(target.max()) + 1))
+    np.add.at(counts, (place, target[fit]), 1)
+    return np.asarray(counts.argmax(1)[_closest(distinct, filled[test])])
+
+
+def _closest(distinct: Array, values: Array) -> Array:
+    right = np.searchsorted(distinct, values).clip(0, len(distinct) - 1)
+    left = (right - 1).clip(0)
+    return np.where(np.abs(values - distinct[left]) <= np.abs(distinct[right] - values), left, right)
+
+
+def _number_score(codes: Array, values: Array | None, target: Array) -> float:
+    """R² of a straight line, or of the mean target of equal cells, whichever is better."""
+    total = float(((target - target.mean()) ** 2).sum())
+    if not total > 0:
+        return 0.0
+    errors = 0.0
+    for fit, test in (_halves(len(target)), _halves(len(target))[::-1]):
+        sums = np.bincount(codes[fit] + 1, target[fit], int(codes.max()) + 2)
+        counts = np.bincount(codes[fit] + 1, minlength=int(codes.max()) + 2)
+        means = np.where(counts > 0, sums / np.maximum(counts, 1), target[fit].mean())
+        errors += float(((means[codes[test] + 1] - target[test]) ** 2).sum())
+    score = 1 - errors / total
+    if values is not None and (known := ~np.isnan(values)).sum() >= LEAST and np.std(values[known]) > 0:
+        line = np.corrcoef(values[known], target[known])[0, 1] ** 2 * known.mean()
+        score = max(score, float(line))
+    return score
+
+
+def _of_domain(codes: Array, domain: Array) -> str:
+    """Whether the column says the same as the domain, or is the same all over every domain."""
+    pairs = len(np.unique(np.stack([codes, domain]), axis=1).T)
+    domains, own = len(np.unique(domain)), len(np.unique(codes))
+    if own < 2 or pairs != domains:
+        return ""
+    return "repeats the domain" if own == domains else "is the same in all rows of a domain of"
+
+
+def near_equal(names: Sequence[str], what: str) -> list[str]:
+    """A warning for names of classes or domains that differ only in case or spaces."""
+    return [f"{what} {pair} differ only in case or spaces; they are kept apart" for pair in alike(names)]
+
+
+def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str]:
+    """How many rows are equal in all features and the label, within a domain and across domains.
+
+    Nothing is said where columns take so few values that independent rows would be equal nearly as often.
+    """
+    key, chance = np.zeros(table.rows, np.uint64), 1.0
+    for place, name in enumerate(names):
+        column = table[name]
+        cells = column.encoded[1] if column.plain is None else column.plain
+        codes, counts = np.unique(cells, return_inverse=True, return_counts=True)[1:]
+        chance *= float((counts * (counts - 1.0)).sum()) / max(1, table.rows * (table.rows - 1))
+        mixed = (codes.astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        key = (key ^ (mixed ^ (mixed >> np.uint64(29)))) * np.uint64(0xBF58476D1CE4E5B9)
+    _, group, counts = np.unique(key, return_inverse=True, return_counts=True)
+    twice = np.flatnonzero(counts[group] > 1)
+    repeated = len(twice) - len(np.unique(group[twice]))
+    if repeated <= chance * table.rows * (table.rows - 1) / 2:
+        return []
+    both = np.unique(np.stack([group[twice], domain[twice]]), axis=1)
+    across = np.flatnonzero(np.bincount(both[0]) > 1)
+    rows = int(np.isin(group[twice], across).sum())
+    first = (np.flatnonzero(group == group[twice[0]])[:2] + 1).tolist()
+    note = f"{repeated:,} rows repeat another row in all columns (such as rows {first[0]:,} and {first[1]:,})"
+    if rows:
+        note += f"; {rows:,} of these rows are in more than one domain, so a held-out domain is not all new"
+    return [f"{note}; if they are of the same entity, name its column: --group"]
+
+
+def report_lines(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The warnings of a column report, a line each."""
+    return [f"column {c['column']!r}: {line}" for c in columns for line in c["warnings"]]

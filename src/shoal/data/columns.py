@@ -1,0 +1,519 @@
+"""What the columns of a table hold: numbers, booleans, dates, categories, free text, or identifiers.
+
+The kind of a column is decided once, from all rows of the table, and holds in every split, in training,
+prediction and export. What is estimated (means, scales, categories) comes from training rows alone; see
+:mod:`shoal.data.table`.
+
+A cell that holds one of :data:`MISSING` is missing. Of the others at least :data:`ENOUGH` must be numbers (or
+dates) for the column to be numeric (or of dates); those that are not are then missing as well, and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.data.cells import (
+    FALSE,
+    TRUE,
+    Format,
+    boolean,
+    date,
+    in_open_order,
+    is_missing,
+    marks,
+    number,
+    unit_of,
+)
+from shoal.data.reading import Array, Column, Table, need_column, number_text
+from shoal.errors import InputError, check_names
+
+Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
+KINDS: tuple[str, ...] = get_args(Kind)
+DROPPED = "dropped"
+
+ENOUGH = 0.9
+"""The share of cells that must be numbers, or dates, for a column to be so."""
+NOTABLE = 0.2
+"""From this share on it is said that a categorical column has many numbers."""
+CATEGORIES = 50  # of a column that have a feature of their own; rarer ones share one
+FEW = 20  # rows below which nothing is taken for an identifier or a code
+QUOTED = 3  # cells that a message quotes
+
+
+def values_of(column: Column, kind: str, how: Format) -> tuple[NDArray[np.float64], dict[str, int]]:
+    """The numbers of a numeric, boolean or date column, NaN where missing; and the cells that are none."""
+    if kind == "numeric" and not column.dates and column.numbers is not None:
+        return _finite(column.numbers)
+    if kind == "numeric" and how.decimal == "." and (plain := column.plain) is not None:
+        return _finite(plain)
+    if kind == "date" and column.dates:
+        assert column.numbers is not None
+        return column.numbers, {}
+    distinct, codes = column.encoded
+    readers: dict[str, Callable[[str], float | None]] = {
+        "numeric": lambda text: number(text, how),
+        "boolean": boolean,
+        "date": lambda text: date(text, how.day_first),
+    }
+    read = readers[kind]
+    found = np.full(len(distinct) + 1, np.nan)
+    wrong: list[int] = []
+    for place, text in enumerate(distinct.tolist()):
+        if not is_missing(text):
+            value = read(text)
+            if value is None:
+                wrong.append(place)
+            else:
+                found[place] = value
+    counts = np.bincount(codes[codes >= 0], minlength=len(distinct)) if wrong else ()
+    return found[codes], {str(distinct[place]): int(counts[place]) for place in wrong}
+
+
+def _finite(values: Array) -> tuple[NDArray[np.float64], dict[str, int]]:
+    """Infinite numbers are none."""
+    wrong = np.isinf(values)
+    if not wrong.any():
+        return values, {}
+    plus, minus = int((values == np.inf).sum()), int((values == -np.inf).sum())
+    unparsed = {name: n for name, n in (("inf", plus), ("-inf", minus)) if n}
+    return np.where(wrong, np.nan, values), unparsed
+
+
+def categories_of(column: Column) -> tuple[Array, Array]:
+    """The distinct categories and each row's, −1 where missing: 1.0 and 1 are the same category."""
+    distinct, codes = column.encoded
+    signs = "+" in distinct.tolist()  # then - is the other one
+    places: dict[str, int] = {}
+    to = np.full(len(distinct) + 1, -1, np.int64)
+    for place, text in enumerate(distinct.tolist()):
+        if not is_missing(text) or (signs and text == "-"):
+            to[place] = places.setdefault(_same_number(text), len(places))
+    names = np.empty(len(places), object)
+    names[:] = list(places)
+    return names, to[codes]
+
+
+_DECIMAL = re.compile(r"[+-]?(0|[1-9]\d*)?(\.\d*)?(e[+-]?\d{1,2})?", re.IGNORECASE)
+
+
+def _same_number(text: str) -> str:
+    """Category 1.0 of one file is category 1 of another."""
+    if not _DECIMAL.fullmatch(text) or not any(c.isdigit() for c in text):
+        return text
+    if text.isdigit():
+        return text  # however large
+    try:
+        return number_text(float(text))
+    except ValueError:
+        return text
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column holds and how it is written, with what a reader should know of it."""
+
+    name: str
+    kind: str
+    how: Format = field(default_factory=Format)
+    why: str = ""
+    """Of a column that is dropped."""
+    rows: int = 0
+    missing: int = 0
+    distinct: int = 0
+    examples: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def becomes(self) -> str:
+        """What the model sees of it."""
+        if self.kind == DROPPED:
+            return f"not used: {self.why}"
+        gaps = ", and a missing indicator" * bool(self.missing)
+        if self.kind in ("numeric", "boolean"):
+            unit = f" in {self.how.unit}" * bool(self.how.unit)
+            return f"{'0 or 1' if self.kind == 'boolean' else 'number'}{unit}, standardised{gaps}"
+        if self.kind == "date":
+            return f"day, month, weekday (and hour) as numbers{gaps}"
+        if self.kind == "text":
+            return "256 hashed word counts"
+        if self.distinct > CATEGORIES:
+            return f"the {CATEGORIES} most frequent categories and one for the rest"
+        return f"one 0/1 feature for each of {self.distinct} categories"
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "column": self.name,
+            "kind": self.kind,
+            "missing": self.missing,
+            "distinct": self.distinct,
+            "examples": list(self.examples),
+            "becomes": self.becomes,
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the user says of the columns; it always wins."""
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    decimal: str | None = None
+    day_first: bool | None = None
+
+    def check(self, table: Iterable[str]) -> None:
+        check_names("kind of a column:", self.kinds.values(), KINDS)
+        for name in self.kinds:
+            need_column(name, table, "kinds")
+        if self.decimal not in (None, ".", ","):
+            raise InputError(f"decimal={self.decimal!r}; the decimal mark is '.' or ','.")
+
+
+def infer(table: Table, names: Sequence[str], hints: Hints | None = None) -> dict[str, ColumnType]:
+    """The type of each of these columns, from all rows."""
+    hints = hints or Hints()
+    hints.check(table)
+    key = (tuple(sorted(hints.kinds.items())), hints.decimal, hints.day_first, tuple(names))
+    if key not in table.memory:
+        usual = _Usual(table, names, hints)
+        table.memory[key] = {n: _inferred(n, table[n], hints.kinds.get(n), usual) for n in names}
+    found: dict[str, ColumnType] = table.memory[key]
+    return found
+
+
+class _Usual:
+    """How numbers and dates are written in this table, for columns that leave it open."""
+
+    def __init__(self, table: Table, names: Sequence[str], hints: Hints) -> None:
+        self.hints, self.table = hints, table
+        self.sure = {".": 0, ",": 0}
+        for name in names:
+            if table[name].plain is None:
+                found = marks(_sample(table[name]))
+                for mark in self.sure:
+                    self.sure[mark] += found[mark]
+
+    def format(self, column: Column) -> tuple[Format, str]:
+        """How a column's numbers are written, and what to say if that is open."""
+        texts = [t for t in column.encoded[0].tolist() if not is_missing(t)]
+        found = marks(texts)
+        decimal, note = self._decimal(found)
+        if note:
+            mark = "," if found["open"] else "."
+            sample = next(t for t in texts if re.search(rf"\d{re.escape(mark)}\d{{3}}", t))
+            value = number(sample, Format(decimal), unit=False)
+            note = f"{sample!r} is read as {value:g} ({note})" if value is not None else ""
+        return Format(decimal, _main_unit(texts)), note
+
+    def _decimal(self, found: Mapping[str, int]) -> tuple[str, str]:
+        if self.hints.decimal is not None:
+            return self.hints.decimal, ""
+        if found["."] or found[","]:
+            return "," if found[","] > found["."] else ".", ""
+        european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self._semicolons)
+        if found["open"]:
+            return ("," if european else "."), "1,234 can be 1234 or 1.234; the option decimal says which"
+        if found["open."]:
+            if european:
+                return ",", "1.234 can be 1234 or 1.234; the option decimal says which"
+            return ".", ""
+        return ("," if european else "."), ""
+
+    @property
+    def _semicolons(self) -> bool:
+        return self.table.separator == ";"
+
+    def day_first(self, texts: Sequence[str]) -> tuple[bool, str]:
+        """Whether the day comes first, and what to say if that is open."""
+        if self.hints.day_first is not None:
+            return self.hints.day_first, ""
+        shapes = [m for t in texts if (m := in_open_order(t))]
+        if not shapes:
+            return False, ""
+        first = sum(int(m["a"]) > 12 for m in shapes)
+        second = sum(int(m["b"]) > 12 for m in shapes)
+        if first or second:
+            return first > second, ""
+        guess = shapes[0]["sep"] == "." or self._semicolons
+        order = "day first" if guess else "month first"
+        return guess, f"{shapes[0][0]!r} is read {order}; the option day_first says which"
+
+
+def _sample(column: Column, most: int = 2000) -> list[str]:
+    return [t for t in column.encoded[0][:most].tolist() if not is_missing(t)]
+
+
+def _main_unit(texts: Sequence[str]) -> str:
+    """The unit that most cells have, in lower case."""
+    units: dict[str, int] = {}
+    for text in texts:
+        if u := unit_of(text):
+            units[u] = units.get(u, 0) + 1
+    return max(units, key=lambda u: units[u]) if units else ""
+
+
+def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> ColumnType:
+    facts = Facts(name, column)
+    if kind is None and (why := facts.useless()):
+        return facts.typed(DROPPED, why=why)
+    found = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
+    if kind is None and found.kind != DROPPED and (why := facts.identifier(found)):
+        return replace(found, kind=DROPPED, why=why, warnings=(_kept(name, found.kind, why),))
+    if kind is None and found.kind in ("numeric", "categorical") and _IDENTIFIER.search(name):
+        note = "has the name of an identifier; if it is one: --drop, or --group for a repeated entity"
+        return replace(found, warnings=(*found.warnings, note))
+    return found
+
+
+def _kept(name: str, kind: str, why: str) -> str:
+    return f"not used, as it {why}; to use it, say its kind (--{kind} {_quoted(name)})"
+
+
+def _quoted(name: str) -> str:
+    return repr(name) if not name or re.search(r"\W", name) else name
+
+
+class Facts:
+    """What the cells of a column look like."""
+
+    def __init__(self, name: str, column: Column) -> None:
+        self.name, self.column, self.rows = name, column, len(column)
+        self.mixed = False
+        """Whether a good part, but not all, are numbers or dates."""
+        self.plain = column.plain
+        if self.plain is not None:  # texts would cost time, and are hardly needed
+            self.categories, self.counts = np.unique(self.plain[~np.isnan(self.plain)], return_counts=True)
+        else:
+            self.categories, codes = categories_of(column)
+            self.counts = np.bincount(codes[codes >= 0], minlength=len(self.categories))
+        self.known = int(self.counts.sum())
+
+    @cached_property
+    def cells(self) -> dict[str, int]:
+        """The texts of cells that are not missing, and how many of each there are."""
+        distinct, codes = self.column.encoded
+        times = np.bincount(codes[codes >= 0], minlength=len(distinct)).tolist()
+        return {t: n for t, n in zip(distinct.tolist(), times, strict=True) if not is_missing(t)}
+
+    def names(self, most: int) -> list[str]:
+        """The first categories, as texts."""
+        return [_category_text(value) for value in self.categories[:most].tolist()]
+
+    def typed(self, kind: str, how: Format | None = None, unparsed: int = 0, **more: Any) -> ColumnType:
+        wrong = more.pop("wrong", ())
+        order = np.argsort(-self.counts, kind="stable")[: QUOTED + len(wrong)]
+        shown = [t for t in map(_category_text, self.categories[order].tolist()) if t not in wrong]
+        return ColumnType(
+            self.name,
+            kind,
+            how or Format(),
+            rows=self.rows,
+            missing=self.rows - self.known + unparsed,
+            distinct=len(self.categories) - len(wrong),
+            examples=tuple(map(_short, shown[:QUOTED])),
+            **more,
+        )
+
+    def useless(self) -> str:
+        if not self.known:
+            return "is empty"
+        if len(self.categories) == 1 and self.known == self.rows:
+            return "has the same value in every row"
+        return ""
+
+    def identifier(self, found: ColumnType) -> str:
+        """Why the column is taken for an identifier, if it is: it tells rows or entities apart."""
+        kind = found.kind
+        if self.known < FEW or self.mixed or kind in ("date", "boolean", "text"):
+            return ""
+        distinct = len(self.categories)
+        named = bool(_IDENTIFIER.search(self.name))
+        if kind == "numeric":
+            return self._numbering(found.how, distinct, named)
+        if distinct >= ENOUGH * self.known:
+            return "is different in (almost) every row, as an identifier is"
+        coded = np.mean([bool(_CODED.fullmatch(c)) for c in self.names(1000)]) > ENOUGH
+        if distinct >= self.known / 2 and coded:
+            return "looks like an identifier (a code that few rows share)"
+        if named and distinct > CATEGORIES and distinct >= self.known / 20:
+            return "has the name of an identifier, and few rows share a value (a repeated entity: --group)"
+        return ""
+
+    def _numbering(self, how: Format, distinct: int, named: bool) -> str:
+        values = values_of(self.column, "numeric", how)[0]
+        values = values[~np.isnan(values)]
+        if not len(values) or (np.floor(values) != values).any():
+            return ""
+        dense = values.max() - values.min() + 1 <= 2 * distinct
+        steps = np.diff(values)
+        ordered = bool((steps >= 0).all() or (steps <= 0).all())
+        if distinct == len(values):
+            if named:
+                return "is different in every row and has the name of an identifier"
+            return "numbers the rows, as an identifier does" if dense else ""
+        if distinct <= max(CATEGORIES // 2, self.known / 20):
+            return ""
+        if named:
+            return "has the name of an identifier, and few rows share a value (a repeated entity: --group)"
+        if ordered and dense:
+            return "follows the order of the rows, as an identifier does (a repeated entity: --group)"
+        return ""
+
+    def code(self) -> str:
+        """Why whole numbers are taken for codes, if they are."""
+        if self.plain is not None:
+            values, zeros = self.categories, []
+            if not len(values) or values[0] < 0 or (np.floor(values) != values).any():
+                return ""
+        else:
+            digits = [t for t in self.cells if t.isascii() and t.isdigit()]
+            if sum(self.cells[t] for t in digits) < ENOUGH * self.known:
+                return ""
+            values = np.sort(np.array([float(t) for t in digits]))
+            zeros = [t for t in digits if len(t) > 1 and t[0] == "0"]
+        if zeros:
+            return f"codes with leading zeros ({_short(zeros[0])!r})"
+        wide = len(str(int(values[0])))
+        if wide != len(str(int(values[-1]))) or wide < 3:
+            return ""
+        if _CODE_NAME.search(self.name):
+            return f"codes of {wide} digits, as the name says"
+        if wide < 5 or not FEW <= len(values) <= self.known / 3:
+            return ""
+        spread = values[-1] / values[0] > 4 and np.mean(values % 100 == 0) < 0.5
+        return f"codes of {wide} digits that repeat" if spread else ""
+
+
+_IDENTIFIER = re.compile(
+    r"(?i:(^|[\W_])(ids?|uuid|guid|index|idx|key|nr|no|num|number|record|row|rowid|mrn|patient|subject|"
+    r"participant|person|customer|client|user|account|case|sample|accession|ssn|name|email|phone|hash|url|link|"
+    r"file|filename)$|^unnamed|^$)|[a-z0-9](ID|Id|Nr|No|Key|Index)$"
+)
+_CODE_NAME = re.compile(
+    r"zip|post(al|_?code)|plz|fips|(^|[\W_])(code|cod|icd|naics|sic|sku|area)$", re.IGNORECASE
+)
+_CODED = re.compile(r"(?=.*\d)[\w./:#-]+")
+
+
+def _category_text(value: Any) -> str:
+    return value if isinstance(value, str) else number_text(value)
+
+
+def _short(text: str, most: int = 30) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def quoted(cells: Mapping[str, int], most: int = QUOTED) -> str:
+    """The most frequent of these cells, such as ``'<0.1' (12), 'high' (3), …``."""
+    order = sorted(cells, key=lambda t: (-cells[t], t))
+    more = ", …" * (len(order) > most)
+    return ", ".join(f"{_short(t)!r} ({cells[t]:,})" for t in order[:most]) + more
+
+
+def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
+    if facts.column.dates:
+        return _of_kind(facts, "date", usual)
+    if facts.plain is None:
+        words = [t.lower() for t in facts.cells]
+        if any(w in TRUE or w in FALSE for w in words) and all(boolean(w) is not None for w in words):
+            return _of_kind(facts, "boolean", usual)
+    if why := facts.code():
+        return facts.typed("categorical", warnings=(f"{why}: categories; as numbers: --numeric",))
+    how, _ = usual.format(facts.column) if facts.plain is None else (Format(), "")
+    numbers = _share(facts, "numeric", how)
+    if numbers >= ENOUGH and not _eight_digit_dates(facts):
+        return _of_kind(facts, "numeric", usual)
+    cells = facts.cells
+    dates = _share(facts, "date", replace(how, day_first=usual.day_first(list(cells))[0]))
+    if dates >= ENOUGH:
+        return _of_kind(facts, "date", usual)
+    kind = "text" if _is_text(facts) else "categorical"
+    notes = []
+    for share, what, flag in ((numbers, "numbers", "numeric"), (dates, "dates", "date")):
+        if share >= NOTABLE:
+            facts.mixed = True
+            wrong = _wrong(facts, flag, replace(how, day_first=usual.day_first(list(cells))[0]))
+            notes.append(
+                f"{share:.0%} of its cells are {what}, too few to take it as {flag}; the others, such as "
+                f"{quoted(wrong)}, would be missing with --{flag} {_quoted(facts.name)}"
+            )
+    return facts.typed(kind, warnings=(*notes, *_alike(facts)))
+
+
+def _alike(facts: Facts) -> list[str]:
+    same = alike(facts.names(10_000))
+    return [f"categories that differ only in case or spaces: {', '.join(same[:QUOTED])}"] if same else []
+
+
+def alike(names: Iterable[str]) -> list[str]:
+    """Names that differ only in case or spaces, such as ``'oslo' and 'Oslo'``."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(re.sub(r"[\s_]+", " ", name).strip().casefold(), []).append(name)
+    return [" and ".join(map(repr, sorted(g)[:4])) for g in groups.values() if len(g) > 1]
+
+
+def _eight_digit_dates(facts: Facts) -> bool:
+    """20240131 is a date if all are such."""
+    if facts.known < FEW or (facts.plain is not None and not 19_000_101 <= facts.categories[0] < 21_000_000):
+        return False
+    return all(len(t) == 8 and t.isdigit() and date(t, False) is not None for t in facts.cells)
+
+
+def _wrong(facts: Facts, kind: str, how: Format) -> dict[str, int]:
+    return values_of(facts.column, kind, how)[1]
+
+
+def _share(facts: Facts, kind: str, how: Format) -> float:
+    """Of the cells that are not missing, those that can be read as this kind."""
+    return float((~np.isnan(values_of(facts.column, kind, how)[0])).sum()) / max(1, facts.known)
+
+
+def _is_text(facts: Facts) -> bool:
+    """Several words that mostly differ."""
+    words = [len(re.findall(r"\w+", c)) for c in facts.names(2000)]
+    many = len(facts.categories) > max(CATEGORIES, facts.known // 2)
+    return many and float(np.mean(words)) >= 3
+
+
+def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
+    """As the user said, or as the cells look."""
+    if kind in ("categorical", "text"):
+        return facts.typed(kind, warnings=tuple(_alike(facts)) if kind == "categorical" else ())
+    how, notes = Format(), []
+    what = {"numeric": "a number", "boolean": "true or false", "date": "a date"}[kind]
+    if kind == "numeric" and facts.column.plain is None:
+        how, note = usual.format(facts.column)
+        notes += [note] if note else []
+    elif kind == "date":
+        day_first, note = usual.day_first([] if facts.column.dates else list(facts.cells))
+        how, notes = replace(how, day_first=day_first), [note] if note else []
+    values, wrong = values_of(facts.column, kind, how)
+    if wrong:
+        count = sum(wrong.values())
+        cells = "1 cell is not" if count == 1 else f"{count:,} cells are not"
+        notes.append(f"{cells} {what}; counted as missing: {quoted(wrong)}")
+    if np.isnan(values).all():
+        return facts.typed(DROPPED, why=f"has no cell that is {what}", warnings=tuple(notes))
+    mixed = _units(facts, how) if kind == "numeric" else ""
+    notes += [mixed] if mixed else []
+    found = facts.typed(kind, how, sum(wrong.values()), warnings=tuple(notes), wrong=wrong)
+    if kind == "numeric" and found.distinct <= 1 and not found.missing:
+        return replace(found, kind=DROPPED, why="has the same value in every row")
+    return found
+
+
+def _units(facts: Facts, how: Format) -> str:
+    """Per cent beside plain numbers may be two scales."""
+    if how.unit not in ("%", "‰"):
+        return ""
+    bare = [t for t in facts.cells if not t.rstrip().endswith(("%", "‰"))]
+    if not bare:
+        return ""
+    return f"some cells have {how.unit} and some have none ({_short(bare[0])!r}): they are read on one scale"

@@ -1,0 +1,605 @@
+"""Examples as datasets give them (pairs, dicts, NumPy, text labels), made into pairs of tensors (x, y).
+
+What the labels are is decided here, once for all domains: whole numbers, booleans and text are classes,
+floating numbers are regression, and floating numbers that could be either are refused.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from shoal.data.batch import TensorData
+from shoal.data.domains import Domains
+from shoal.data.loader import _as_tensor, concatenate, seeded
+from shoal.errors import InputError, check_names
+
+TASKS = ("classification", "regression")
+LABELS = ("label", "labels", "y", "target", "targets")
+"""What the label is called in examples that are dicts."""
+READ = 4096
+"""Examples read to learn every label, where a dataset neither lists its labels nor says its classes."""
+SAMPLE, FEW = 256, 16
+"""Examples looked at where not every label is needed, and where the dataset lists its labels."""
+AMBIGUOUS = 20
+"""Up to so many distinct floating labels, all whole numbers, could be classes or quantities."""
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Understood:
+    """Datasets joined into one, and what its labels are; ``classes`` is ``None`` where nothing tells yet."""
+
+    examples: Dataset[Any]
+    domains: Domains
+    """One domain per dataset."""
+    task: str
+    classes: int | None
+    class_names: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    notes: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Coding:
+    """From a label as the dataset gives it to a tensor; ``names`` number text labels in their order."""
+
+    task: str
+    names: tuple[str, ...] = ()
+    classes: int | None = None
+    text: bool = False
+
+    def __call__(self, label: Any, where: str) -> Tensor:
+        value = _label(label, where)
+        if (value.dtype.kind == "U") != self.text:
+            others = "text" if self.text else "numbers"
+            raise InputError(f"{where} has the label {label!r}, and others are {others}; make them alike.")
+        if self.text:
+            return torch.tensor(self._number(str(value), where))
+        if self.task == "regression":
+            return torch.as_tensor(value).to(torch.get_default_dtype())
+        if value.ndim or (value.dtype.kind == "f" and value != np.floor(value)):
+            raise InputError(f"{where} has the label {label!r}; a class is one whole number per example.")
+        number = int(value)
+        if number < 0 or (self.classes is not None and number >= self.classes):
+            bound = "" if self.classes is None else f" and below {self.classes}, the number of classes"
+            raise InputError(f"{where} has the label {number}; labels must be at least 0{bound}.")
+        return torch.tensor(number)
+
+    def _number(self, text: str, where: str) -> int:
+        if text not in self.names:
+            some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
+            raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
+        return self.names.index(text)
+
+
+class Items(Dataset[tuple[Any, Tensor]]):
+    """A dataset whose examples are pairs of tensors, whatever those of ``source`` are."""
+
+    def __init__(self, source: Any, where: str, coding: Coding, seen: tuple[Array, Array]) -> None:
+        self.source, self.where, self.coding = source, where, coding
+        self.seen = seen
+        """Examples whose class is known before training, and these classes; empty in regression."""
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        where = f"example {index} of {self.where}"
+        x, y, _ = _apart(self.source[int(index)], where)
+        return _input(x, where), self.coding(y, where)
+
+
+class Joined(ConcatDataset[Any]):
+    """Several datasets after each other, some of them :class:`Items`."""
+
+    @property
+    def seen(self) -> tuple[Array, Array]:
+        """As that of :class:`Items`; in-memory labels are checked where they are."""
+        starts = [0, *self.cumulative_sizes]
+        known = [
+            (n, part.seen) for n, part in zip(starts, self.datasets, strict=False) if isinstance(part, Items)
+        ]
+        return (
+            np.concatenate([which + start for start, (which, _) in known]),
+            np.concatenate([labels for _, (_, labels) in known]),
+        )
+
+
+def understand(
+    parts: Mapping[str, Any],
+    *,
+    task: str | None = None,
+    classes: int | Sequence[str] | None = None,
+    count: bool = False,
+    default: str | None = None,
+) -> Understood:
+    """Joins ``parts``, each a Dataset, a list of examples or a pair of arrays, by what their labels are.
+
+    Args:
+        task: ``classification`` or ``regression``; by default as the labels are.
+        classes: how many there are, or their names in order.
+        count: find out how many there are where the datasets do not say; it reads up to :data:`READ`
+            examples, and beyond that ``classes`` must be given.
+        default: the task of labels that could be either, which are refused without it.
+    """
+    if task is not None:
+        check_names("task", [task], TASKS)
+    names = tuple(map(str, classes)) if classes is not None and not isinstance(classes, int) else ()
+    given = len(names) if names else classes if isinstance(classes, int) else None
+    if given is not None and (given < 2 or isinstance(classes, bool)):
+        raise InputError(f"classes={classes!r}; there must be at least two.")
+    if given and task == "regression":
+        raise InputError(f"classes={classes!r} and task='regression': a regression has no classes.")
+    count = count and given is None and task != "regression"
+    with seeded(0):  # reading an example may draw random numbers
+        looks = [
+            _look(f"domain {name!r}" if name else "the dataset", part, count, len(parts))
+            for name, part in parts.items()
+        ]
+    _check_alike(looks)
+    kinds = {look.kind for look in looks}
+    if kinds == {"whole", "floating"}:
+        a, b = (next(look for look in looks if look.kind == kind) for kind in ("whole", "floating"))
+        raise InputError(f"labels are whole numbers in {a.name} and floating in {b.name}; make them alike.")
+    if "text" in kinds and len(kinds) > 1:
+        a, b = (next(v for v in looks if (v.kind == "text") == same) for same in (True, False))
+        raise InputError(f"labels are text in {a.name} and numbers in {b.name}; make them alike.")
+    kind = kinds.pop()
+    task = task or ("classification" if kind != "floating" or given else _floating(looks, default))
+    if task == "regression" and kind == "text":
+        raise InputError("labels are text; for regression they must be numbers.")
+    coding = Coding(task) if task == "regression" else _classes(looks, kind, names, given, count)
+    coded = {name: look.coded(coding) for name, look in zip(parts, looks, strict=True)}
+    joined: Any
+    if len(coded) == 1 or any(isinstance(part, Items) for part in coded.values()):
+        joined = Joined(coded.values()) if len(coded) > 1 else next(iter(coded.values()))
+        domains = Domains.from_sizes({name: len(part) for name, part in coded.items()})
+    else:
+        joined, domains = concatenate(coded)
+    dropped = "; ".join(dict.fromkeys(look.dropped for look in looks if look.dropped))
+    notes = {"example": f"not used: {dropped}"} if dropped else {}
+    called = coding.names if len(coding.names) == coding.classes else ()
+    return Understood(joined, domains, task, coding.classes, called, looks[0].shape, notes)
+
+
+def warn_of(notes: Mapping[str, str]) -> None:
+    """Tells the caller of the public function what of the examples is not used."""
+    for note in notes.values():
+        warnings.warn(note, stacklevel=3)
+
+
+def _floating(looks: Sequence[_Look], default: str | None) -> str:
+    """Floating labels are regression, unless they could as well be classes."""
+    if default is not None or any(look.labels.ndim > 1 for look in looks):
+        return default or "regression"
+    values = np.unique(np.concatenate([look.labels for look in looks]))
+    if 1 < len(values) <= AMBIGUOUS and (values == np.floor(values)).all():
+        some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
+        raise InputError(
+            f"labels are floating and take only whole values ({some}): are they classes or quantities? Say "
+            "task='classification' or task='regression' (or make labels of classes integers: y.long())."
+        )
+    return "regression"
+
+
+def _classes(
+    looks: Sequence[_Look], kind: str, names: tuple[str, ...], given: int | None, count: bool
+) -> Coding:
+    for look in looks:
+        if look.labels.ndim > 1 and not look.opaque:
+            raise InputError(
+                f"a label in {look.name} has shape {look.labels.shape[1:]}: a class is one number per "
+                "example. For several targets make them floating."
+            )
+    every = all(look.whole for look in looks)
+    if kind == "text":
+        found = {str(v) for look in looks for v in look.labels.tolist()}
+        if not names:
+            if not every:
+                raise InputError(
+                    f"labels are text, and to number them more than {READ:,} examples would be read: name "
+                    "the classes in their order (classes=[…]), or number the labels in the dataset."
+                )
+            names = tuple(sorted(found))
+        if unknown := sorted(found - set(names)):
+            raise InputError(f"the label {unknown[0]!r} is none of classes={list(names)!r}.")
+        if len(names) < 2:
+            raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
+        return Coding("classification", names, len(names), text=True)
+    listed = looks[0].called if all(look.called == looks[0].called for look in looks) else ()
+    if all(look.labels.dtype.kind == "b" for look in looks):
+        return Coding("classification", names or ("False", "True"), given or 2)
+    if given is None and listed:
+        given, names = len(listed), tuple(listed)
+    if given is None and count:
+        if not every:
+            raise InputError(
+                "labels are whole numbers, and the dataset does not say how many classes there are; say it: "
+                "classes=N (or task='regression')."
+            )
+        given = max(2, 1 + max(int(look.labels.max()) for look in looks))
+    for look in looks:
+        if kind == "floating" and (wrong := look.labels != np.floor(look.labels)).any():
+            at = int(np.argmax(wrong))
+            raise InputError(
+                f"example {look.which[at]} of {look.name} has the label {look.labels[at]}; "
+                "with task='classification' labels must be whole numbers."
+            )
+    return Coding("classification", names if len(names) == given else (), given)
+
+
+# One dataset
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What is known of one dataset before it is trained on."""
+
+    name: str
+    source: Any
+    labels: Array
+    """Of the examples ``which``: booleans, numbers or text."""
+    which: Array
+    whole: bool
+    """Whether these are all examples."""
+    shape: tuple[int, ...] = ()
+    signature: Any = None
+    called: tuple[str, ...] = ()
+    """The names that the dataset has for its classes."""
+    dropped: str = ""
+    opaque: bool = False
+    """It follows the loader's own protocol and is taken as it is."""
+
+    @property
+    def kind(self) -> str:
+        return _kind(self.labels)
+
+    def coded(self, coding: Coding) -> Any:
+        """The dataset with its labels as tensors."""
+        if self.opaque:
+            return self.source
+        if isinstance(self.source, Tensor):
+            y = self._numbers(coding)
+            kind = self.source.dtype if self.source.is_floating_point() else torch.get_default_dtype()
+            return TensorData(self.source, y.to(self.source.device, kind if y.is_floating_point() else None))
+        if coding.task == "regression":
+            return Items(self.source, self.name, coding, (self.which[:0], self.which[:0]))
+        return Items(self.source, self.name, coding, (self.which, self._numbers(coding).numpy()))
+
+    def _numbers(self, coding: Coding) -> Tensor:
+        if self.kind == "text":
+            place = {name: n for n, name in enumerate(coding.names)}
+            return torch.tensor([place[v] for v in self.labels.tolist()])
+        if coding.task == "regression":
+            return torch.as_tensor(self.labels).double()
+        return torch.as_tensor(self.labels.astype(np.int64))
+
+
+def _look(name: str, part: Any, count: bool, parts: int) -> _Look:
+    if isinstance(part, TensorDataset) and type(part) is TensorDataset and len(part.tensors) == 2:
+        part = part.tensors
+    if isinstance(part, list) and part and all(isinstance(item, (tuple, Mapping)) for item in part):
+        return _sampled(name, part, count, parts)
+    if type(part) is TensorData:
+        part = (part.x, part.y)
+    if isinstance(part, (tuple, list)):
+        return _arrays(name, part)
+    if isinstance(part, IterableDataset) or not (hasattr(part, "__getitem__") and hasattr(part, "__len__")):
+        raise InputError(
+            f"{name} is a {type(part).__name__}; a dataset that gives any example by its index is needed "
+            "(with __getitem__ and __len__)."
+        )
+    return _sampled(name, part, count, parts)
+
+
+def _arrays(name: str, part: Sequence[Any]) -> _Look:
+    """A pair of arrays, all of whose labels are known."""
+    if len(part) != 2:
+        raise InputError(f"{name} has {len(part)} parts; give a dataset or a pair (x, y).")
+    try:
+        x = _as_tensor(part[0])
+        values = np.asarray(_plain(part[1]))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: {error}") from error
+    if not x.ndim or not values.ndim or len(x) != len(values):
+        sizes = [len(v) if v.ndim else 0 for v in (x, values)]
+        raise InputError(
+            f"{name}: x has {sizes[0]} examples and y has {sizes[1]}; they must be equally many."
+        )
+    if not len(x):
+        raise InputError(f"{name} has no examples; leave it out.")
+    if values.dtype.kind in "OSU":
+        values = _together([_label(v, f"example {n} of {name}") for n, v in enumerate(values)], name)
+    elif values.dtype.kind not in "biuf":
+        raise InputError(f"{name}: labels are {values.dtype}; they must be numbers or text.")
+    elif values.dtype.kind != "f" and values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    every = np.arange(len(x))
+    return _Look(name, x, values, every, True, tuple(x.shape[1:]), (tuple(x.shape[1:]), str(x.dtype)))
+
+
+def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
+    """A dataset of items: some are read, all where every label is needed and not listed."""
+    size = len(dataset)
+    if not size:
+        raise InputError(f"{name} has no examples; leave it out.")
+    if _has_protocol(dataset):
+        return _opaque(name, dataset, size)
+    called = _called(dataset)
+    some = _spread(size, FEW)
+    first = _together([_label(_read(dataset, n, name)[1], name) for n in some.tolist()], name)
+    listed = _listed(dataset, some, first)
+    every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
+    which = some if listed is not None else _spread(size, READ if every else max(FEW, SAMPLE // parts))
+    labels: list[Array] = []
+    signature: Any = None
+    dropped = ""
+    for example in which.tolist():
+        where = f"example {example} of {name}"
+        x, y, unused = _read(dataset, example, name)
+        here = _signature(_input(x, where))
+        if signature is not None and here != signature:
+            raise InputError(
+                f"{where} is {_words(here)} and the first is {_words(signature)}; make examples alike (pad "
+                "sequences), or give the dataset a method `collate`."
+            )
+        signature, dropped = here, dropped or unused
+        labels.append(_label(y, where))
+    found = _together(labels, name)
+    if listed is not None:
+        found, which = listed, np.arange(size)
+    shape = signature[0] if isinstance(signature, tuple) and isinstance(signature[0], tuple) else ()
+    return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped)
+
+
+def _has_protocol(dataset: Any) -> bool:
+    """Whether it puts its batches together itself, or is one of this package's that treat splits apart."""
+    if all(hasattr(dataset, name) for name in ("device", "to")) and callable(getattr(dataset, "batch", None)):
+        return True
+    return any(callable(getattr(dataset, name, None)) for name in ("collate", "evaluation", "marked"))
+
+
+def _opaque(name: str, dataset: Any, size: int) -> _Look:
+    which = _spread(size, FEW)
+    items = [_read(dataset, example, name)[:2] for example in which.tolist()]
+    labels = _together([_label(y, name) for _, y in items], name)
+    shape = tuple(items[0][0].shape) if isinstance(items[0][0], Tensor) else ()
+    if (listed := _listed(dataset, which, labels)) is not None:
+        labels, which = listed, np.arange(size)
+    called = _called(dataset)
+    return _Look(name, dataset, labels, which, len(which) == size, shape, None, called, opaque=True)
+
+
+def _check_alike(looks: Sequence[_Look]) -> None:
+    """Inputs must be put into one batch."""
+    known = [look for look in looks if look.signature is not None]
+    for look in known:
+        if look.signature != known[0].signature:
+            raise InputError(
+                f"an example is {_words(known[0].signature)} in {known[0].name} but {_words(look.signature)} "
+                f"in {look.name}; they must be alike."
+            )
+
+
+def _spread(size: int, most: int) -> Array:
+    """Up to ``most`` examples, evenly over the dataset and the same ones every time."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
+def _listed(dataset: Any, which: Array, labels: Array) -> Array | None:
+    """The labels of all examples, where the dataset has them in memory and they are those that come out."""
+    found = _attribute(dataset)
+    if found is None or len(found) != len(dataset) or labels.ndim != 1:
+        return None
+    same = _kind(found) == _kind(labels) and bool((found[which] == labels).all())
+    return found if same else None
+
+
+def _attribute(dataset: Any) -> Array | None:
+    if isinstance(dataset, Subset):
+        below = _attribute(dataset.dataset)
+        return None if below is None else below[np.asarray(dataset.indices, np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        several = [_attribute(part) for part in dataset.datasets]
+        known = [part for part in several if part is not None]
+        alike = len({part.dtype.kind for part in known}) == 1 and len({part.shape[1:] for part in known}) == 1
+        return np.concatenate(known) if len(known) == len(several) and alike else None
+    if isinstance(dataset, list):
+        return None
+    columns = getattr(dataset, "column_names", None)
+    if isinstance(columns, list) and hasattr(dataset, "with_format"):  # Hugging Face
+        label = [name for name in columns if name in LABELS]
+        values: list[Any] = [dataset.with_format(None)[label[0]][:]] if len(label) == 1 else []
+    else:
+        tensors = getattr(dataset, "tensors", None)
+        values = [getattr(dataset, name, None) for name in ("targets", "labels", "y")]
+        values += [tensors[1]] if isinstance(tensors, tuple) and len(tensors) > 1 else []
+    for value in values:
+        found = _plain(value)
+        if isinstance(found, (list, tuple)):
+            try:
+                found = np.asarray(found)
+            except ValueError:
+                continue
+        if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "biufU":
+            return found
+    return None
+
+
+def _called(dataset: Any) -> tuple[str, ...]:
+    """The names of the classes, as far as the dataset has them."""
+    if isinstance(dataset, Subset):
+        return _called(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        several = {_called(part) for part in dataset.datasets}
+        return several.pop() if len(several) == 1 else ()
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping):  # Hugging Face
+        names = [getattr(kind, "names", None) for name, kind in features.items() if name in LABELS]
+        return tuple(map(str, names[0])) if len(names) == 1 and names[0] else ()
+    classes = getattr(dataset, "classes", ())
+    if isinstance(classes, int) and not isinstance(classes, bool) and classes > 1:
+        return tuple(map(str, range(classes)))
+    return tuple(map(str, classes)) if isinstance(classes, (list, tuple, np.ndarray)) else ()
+
+
+def _kind(labels: Array) -> str:
+    return {"U": "text", "f": "floating"}.get(labels.dtype.kind, "whole")
+
+
+# One example
+
+
+def _read(dataset: Any, example: int, name: str) -> tuple[Any, Any, str]:
+    where = f"example {example} of {name}"
+    try:
+        item = dataset[example]
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{where} cannot be read: {type(error).__name__}: {error}") from error
+    return _apart(item, where)
+
+
+def _apart(item: Any, where: str) -> tuple[Any, Any, str]:
+    """An example's input and label, and in words what else it has."""
+    if isinstance(item, Mapping):
+        return _from_mapping(item, where)
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        got = f"{len(item)} part" if isinstance(item, (tuple, list)) else f"a {type(item).__name__}"
+        raise InputError(f"{where} is {got}; an example must be a pair (x, y), or a dict with a label.")
+    if len(item) > 2 and np.ndim(_plain(item[1])) and not np.ndim(_plain(item[-1])):
+        raise InputError(
+            f"{where} has {len(item)} parts, of which the second has shape {np.shape(_plain(item[1]))}; "
+            "of (x, y, …) the second is the label. Several inputs go into one: ((a, b), y)."
+        )
+    return item[0], item[1], "what an example has beyond (x, y)" if len(item) > 2 else ""
+
+
+def _from_mapping(item: Mapping[Any, Any], where: str) -> tuple[Any, Any, str]:
+    label = [key for key in item if key in LABELS]
+    if len(label) != 1:
+        what = "several of" if label else "none of"
+        raise InputError(
+            f"{where} is a dict with {', '.join(map(repr, item))}: {what} {', '.join(LABELS)}; the label "
+            "must be under one of them, and the rest is the input."
+        )
+    rest = {key: value for key, value in item.items() if key != label[0]}
+    used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
+    if not used:
+        some = next((f"; {key!r} is text: tokenize it (or from_hf)" for key in rest), "")
+        raise InputError(f"{where} has no input beside its label {label[0]!r}{some}.")
+    unused = [repr(key) for key in rest if key not in used]
+    dropped = f"{', '.join(unused)} of the examples (no numbers)" if unused else ""
+    return next(iter(used.values())) if len(used) == 1 else used, item[label[0]], dropped
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    value = value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+
+
+def _label(label: Any, where: str) -> Array:
+    """One label as an array of booleans, numbers or text; of one element, without dimensions."""
+    value = _plain(label)
+    if isinstance(value, bytes):
+        value = value.decode(errors="replace")
+    try:
+        found = np.asarray(value)
+    except ValueError:
+        found = np.asarray(None)
+    if found.dtype.kind == "O" and isinstance(found.item() if found.size == 1 else None, (str, int, float)):
+        found = np.asarray(found.item())
+    if found.dtype.kind not in "biufU":
+        raise InputError(f"{where} has the label {label!r}; it must be a number or a text.")
+    if found.dtype.kind == "f" and not np.isfinite(found).all():
+        raise InputError(f"{where} has a label that is not finite; repair or leave it out.")
+    whole = found.dtype.kind != "f" and found.size == 1
+    return found.reshape(()) if whole else found
+
+
+def _together(labels: Sequence[Array], name: str) -> Array:
+    found = {_kind(label) for label in labels}
+    if "text" in found and len(found) > 1:
+        raise InputError(f"some labels in {name} are text and others are numbers; make them alike.")
+    if len(shapes := {label.shape for label in labels}) > 1:
+        raise InputError(f"labels in {name} have different shapes: {', '.join(map(str, sorted(shapes)))}.")
+    return np.stack(list(labels))
+
+
+def _input(x: Any, where: str) -> Any:
+    """What the model takes: numbers as tensors, in the nest that they are in."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        if x.dtype.kind not in "biuf":
+            raise InputError(f"{where} has an input of {x.dtype}; it must be numbers.")
+        return _as_tensor(x)
+    if isinstance(x, (int, float)):
+        return torch.tensor(x)
+    if isinstance(x, str):
+        raise InputError(f"{where} has a text as its input; tokenize it, or take from_hf(…, tokenizer=…).")
+    if hasattr(x, "convert") and hasattr(x, "getbands"):
+        raise InputError(
+            f"{where} has a Pillow image as its input; make it a tensor in the dataset, such as with "
+            "torchvision.transforms.ToTensor()."
+        )
+    if isinstance(x, Mapping):
+        return {key: _input(value, where) for key, value in x.items() if not _is_text(value)}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(_input(part, where) for part in x))
+    if isinstance(x, list) and _numbers(x):
+        return _as_tensor(np.asarray(x))
+    return type(x)(_input(part, where) for part in x) if isinstance(x, (list, tuple)) else x
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _numbers(values: list[Any]) -> bool:
+    """Whether a list is an array that was written as one, such as Hugging Face's datasets give."""
+    if any(isinstance(v, Tensor) for v in values):
+        return False
+    try:
+        return np.asarray(values).dtype.kind in "biuf"
+    except ValueError:
+        return False
+
+
+def _signature(x: Any) -> Any:
+    """Shapes and types: what must be the same for examples to be put together."""
+    if isinstance(x, Tensor):
+        return tuple(x.shape), str(x.dtype)
+    if isinstance(x, Mapping):
+        return {str(key): _signature(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_signature(part) for part in x]
+    return type(x).__name__
+
+
+def _words(signature: Any) -> str:
+    return ", ".join(_in_words(signature))
+
+
+def _in_words(signature: Any, key: str = "") -> Iterator[str]:
+    if isinstance(signature, dict):
+        for name, value in signature.items():
+            yield from _in_words(value, f"{name}: ")
+    elif isinstance(signature, list):
+        for value in signature:
+            yield from _in_words(value, key)
+    elif isinstance(signature, tuple):
+        yield f"{key}{signature[0]} {signature[1].removeprefix('torch.')}"
+    else:
+        yield f"{key}{signature}"

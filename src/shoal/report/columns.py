@@ -1,0 +1,62 @@
+"""The report on a table's columns, for a terminal and for Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.report.tables import Table, _clean
+
+MOST = 40
+"""Columns that a terminal shows; of more, those with a warning come first."""
+WIDEST = 34
+
+
+def table(report: Mapping[str, Any], most: int | None = None) -> Table:
+    """A row per column: its kind, missing and distinct cells, examples, and what the model sees of it."""
+    found = Table(["column", "kind", "missing", "distinct", "examples", "becomes"])
+    rows = list(report["columns"])
+    if most is not None and len(rows) > most:
+        rows = sorted(rows, key=lambda c: not c["warnings"])[:most]
+    for c in rows:
+        missing = f"{c['missing']:,}"
+        if c["missing"] and report.get("rows"):
+            missing += f" ({c['missing'] / report['rows']:.0%})"
+        cells = (
+            c["column"],
+            c["kind"],
+            missing,
+            f"{c['distinct']:,}",
+            ", ".join(c["examples"]),
+            c["becomes"],
+        )
+        found.add(*(_cut(_clean(str(cell))) for cell in cells[:5]), _clean(c["becomes"]))
+    return found
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def remarks(report: Mapping[str, Any]) -> list[str]:
+    """What is doubtful, a line each."""
+    lines = [f"column {c['column']!r}: {line}" for c in report["columns"] for line in c["warnings"]]
+    return [_clean(line) for line in [*lines, *report.get("remarks", ())]]
+
+
+def text(report: Mapping[str, Any], width: int = 110) -> str:
+    """For a terminal: the table, and the warnings beneath it."""
+    count = len(report["columns"])
+    lines = [
+        f"{_clean(report['file'])}: {report['rows']:,} rows, {count:,} columns",
+        table(report, MOST).text(),
+    ]
+    if count > MOST:
+        lines.append(f"… and {count - MOST:,} more columns (all in columns.json, or with --json)")
+    said = remarks(report)
+    if said:
+        lines += ["", f"{len(said)} warning{'s' * (len(said) != 1)}:"]
+        for line in said:
+            lines += textwrap.wrap(line, width, initial_indent="- ", subsequent_indent="  ")
+    return "\n".join(lines)

@@ -1,0 +1,509 @@
+"""``shoal.score``: how well a trained model does on labelled rows, per domain, and how these rows differ.
+
+Rows without a label, and rows whose class the model does not know, are counted, named and left out of every
+metric. Intervals are those of :mod:`shoal.training.intervals`, drift is that of :mod:`shoal.data.drift`.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from shoal.data.cells import Format, is_missing
+from shoal.data.columns import categories_of, quoted, values_of
+from shoal.data.drift import ColumnDrift, Drift
+from shoal.data.inputs import ROWS, check_columns
+from shoal.data.reading import Column, Rows, objects, rows_of
+from shoal.data.table import Preprocessing
+from shoal.errors import InputError
+from shoal.report.tables import Table, _clean
+from shoal.trained import Trained, load, probabilities
+from shoal.training.intervals import Estimate, calibration, classification, regression
+
+Array = NDArray[Any]
+UNKNOWN, UNLABELLED = -2, -1
+SHOWN = 20
+"""Domains and columns in the text; the rest is in :meth:`Score.to_dict`."""
+BY_DOMAIN = {
+    "classification": ("accuracy", "AUC", "average precision"),
+    "regression": ("MAE", "RMSE", "R²"),
+}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The metrics of some rows: of a domain, or of all."""
+
+    name: str
+    rows: int
+    metrics: Mapping[str, Estimate]
+    seen: str = ""
+    """Of a domain: ``training``, ``held out`` (the test domain of the training) or ``new``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        metrics = {name: estimate.to_dict() for name, estimate in self.metrics.items()}
+        return {"name": self.name, "rows": self.rows, "seen": self.seen, "metrics": metrics}
+
+
+@dataclass(frozen=True)
+class Score:
+    """What :func:`score` found; ``print`` shows it, :meth:`to_dict` has all of it as plain data."""
+
+    model: str
+    data: str
+    task: str
+    label: str
+    domain: str | None
+    rows: int
+    """Of the data; those that count are ``overall.rows``."""
+    overall: Group
+    domains: tuple[Group, ...]
+    class_names: tuple[str, ...]
+    unlabelled: int
+    unreadable: Mapping[str, int]
+    """Labels of a regression that are no numbers."""
+    unknown: Mapping[str, int]
+    """Classes that the model does not know."""
+    calibration: Mapping[str, Any] | None
+    drift: tuple[ColumnDrift, ...] | None
+    """Flagged columns first; ``None`` where the model has no summary of its training columns."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def worst(self) -> Group | None:
+        """The domain with the lowest accuracy, or the highest mean absolute error."""
+        name = BY_DOMAIN[self.task][0]
+        known = [group for group in self.domains if group.metrics[name].value is not None]
+        sign = 1 if self.task == "classification" else -1
+        return min(known, key=lambda g: sign * (g.metrics[name].value or 0.0), default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            **{"model": self.model, "data": self.data, "task": self.task, "label": self.label},
+            **{"domain": self.domain, "rows": self.rows, "overall": self.overall.to_dict()},
+            "domains": [group.to_dict() for group in self.domains],
+            "class_names": list(self.class_names),
+            "left_out": {
+                "unlabelled": self.unlabelled,
+                "unreadable": dict(self.unreadable),
+                "unknown_classes": dict(self.unknown),
+            },
+            "calibration": self.calibration,
+            "drift": None if self.drift is None else [column.to_dict() for column in self.drift],
+            "notes": list(self.notes),
+        }
+
+    def text(self) -> str:
+        """For a terminal."""
+        blocks = [self._head(), _overall(self.overall).text()]
+        if self.domains:
+            blocks.append(
+                f"By domain ({_clean(str(self.domain))})\n\n{self._by_domain().text()}{self._after()}"
+            )
+        if self.calibration is not None:
+            blocks.append(f"{self._calibrated()}\n\n{_bins(self.calibration).text()}")
+        blocks.append(self._drifted())
+        blocks += [textwrap.fill(_clean(note), 100) for note in self.notes]
+        return "\n\n".join(block for block in blocks if block)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        tables = [_overall(self.overall), *([self._by_domain()] if self.domains else [])]
+        tables += [_bins(self.calibration)] if self.calibration is not None else []
+        return "\n".join(table.html() for table in [*tables, *([_columns(self.drift)] if self.drift else [])])
+
+    def _head(self) -> str:
+        positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
+        lines = [
+            f"{self.overall.rows:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"
+        ]
+        if self.unlabelled:
+            lines.append(f"Left out: {_rows(self.unlabelled)} without a label.")
+        if self.unreadable:
+            count = sum(self.unreadable.values())
+            lines.append(f"Left out: {_rows(count)} whose label is no number: {quoted(self.unreadable)}.")
+        if self.unknown:
+            count = sum(self.unknown.values())
+            right = (self.overall.metrics["accuracy"].value or 0.0) * self.overall.rows
+            wrong = right / (self.overall.rows + count)
+            lines.append(
+                f"Left out: {_rows(count)} of classes that the model does not know: {quoted(self.unknown)}. "
+                f"Counted as errors, the accuracy would be {wrong:.3f}."
+            )
+        return "\n".join(textwrap.fill(_clean(line), 100) for line in lines)
+
+    def _by_domain(self) -> Table:
+        names = BY_DOMAIN[self.task]
+        table = Table(["domain", "rows", "in training", *(f"{name} (95 %)" for name in names)])
+        for group in self.domains[:SHOWN]:
+            cells = [_cell(group.metrics[name]) for name in names]
+            table.add(group.name, f"{group.rows:,}", {"training": "yes"}.get(group.seen, group.seen), *cells)
+        return table
+
+    def _after(self) -> str:
+        more = len(self.domains) - SHOWN
+        rest = f"\n… {more:,} more domains (all of them in the JSON)" if more > 0 else ""
+        name, worst = BY_DOMAIN[self.task][0], self.worst
+        if worst is not None and len(self.domains) > 1:
+            value = worst.metrics[name].value
+            rest += f"\n\nWorst domain by {name}: {_clean(worst.name)} ({_number(value)})."
+        return rest
+
+    def _calibrated(self) -> str:
+        assert self.calibration is not None
+        error, chance = self.calibration["error"], self.calibration["chance"]
+        what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
+        verdict = (
+            "the probabilities are off by more than sampling explains"
+            if error > chance
+            else "no sign that the probabilities are off"
+        )
+        line = (
+            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (95 in 100 "
+            f"perfectly calibrated models stay below {chance:.3f} with so many rows): {verdict}."
+        )
+        return textwrap.fill(_clean(line), 100)
+
+    def _drifted(self) -> str:
+        if not self.drift:
+            return ""
+        flagged = [column for column in self.drift if column.flags]
+        told = [column for column in self.drift if column.words()][:SHOWN]
+        count = f"{len(flagged) or 'none'} of {len(self.drift)} differ{'s' * (len(flagged) < 2)}"
+        line = f"Columns against training: {count} more than sampling explains"
+        return f"{line}.\n\n{_columns(told).text()}" if told else f"{line}."
+
+
+def _overall(group: Group) -> Table:
+    table = Table(["all rows", "value", "95 % interval"])
+    for name, estimate in group.metrics.items():
+        ends = "–" if estimate.low is None else f"{_number(estimate.low)} to {_number(estimate.high)}"
+        value = f"undefined: {estimate.undefined}" if estimate.undefined else _number(estimate.value)
+        table.add(name, value, ends)
+    return table
+
+
+def _bins(content: Mapping[str, Any]) -> Table:
+    table = Table(["probability", "rows", "mean predicted", "observed (95 %)"])
+    for row in content["bins"]:
+        observed = _cell(Estimate(row["observed"], row["low"], row["high"]))
+        table.add(
+            f"{row['from']:.1f}–{row['to']:.1f}", f"{row['count']:,}", f"{row['predicted']:.3f}", observed
+        )
+    return table
+
+
+def _columns(drift: Sequence[ColumnDrift]) -> Table:
+    table = Table(["column", "kind", "PSI", "p", "difference"])
+    for one in drift[:SHOWN]:
+        p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+        table.add(one.column, one.kind, _number(one.psi), p, one.words() or "within sampling")
+    return table
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} row{'s' * (count != 1)}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _cell(estimate: Estimate) -> str:
+    if estimate.value is None:
+        return f"undefined: {estimate.undefined}" if estimate.undefined else "–"
+    if estimate.low is None:
+        return _number(estimate.value)
+    return f"{_number(estimate.value)} ({_number(estimate.low)} to {_number(estimate.high)})"
+
+
+# Scoring
+
+
+def score(
+    model: str | Path | Trained,
+    data: Any,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    column: str | None = None,
+    batch_size: int = 256,
+    workers: int = 0,
+    device: str | torch.device = "cpu",
+    bad_images: str = "stop",
+    seed: int = 0,
+) -> Score:
+    """Metrics of a trained model on labelled data, per domain and overall, with 95 % intervals. ::
+
+        found = shoal.score("runs/fish", "labelled.csv")
+        print(found)
+        found.overall.metrics["AUC"].low
+
+    Args:
+        model: a run's folder, or what :func:`shoal.load` gives (for a network of your own).
+        data: for a model of tables or of text: a file, a DataFrame or a mapping of columns. For one of
+            images: a folder as ``domain/class/image``, or ``class/image``.
+        label: the column with the truth, by default that of training.
+        domain: the column with the domains, by default that of training; without it all rows are one group.
+        column: of a table of text: the column with the text.
+        bad_images: ``stop`` at an image that cannot be read, or ``skip`` it.
+        seed: of the bootstrap.
+    """
+    trained = model if isinstance(model, Trained) else load(model, device=device)
+    kind = str(trained.inputs.get("kind", "array"))
+    if kind == "array":
+        raise InputError(
+            "this model takes prepared arrays; score takes models of tables, of text in tables and of images "
+            "in folders. For arrays take predict_proba and the functions of shoal.training.intervals."
+        )
+    reader = trained.reader(column=column, bad=bad_images)
+    if kind == "image":
+        if not isinstance(data, str | Path) or not Path(data).expanduser().is_dir():
+            raise InputError("this model takes images: give a folder as domain/class/image, or class/image.")
+        outputs, names = _predicted(trained, reader, data, batch_size, workers)
+        truth = _from_paths(names, trained)
+    else:
+        truth = _from_table(trained, data, label, domain)
+        outputs, _ = _predicted(trained, reader, data, batch_size, workers)
+    if len(outputs) != len(truth.values):
+        raise InputError(
+            f"{len(truth.values):,} labels and {len(outputs):,} predictions: did the data change?"
+        )
+    return _scored(trained, data, truth, outputs, reader.notes, seed)
+
+
+@dataclass
+class _Truth:
+    """The label and domain of every row."""
+
+    label: str
+    domain: str | None
+    values: Array
+    """Classes (or :data:`UNLABELLED`, :data:`UNKNOWN`); in regression numbers, NaN where there is none."""
+    places: Array
+    """In ``names``, −1 where a row has no domain."""
+    names: list[str]
+    unlabelled: int
+    other: Counter[str]
+    """Unknown classes; in regression labels that are no numbers."""
+    drift: list[ColumnDrift] | None
+    notes: list[str]
+
+
+def _predicted(
+    trained: Trained, reader: Any, data: Any, batch_size: int, workers: int
+) -> tuple[Array, list[str]]:
+    outputs, names = [], list[str]()
+    for batch, found in trained.outputs(reader, data, batch_size, workers):
+        outputs.append(found)
+        names += batch.names if reader.description.get("kind") == "image" else []
+    if not outputs:
+        raise InputError("there is nothing to score: the input is empty.")
+    return np.concatenate(outputs), names
+
+
+def _classes(trained: Trained) -> tuple[str, ...]:
+    return trained.class_names or tuple(map(str, range(trained.about.classes or 0)))
+
+
+def _from_table(trained: Trained, data: Any, label: str | None, domain: str | None) -> _Truth:
+    rows = rows_of(data)
+    if rows is None:
+        what = repr(str(data)) if isinstance(data, str | Path) else f"a {type(data).__name__}"
+        raise InputError(f"score takes a table (.csv, .parquet …) for this model, not {what}.")
+    about = trained.inputs.get("label") or {}
+    wanted = label or about.get("name")
+    if wanted is None:
+        raise InputError("say which column holds the labels (label, or --label on the command line).")
+    check_columns(rows, [wanted], "the label column" if label else "the label column of the training")
+    notes: list[str] = []
+    where = domain or about.get("domain")
+    if domain is not None:
+        check_columns(rows, [domain], "the domain column")
+    elif where is not None and where not in rows.names:
+        notes.append(f"There is no column {where!r} with domains, so all rows are one group.")
+        where = None
+    drift = _drift(trained, rows, notes)
+    return _read(trained, rows, wanted, where, drift, notes)
+
+
+def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
+    if trained.inputs.get("kind") != "table":
+        return None
+    training = trained.inputs.get("training")
+    if not training:
+        notes.append("The model has no summary of its training columns, so drift cannot be shown.")
+        return None
+    preprocessing = Preprocessing.from_dict(trained.inputs)
+    check_columns(rows, preprocessing.names, "what the model needs:")
+    try:
+        return Drift(preprocessing, training)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"the summary of the training columns is damaged ({error!r}).") from error
+
+
+def _read(
+    trained: Trained, rows: Rows, label: str, domain: str | None, drift: Drift | None, notes: list[str]
+) -> _Truth:
+    """One pass over the table; of features only counts are kept."""
+    features = [column.name for column in drift.columns] if drift else []
+    needed = list(dict.fromkeys([label, *([domain] if domain else []), *features]))
+    values, places, known = list[Array](), list[Array](), dict[str, int]()
+    other: Counter[str] = Counter()
+    read = _Labels(trained)
+    for part in rows.parts(needed, ROWS):
+        values.append(read(part[label], other))
+        if domain is not None:
+            distinct, codes = part[domain].encoded
+            to = np.array([*(known.setdefault(t, len(known)) if t else -1 for t in distinct), -1], np.int64)
+            places.append(to[codes])
+        if drift is not None:
+            drift.add(part)
+    if not values:
+        raise InputError(f"{rows.where} has no rows.")
+    every = np.concatenate(values)
+    found = np.concatenate(places) if places else np.full(len(every), -1)
+    missing = np.isnan(every) if trained.about.classes is None else every == UNLABELLED
+    unlabelled = int(missing.sum()) - (other.total() if trained.about.classes is None else 0)
+    if domain is not None and (gone := int((found < 0).sum())):
+        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
+    moved = drift.result() if drift is not None else None
+    return _Truth(label, domain, every, found, list(known), unlabelled, other, moved, notes)
+
+
+class _Labels:
+    """A column of labels as classes of a model, or as numbers."""
+
+    def __init__(self, trained: Trained) -> None:
+        self.classes = {name: n for n, name in enumerate(_classes(trained))}
+        self.how = Format(**((trained.inputs.get("label") or {}).get("how") or {}))
+
+    def __call__(self, column: Column, other: Counter[str]) -> Array:
+        if not self.classes:
+            values, wrong = values_of(column, "numeric", self.how)
+            other.update(wrong)
+            return values
+        distinct, codes = column.encoded
+        alike = _categories(distinct)
+        to = np.array([*(self._class(t, a) for t, a in zip(distinct, alike, strict=True)), UNLABELLED])
+        found: Array = to[codes]
+        for place in np.flatnonzero(to[:-1] == UNKNOWN).tolist():
+            other[str(distinct[place])] += int((codes == place).sum())
+        return found
+
+    def _class(self, text: str, alike: str | None) -> int:
+        if text in self.classes:
+            return self.classes[text]
+        if alike is None or is_missing(text):
+            return UNLABELLED
+        return self.classes.get(alike, UNKNOWN)
+
+
+def _categories(distinct: Array) -> list[str | None]:
+    """Each text as a category: 1.0 is 1."""
+    names, codes = categories_of(Column(strings=objects(distinct)))
+    return [None if code < 0 else str(names[code]) for code in codes.tolist()]
+
+
+def _from_paths(paths: Sequence[str], trained: Trained) -> _Truth:
+    """Of images in folders ``domain/class`` or ``class``."""
+    parts = [Path(path).parts for path in paths]
+    depths = {len(part) for part in parts}
+    if min(depths) < 2 or (len(depths & {2}) and len(depths) > 1):
+        raise InputError("images must be in folders as domain/class/image, or all as class/image.")
+    nested = min(depths) > 2
+    classes = {name: n for n, name in enumerate(_classes(trained))}
+    labels = [part[1] if nested else part[0] for part in parts]
+    values = np.array([classes.get(name, UNKNOWN) for name in labels])
+    other = Counter(name for name in labels if name not in classes)
+    names = sorted({part[0] for part in parts}) if nested else []
+    place = {name: n for n, name in enumerate(names)}
+    places = np.array([place[part[0]] if nested else -1 for part in parts])
+    domain = "folder" if nested else None
+    return _Truth("folder of the class", domain, values, places, names, 0, other, None, [])
+
+
+def _scored(
+    trained: Trained, data: Any, truth: _Truth, outputs: Array, notes: Sequence[str], seed: int
+) -> Score:
+    numeric = trained.about.classes is None
+    if numeric:
+        if outputs.size != len(outputs):
+            raise InputError(f"the model has {outputs[0].size} outputs per row; score takes one.")
+        outputs, keep = outputs.reshape(-1).astype(np.float64), np.isfinite(truth.values)
+    else:
+        keep = truth.values >= 0
+    if not keep.any():
+        raise _nothing(truth, trained)
+    y = truth.values[keep]
+    predicted = outputs[keep] if numeric else probabilities(outputs[keep])
+    if not np.isfinite(predicted).all():
+        raise InputError("the model's outputs are not all finite; there is nothing to score.")
+    measure = regression if numeric else classification
+    overall = Group("all rows", int(keep.sum()), measure(predicted, y, seed))
+    seen = _seen(trained.record)
+    groups = []
+    places = truth.places[keep]
+    order = np.argsort(places, kind="stable")
+    bounds = np.searchsorted(places[order], np.arange(len(truth.names) + 1))
+    for n in sorted(range(len(truth.names)), key=lambda n: truth.names[n]):
+        name, rows = truth.names[n], order[bounds[n] : bounds[n + 1]]
+        role = "" if not seen else seen.get(name, "new")
+        if len(rows):
+            groups.append(Group(name, len(rows), measure(predicted[rows], y[rows], seed), role))
+        else:
+            groups.append(Group(name, 0, dict.fromkeys(overall.metrics, Estimate(None)), role))
+    source = repr(str(data)) if isinstance(data, str | Path) else "the table"
+    return Score(
+        model=str(trained.folder),
+        data=source,
+        task="regression" if numeric else "classification",
+        label=truth.label,
+        domain=truth.domain,
+        rows=len(truth.values),
+        overall=overall,
+        domains=tuple(groups),
+        class_names=() if numeric else _classes(trained),
+        unlabelled=truth.unlabelled,
+        unreadable=dict(truth.other.most_common()) if numeric else {},
+        unknown={} if numeric else dict(truth.other.most_common()),
+        calibration=None if numeric else calibration(predicted, y, seed),
+        drift=None if truth.drift is None else tuple(truth.drift),
+        notes=(*truth.notes, *(note for note in notes if "not used" not in note and "never saw" not in note)),
+    )
+
+
+def _nothing(truth: _Truth, trained: Trained) -> InputError:
+    """Why no row can be scored."""
+    if not truth.other:
+        return InputError(f"the label {truth.label!r} is missing in every row; there is nothing to score.")
+    some = quoted(truth.other)
+    if trained.about.classes is None:
+        return InputError(f"the label {truth.label!r} holds {some}; this model predicts numbers.")
+    known = ", ".join(map(repr, _classes(trained)[:10]))
+    return InputError(
+        f"no row has a class of the model: the label {truth.label!r} is {some}; it knows {known}."
+    )
+
+
+def _seen(record: Mapping[str, Any]) -> dict[str, str]:
+    """The domains of the training, by what they were for; empty where nothing tells."""
+    found: dict[str, str] = {}
+    for point in record.get("history") or ():
+        scores = point.get("scores") or {}
+        found |= dict.fromkeys((scores.get("test") or {}).get("domains") or (), "held out")
+        for split in ("train", "validation"):
+            found |= dict.fromkeys((scores.get(split) or {}).get("domains") or (), "training")
+    return found

@@ -1,0 +1,154 @@
+"""Drift: nothing is flagged where nothing changed, and what was changed is named, whole or in parts."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shoal.data.drift import ColumnDrift, Drift, chi_square, kolmogorov, stability, two_proportions
+from shoal.data.reading import rows_of
+from shoal.data.table import Preprocessing
+
+NUMBERS = ("age", "count", "rare", "flag")
+
+
+def table(rows: int, seed: int, **changes: Any) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    content: dict[str, Any] = {
+        "age": rng.normal(50, 10, rows),
+        "count": rng.poisson(2, rows).astype(float),
+        "rare": (rng.random(rows) < 0.03).astype(float) * rng.integers(1, 5, rows),
+        "flag": rng.choice(["yes", "no"], rows, p=[0.3, 0.7]).tolist(),
+        "day": [f"2024-{m:02}-{d:02}" for m, d in rng.integers(1, 28, (rows, 2)) % 12 + 1],
+        "colour": rng.choice(["red", "green", "blue", "grey"], rows, p=[0.5, 0.3, 0.15, 0.05]).tolist(),
+        "city": [f"c{n}" for n in np.minimum(rng.geometric(0.1, rows), 30)],
+    }
+    content["age"][rng.random(rows) < 0.1] = np.nan
+    for name, change in changes.items():
+        content[name] = change(content[name], rng)
+    return content
+
+
+def fitted(rows: int = 2000, seed: int = 0) -> Preprocessing:
+    return Preprocessing.fit(table(rows, seed))
+
+
+def drifted(preprocessing: Preprocessing, new: Any, size: int = 10_000) -> dict[str, ColumnDrift]:
+    drift = Drift(preprocessing, preprocessing.training)
+    rows = rows_of(new)
+    assert rows is not None
+    for part in rows.parts(list(preprocessing.names), size):
+        drift.add(part)
+    return {one.column: one for one in drift.result()}
+
+
+def test_no_drift_is_seldom_flagged() -> None:
+    """60 pairs of tables of 7 columns: at a level of 0.01 for each table about none is flagged."""
+    flagged = 0
+    for seed in range(60):
+        rows, others = [(400, 300), (3000, 250), (300, 4000)][seed % 3]
+        found = drifted(fitted(rows, seed), table(others, 1000 + seed))
+        assert len(found) == 7
+        flagged += any(one.flags for one in found.values())
+    assert flagged <= 2, flagged
+
+
+PLANTED: dict[str, tuple[str, Any, str, str]] = {
+    "higher": ("age", lambda v, rng: v + 5, "values", r"median 49.\d+, now 5[45]"),
+    "wider": ("age", lambda v, rng: 50 + 2.5 * (v - 50), "values", "median|spread"),
+    "more counts": ("count", lambda v, rng: v + rng.poisson(1, len(v)), "values", "median 2, now 3"),
+    "no longer rare": ("rare", lambda v, rng: np.where(rng.random(len(v)) < 0.3, 3, v), "values", ""),
+    "other shares": (
+        "flag",
+        lambda v, rng: rng.choice(["yes", "no"], len(v), p=[0.6, 0.4]).tolist(),
+        "values",
+        "",
+    ),
+    "later": (
+        "day",
+        lambda v, rng: [d.replace("2024", "2026") for d in v],
+        "values",
+        "now above 2024-12.*beyond training",
+    ),
+    "categories": (
+        "colour",
+        lambda v, rng: ["red"] * (len(v) // 2) + v[len(v) // 2 :],
+        "values",
+        "other shares",
+    ),
+    "new category": (
+        "colour",
+        lambda v, rng: ["mauve"] * (len(v) // 5) + v[len(v) // 5 :],
+        "values",
+        r"20.0% never seen in training \('mauve'\)",
+    ),
+    "missing": (
+        "age",
+        lambda v, rng: np.where(rng.random(len(v)) < 0.3, np.nan, v),
+        "missing",
+        r"missing 9.\d%, now 3\d",
+    ),
+    "unreadable": (
+        "age",
+        lambda v, rng: ["high"] * 50 + v[50:].tolist(),
+        "missing",
+        "50 cells could not be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_drift_is_named(name: str) -> None:
+    column, change, flag, words = PLANTED[name]
+    preprocessing = fitted()
+    found = drifted(preprocessing, table(500, 77, **{column: change}))
+    assert [one.column for one in found.values() if one.flags] == [column]
+    assert flag in found[column].flags
+    assert next(iter(found)) == column
+    assert re.search(words, found[column].words()), found[column].words()
+    parts = drifted(preprocessing, table(500, 77, **{column: change}), size=37)
+    assert parts[column] == found[column]
+
+
+def test_small_differences_of_many_rows_are_not_flagged() -> None:
+    found = drifted(fitted(50_000), table(50_000, 1, age=lambda v, rng: v + 0.2))
+    assert not found["age"].flags
+    assert found["age"].p is not None
+
+
+def test_edges() -> None:
+    preprocessing = fitted()
+    gone = drifted(preprocessing, table(60, 1, age=lambda v, rng: np.full(len(v), np.nan)))["age"]
+    assert gone.flags == ("missing",)
+    assert gone.p is None
+    far = drifted(preprocessing, table(60, 1, age=lambda v, rng: v + 1000))["age"]
+    assert re.search(r"now above [89]\d\.\d+, beyond training", far.words())
+    one = drifted(preprocessing, table(1, 1))
+    assert not any(column.flags for column in one.values())
+    for column in [*one.values(), far, gone]:
+        assert all(math.isfinite(v) for v in (column.psi, column.distance, column.p) if v is not None)
+        column.to_dict()
+
+
+def test_the_statistics_are_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    rng = np.random.default_rng(0)
+    for rows, others in ((100, 300), (1000, 50)):
+        a, b = rng.normal(size=rows), rng.normal(0.2, 1, others)
+        truth = stats.ks_2samp(a, b, method="asymp")
+        assert kolmogorov(truth.statistic, rows, others) == pytest.approx(truth.pvalue, abs=0.02)
+    counts = np.array([[60.0, 30, 10], [50, 45, 20]])
+    assert chi_square(counts[0], counts[1]) == pytest.approx(
+        stats.chi2_contingency(counts, correction=False).pvalue, abs=0.005
+    )
+    assert two_proportions(0.1, 200, 0.2, 300) == pytest.approx(
+        stats.chi2_contingency([[20, 180], [60, 240]], correction=False).pvalue
+    )
+    assert stability([0.5, 0.5], [0.5, 0.5], (10, 10)) == 0
+    assert stability([0.5, 0.5], [0.6, 0.4], (100, 100)) == pytest.approx(
+        0.1 * math.log(1.2) - 0.1 * math.log(0.8)
+    )
