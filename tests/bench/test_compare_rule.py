@@ -100,9 +100,11 @@ class TestRule:
         assert about["take"] not in ("majority", "fish:regrouped")
         if "majority" in names:
             own = np.mean(scores[about["take"]], 1) - np.mean(scores["majority"], 1)
-            reach = compare.students_t(0.05, domains - 1) * own.std(ddof=1) / math.sqrt(domains)
+            error = own.std(ddof=1) / math.sqrt(domains)
             sign = -1 if metric == "mse" else 1
-            assert about["majority"]["better"] == (sign * own.mean() > reach)
+            assert about["majority"]["better"] == (sign * own.mean() > error)
+            sure = sign * own.mean() > compare.students_t(0.05, domains - 1) * error
+            assert about["majority"]["sure"] == sure
 
     def test_the_simpler_row_unless_it_is_more_than_one_standard_error_behind(self) -> None:
         erm = [[0.70], [0.60], [0.80], [0.50]]
@@ -140,12 +142,18 @@ class TestRule:
             "No recommendation: erm (average accuracy 50.2 %, worst domain 43.0 % in d2) is"
         )
         assert said.endswith(
-            "not shown to be better than the majority baseline (+0.2, 95 % interval -4.1 to +4.6)."
+            "not better than the majority baseline by more than one standard error "
+            "(+0.2, 95 % interval -4.1 to +4.6)."
         )
         better = [[v + 0.2 for v in d] for d in chance]
         found = result({"majority": chance, "erm": better, "fish": chance})
         assert found["recommendation"]["majority"]["better"]
         assert view.recommended(found)[0].startswith("Recommendation: erm ")
+        assert "uncertain" not in " ".join(view.recommended(found))
+        perhaps = [[v[0] + d] for v, d in zip(chance, (0.4, 0.1, 0.3, -0.1), strict=True)]
+        said = view.recommended(result({"majority": chance, "erm": perhaps, "fish": chance}))
+        assert said[0].startswith("Recommendation: erm ")
+        assert said[2].startswith("Its gain over the majority baseline is uncertain: +17.5, 95 % interval -")
 
     @pytest.mark.parametrize("domains", [1, 2])
     def test_too_few_domains_are_no_conclusion(self, domains: int) -> None:

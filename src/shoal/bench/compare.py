@@ -544,11 +544,12 @@ def recommendation(
     :data:`COMPLEXITY`; of equally complex rows the better one is taken. Controls are never recommended.
 
     ``take`` is the row; ``begin`` the simplest, to begin with where ``take`` is ``None``: with fewer than
-    three domains nothing can be concluded. ``majority`` says whether ``take`` is better than the majority
-    class (or, in regression, the mean): the 95 % interval of the difference must exclude zero. ``detectable``
-    is the difference that so many domains would show with 80 % power in a t test at 5 %, for the median
-    standard error of a difference to the best row. ``other`` is the row that is best by the other criterion,
-    where it differs from ``take`` by more than one standard error. ``None`` where no row has all its scores.
+    three domains nothing can be concluded. ``majority`` says whether ``take`` is ``better`` than the majority
+    class (or, in regression, the mean) by more than one standard error, and whether that is ``sure``: the
+    95 % interval of the difference excludes zero. ``detectable`` is the difference that so many domains would
+    show with 80 % power in a t test at 5 %, for the median standard error of a difference to the best row.
+    ``other`` is the row that is best by the other criterion, where it differs from ``take`` by more than one
+    standard error. ``None`` where no row has all its scores.
     """
     sign = -1.0 if lower else 1.0
     usable = [r for r in rows if r["rank"] is not None and not r["control"]]
@@ -602,7 +603,8 @@ def recommendation(
             "difference": found["difference"],
             "low": found["difference"] - reach,
             "high": found["difference"] + reach,
-            "better": sign * found["difference"] > reach,
+            "better": found["far"],
+            "sure": sign * found["difference"] > reach,
         }
     other = CRITERIA[1 - CRITERIA.index(criterion)]
     ahead = max(usable, key=lambda r: score(r, other))

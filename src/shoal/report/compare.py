@@ -181,10 +181,14 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
         lines = [f"Recommendation: {_scores(take, metric)}."]
     else:
         lines = [
-            f"No recommendation: {_scores(take, metric)} is not shown to be better than the majority baseline"
-            f" ({_number(chance['difference'], metric, '+')}, 95 % interval {_interval(chance, result)})."
+            f"No recommendation: {_scores(take, metric)} is not better than the majority baseline by more "
+            f"than one standard error ({_against_majority(chance, result)})."
         ]
     lines.append(_why(about, take, best, metric))
+    if chance is not None and chance["better"] and not chance["sure"]:
+        lines.append(
+            f"Its gain over the majority baseline is uncertain: {_against_majority(chance, result)}."
+        )
     if (other := about.get("other")) is not None:
         row, by = rows[other["row"]], CRITERION[other["criterion"]]
         lines.append(
@@ -197,6 +201,11 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
             f"{_number(least, metric)} with a power of 80 %; smaller differences would mostly go unnoticed."
         )
     return [_clean(line) for line in lines]
+
+
+def _against_majority(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    difference = _number(about["difference"], result["metric"], "+")
+    return f"{difference}, 95 % interval {_interval(about, result)}"
 
 
 def _scores(row: Mapping[str, Any], metric: str | None) -> str:
