@@ -21,7 +21,7 @@ TABLE, OF_FOLDER = "table", "image-folder"
 """Which dataset reads a file or a folder of the user's."""
 KINDS = ("numeric", "boolean", "date", "categorical", "text")
 _SHOWN: set[str] = set()
-"""What was printed, so that it is not said again as a warning."""
+"""What is printed as a report, so that it is not said as warnings too."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 
 
@@ -134,10 +134,8 @@ def add_columns(group: argparse._ActionsContainer) -> None:
 
 
 def source(given: Any) -> tuple[str, dict[str, Any]]:
-    """The dataset's name and options; of a file or folder, those that read it.
-
-    What the columns of a table are taken for is shown, and kept for :func:`keep_columns`.
-    """
+    """The dataset's name and options; of a file or folder, those that read it."""
+    _SHOWN.clear()
     options = data_options(given)
     told = _of_table(given)
     path = Path(given.dataset).expanduser()
@@ -149,7 +147,8 @@ def source(given: Any) -> tuple[str, dict[str, Any]]:
 
             # The digest makes a changed file another dataset: its runs are not taken for the old one's.
             options = {"file": str(given.dataset), "digest": digest_of(path), **told, **options}
-            _show_columns(path, options, given)
+            given.table_options = options
+            _SHOWN.update([] if given.json else ["columns"])  # by show_columns, before training
             return TABLE, options
         if path.is_file():
             raise InputError(f"{given.dataset!r} is no table by its ending; these are: {', '.join(ENDINGS)}.")
@@ -163,29 +162,26 @@ def source(given: Any) -> tuple[str, dict[str, Any]]:
     return given.dataset, options
 
 
-def _show_columns(path: Path, options: dict[str, Any], given: Any) -> None:
-    from shoal.data.own import check_table
-    from shoal.report import columns
-
+def show_columns(given: Any, folder: Path | None = None) -> None:
+    """Shows what the columns of a table are taken for, before training; and writes it to a folder."""
+    options = getattr(given, "table_options", {})
     if "label" not in options or "domain" not in options or "columns" in options:
         return
-    given.column_report = {"file": path.name, **check_table(path, **_checkable(options))}
+    from shoal.data.own import check_table
+    from shoal.files import write_atomically
+    from shoal.report import columns
+
+    path, names = Path(options["file"]), ("label", "domain", "group", "kinds", "decimal", "day_first", "task")
+    known = {name: options[name] for name in names if name in options}
+    report = {"file": path.name, **check_table(path, drop=_listed(options.get("drop")), **known)}
     if not given.json:
-        print(f"{columns.text(given.column_report)}\n", file=sys.stderr, flush=True)
-        _SHOWN.add("columns")
-
-
-def _checkable(options: dict[str, Any]) -> dict[str, Any]:
-    names = ("label", "domain", "group", "drop", "kinds", "decimal", "day_first", "task")
-    return {name: options[name] for name in names if name in options}
-
-
-def keep_columns(given: Any, folder: Path) -> None:
-    """Writes the report on a table's columns to a folder of results."""
-    if report := getattr(given, "column_report", None):
-        from shoal.files import write_atomically
-
+        print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
+    if folder is not None:
         write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
+
+
+def _listed(names: Any) -> list[str]:
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names or ())
 
 
 def _is_folder(name: str, path: Path) -> bool:

@@ -18,8 +18,8 @@ from shoal.commands.arguments import (
     count,
     given_table,
     in_data_dir,
-    keep_columns,
     make_folder,
+    show_columns,
     source,
     warnings_in_words,
 )
@@ -146,7 +146,7 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
-    keep_columns(given, given.out)
+    show_columns(given, given.out)
     try:
         _work(configs, notes, plan, store, given)
     except OSError as error:

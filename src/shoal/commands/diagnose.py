@@ -17,8 +17,8 @@ from shoal.commands.arguments import (
     count,
     given_table,
     in_data_dir,
-    keep_columns,
     make_folder,
+    show_columns,
     source,
     warnings_in_words,
 )
@@ -80,7 +80,7 @@ def run(given: Any) -> None:
     if hasattr(data.examples, "unguarded"):
         data = replace(data, examples=data.examples.unguarded())
     make_folder(given.out)
-    keep_columns(given, given.out)
+    show_columns(given, given.out)
 
     def make(seed: int) -> Any:
         return build(given.model, input_shape=data.input_shape, classes=data.classes, seed=seed)

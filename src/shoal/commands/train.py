@@ -16,6 +16,7 @@ from shoal.commands.arguments import (
     count,
     in_data_dir,
     make_folder,
+    show_columns,
     source,
     values,
     warnings_in_words,
@@ -181,6 +182,7 @@ def _run(config: RunConfig, given: Any) -> None:
     from shoal.bench import baselines
     from shoal.bench.run import run as run_one
 
+    show_columns(given)
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
