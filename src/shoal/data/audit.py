@@ -84,13 +84,22 @@ def _majority(codes: Array, target: Array, fit: Array, test: Array) -> Array:
 
 
 def _nearest(values: Array, target: Array, fit: Array, test: Array) -> Array:
-    """The most frequent target at the nearest value; missing is a value of its own."""
+    """The most frequent target at the nearest value."""
+    place, near = _places(values, fit, test)
+    counts = np.zeros((int(place.max()) + 1, int(target.max()) + 1))
+    np.add.at(counts, (place, target[fit]), 1)
+    return np.asarray(counts.argmax(1)[near])
+
+
+def _places(values: Array, fit: Array, test: Array) -> tuple[Array, Array]:
+    """Which of the distinct values of ``fit`` each of its rows has, and which is nearest to those of ``test``.
+
+    Missing is a value of its own, far below.
+    """
     known = values[~np.isnan(values)]
     filled = np.where(np.isnan(values), known.min() - np.ptp(known) - 1 if len(known) else 0.0, values)
     distinct, place = np.unique(filled[fit], return_inverse=True)
-    counts = np.zeros((len(distinct), int(target.max()) + 1))
-    np.add.at(counts, (place, target[fit]), 1)
-    return np.asarray(counts.argmax(1)[_closest(distinct, filled[test])])
+    return place, _closest(distinct, filled[test])
 
 
 def _closest(distinct: Array, values: Array) -> Array:
@@ -100,16 +109,17 @@ def _closest(distinct: Array, values: Array) -> Array:
 
 
 def _number_score(codes: Array, values: Array | None, target: Array) -> float:
-    """R² of a straight line, or of the mean target of equal cells, whichever is better."""
+    """R² of a straight line, or of the mean target at the nearest value, whichever is better."""
     total = float(((target - target.mean()) ** 2).sum())
     if not total > 0:
         return 0.0
     errors = 0.0
     for fit, test in (_halves(len(target)), _halves(len(target))[::-1]):
-        sums = np.bincount(codes[fit] + 1, target[fit], int(codes.max()) + 2)
-        counts = np.bincount(codes[fit] + 1, minlength=int(codes.max()) + 2)
-        means = np.where(counts > 0, sums / np.maximum(counts, 1), target[fit].mean())
-        errors += float(((means[codes[test] + 1] - target[test]) ** 2).sum())
+        place, near = (codes[fit] + 1, codes[test] + 1) if values is None else _places(values, fit, test)
+        size = int(max(place.max(), near.max())) + 1
+        counts = np.bincount(place, minlength=size)
+        means = np.bincount(place, target[fit], size) / np.maximum(counts, 1)
+        errors += float(((np.where(counts > 0, means, target[fit].mean())[near] - target[test]) ** 2).sum())
     score = 1 - errors / total
     if values is not None and (known := ~np.isnan(values)).sum() >= LEAST and np.std(values[known]) > 0:
         line = np.corrcoef(values[known], target[known])[0, 1] ** 2 * known.mean()
@@ -119,9 +129,8 @@ def _number_score(codes: Array, values: Array | None, target: Array) -> float:
 
 def _of_domain(codes: Array, domain: Array) -> str:
     """Whether the column says the same as the domain, or is the same all over every domain."""
-    pairs = len(np.unique(np.stack([codes, domain]), axis=1).T)
     domains, own = len(np.unique(domain)), len(np.unique(codes))
-    if own < 2 or pairs != domains:
+    if not 1 < own <= domains or len(np.unique(codes * (domain.max() + 1) + domain)) != domains:
         return ""
     return "repeats the domain" if own == domains else "is the same in all rows of a domain of"
 

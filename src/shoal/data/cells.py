@@ -20,7 +20,7 @@ LONGEST_NUMBER = 64  # characters; nobody writes longer ones, nor dates
 TRUE = frozenset(
     ["true", "t", "yes", "y", "on", "ja", "wahr", "oui", "vrai", "si", "sí", "sì", "sim", "vero"]
 )
-FALSE = frozenset(["false", "f", "no", "n", "off", "nein", "falsch", "non", "faux", "falso", "não", "nao"])
+FALSE = frozenset("false f no n off nein falsch non faux falso não nao nei nej nee".split())
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,9 @@ def _seconds(text: str) -> float | None:
     found = _CLOCK.fullmatch(text)
     if found is None:
         return None
-    whole = 86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+    whole = (
+        86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+    )
     if found["sign"] and found["d"]:  # -1 days 23:59:59 is a second before midnight
         whole -= 2 * 86400 * int(found["d"])
     seconds = (whole * 1_000_000 + _micro(found["f"])) / 1_000_000
@@ -104,7 +106,9 @@ def _shape(text: str) -> re.Match[str] | None:
 
 
 def unit_of(text: str) -> str:
-    """The unit or currency of a number, in lower case; empty where there is none."""
+    """The unit or currency of a number, in lower case; empty where there is none. Times are in seconds."""
+    if _CLOCK.fullmatch(text):
+        return "s"
     found = None if _is_plain(text) else _shape(text)
     return _unit(found) if found else ""
 

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
 from shoal.data.batch import DomainData, TensorData
-from shoal.data.cells import Format
+from shoal.data.cells import Format, boolean
 from shoal.data.columns import DROPPED, Hints, categories_of, infer, quoted, values_of
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
@@ -199,7 +199,7 @@ def _with_roles(
 ) -> list[Mapping[str, Any]]:
     """The report with the columns that are no features too, in the table's order."""
     found = {str(about["column"]): about for about in columns}
-    for role, name in [*((role, name) for role, name in roles.items()), *((DROPPED, name) for name in drop)]:
+    for role, name in [*((DROPPED, name) for name in drop), *roles.items()]:
         names, codes = categories_of(content[name])
         found[name] = {
             "column": name,
@@ -408,7 +408,9 @@ class Labels:
 
     @classmethod
     def _classes(cls, names: NDArray[Any], codes: NDArray[Any], numeric: bool, name: str) -> Labels:
-        found = sorted(names.tolist(), key=_as_number if numeric else None)
+        truth = [boolean(text) for text in names]  # so that the second of ja and nein is ja
+        spelled = all(value is not None for value in truth) and len(set(truth)) == len(truth)
+        found = sorted(names.tolist(), key=boolean if spelled else _as_number if numeric else None)
         if len(found) < 2:
             raise InputError(f"label {name!r} is {found[0]!r} in every row; there must be two classes.")
         place = {text: number for number, text in enumerate(found)}
@@ -542,7 +544,9 @@ def _listed(names: Names) -> list[str]:
     if names is None:
         return []
     several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
-    return [str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several]
+    return [
+        str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several
+    ]
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:

@@ -101,9 +101,12 @@ class Column:
     def take(self, rows: Array) -> Column:
         if self.numbers is not None:
             return Column(self.numbers[rows], dates=self.dates)
-        return Column(
-            strings=self.strings[rows] if isinstance(self.strings, np.ndarray) else self.strings.take(rows)
-        )
+        if isinstance(self.strings, np.ndarray):
+            return Column(strings=self.strings[rows])
+        taken = Column(strings=self.strings.take(rows))
+        if self.__dict__.get("plain") is not None:
+            taken.__dict__["plain"] = self.plain[rows]  # type: ignore[index]
+        return taken
 
     def texts(self) -> list[str | None]:
         """Every cell as text, ``None`` where there is none."""
@@ -506,7 +509,9 @@ def _from_list(values: list[Any], name: str) -> Column:
         if all(abs(v) <= EXACT for v in known):
             return Column(np.array([math.nan if v is None else float(v) for v in values]))
     elif all(isinstance(v, datetime.timedelta | np.timedelta64) for v in known):
-        return as_column(np.array([np.timedelta64("NaT") if v is None else v for v in values], "m8[us]"), name)
+        return as_column(
+            np.array([np.timedelta64("NaT") if v is None else v for v in values], "m8[us]"), name
+        )
     elif all(isinstance(v, datetime.date | np.datetime64) for v in known):
         moments = [np.datetime64("NaT", "us") if v is None else _moment(v) for v in values]
         return Column(_days(np.array(moments, "datetime64[us]")), dates=True)
