@@ -92,7 +92,7 @@ def _nearest(values: Array, target: Array, fit: Array, test: Array) -> Array:
 
 
 def _places(values: Array, fit: Array, test: Array) -> tuple[Array, Array]:
-    """Which of the distinct values of ``fit`` each of its rows has, and which is nearest to those of ``test``.
+    """Which distinct value of ``fit`` each of its rows has, and which is nearest to each row of ``test``.
 
     Missing is a value of its own, far below.
     """

@@ -17,10 +17,9 @@ _MARKS = """na n/a n.a. n.a nan <na> #n/a #na nat none null (null) nil \\n missi
 MISSING = frozenset(["", "not available", "not applicable", *_MARKS.split()])
 """What counts as a missing value, in any case."""
 LONGEST_NUMBER = 64  # characters; nobody writes longer ones, nor dates
-TRUE = frozenset(
-    ["true", "t", "yes", "y", "on", "ja", "wahr", "oui", "vrai", "si", "sí", "sì", "sim", "vero"]
-)
-FALSE = frozenset("false f no n off nein falsch non faux falso não nao nei nej nee".split())
+_YES, _NO = """true t yes y on ja wahr oui vrai si sí sì sim vero
+false f no n off nein nei nej nee falsch non faux falso não nao""".splitlines()
+TRUE, FALSE = frozenset(_YES.split()), frozenset(_NO.split())
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,8 @@ def number(text: str, how: Format, unit: bool = True) -> float | None:
 
 
 _CLOCK = re.compile(
-    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
+    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)"
+    r"(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
 )
 
 

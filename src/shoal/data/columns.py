@@ -537,7 +537,7 @@ def _units(facts: Facts, how: Format) -> str:
 
 
 def _marker(values: Array) -> str:
-    """Of -999 or 9999 that comes several times, further from all other values than these are from each other."""
+    """For -999 or 9999 that comes several times and lies further from the others than these from each other."""
     known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if len(known) < 4:
         return ""
@@ -545,5 +545,6 @@ def _marker(values: Array) -> str:
         value, text = float(known[place]), number_text(float(known[place]))
         far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
         if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):
-            return f"{text} ({counts[place]:,} cells) lies far from all others: does it mean missing? Then empty these"
+            cells = f"{text} ({counts[place]:,} cells)"
+            return f"{cells} lies far from all others: does it mean missing? Then leave these cells empty"
     return ""

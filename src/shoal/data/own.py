@@ -408,9 +408,9 @@ class Labels:
 
     @classmethod
     def _classes(cls, names: NDArray[Any], codes: NDArray[Any], numeric: bool, name: str) -> Labels:
-        truth = [boolean(text) for text in names]  # so that the second of ja and nein is ja
-        spelled = all(value is not None for value in truth) and len(set(truth)) == len(truth)
-        found = sorted(names.tolist(), key=boolean if spelled else _as_number if numeric else None)
+        found = sorted(names.tolist(), key=_as_number if numeric else None)
+        if [boolean(text) for text in found] == [1.0, 0.0]:
+            found.reverse()  # of ja and nein, ja is the second and positive class
         if len(found) < 2:
             raise InputError(f"label {name!r} is {found[0]!r} in every row; there must be two classes.")
         place = {text: number for number, text in enumerate(found)}
