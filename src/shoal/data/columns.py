@@ -537,7 +537,7 @@ def _units(facts: Facts, how: Format) -> str:
 
 
 def _marker(values: Array) -> str:
-    """For -999 or 9999 that comes several times and lies further from the others than these from each other."""
+    """For -999 or 9999, several times and further from the others than these are from each other."""
     known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if len(known) < 4:
         return ""
