@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from shoal.cli import main
 from shoal.data import inputs
 from shoal.data.cells import Format, date, number
 from shoal.data.columns import Hints, infer
@@ -261,3 +262,16 @@ def test_a_second_look_with_another_task_is_a_look_of_its_own() -> None:
         said.append(next(c for c in columns if c["column"] == "copy")["warnings"][0])
     assert "balanced accuracy" in said[0]
     assert "R²" in said[1]
+
+
+def test_the_command_says_it_in_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["a", "b"], *([n, n % 2] for n in range(5))):
+        book.active.append(row)
+    book.create_sheet("2021")
+    book.save(tmp_path / "t.xlsx")
+    assert main(["data", "check", str(tmp_path / "t.xlsx")]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("shoal: ")
+    assert len(said.splitlines()) == 1

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_columns, count, kinds_of
+from shoal.commands.arguments import add_columns, count, kinds_of, warnings_in_words
 from shoal.commands.showing import show
 from shoal.errors import InputError
 
@@ -118,6 +118,7 @@ def check_data(given: Any) -> int:
     return check_pictures(given) if published is None else check_published(published, given)
 
 
+@warnings_in_words()
 def check_columns(given: Any) -> int:
     """Shows what the columns of a table are taken for."""
     from shoal.data.own import check_table

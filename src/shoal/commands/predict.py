@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from shoal.commands.arguments import add_device, count
+from shoal.commands.arguments import add_device, count, warnings_in_words
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
+@warnings_in_words()
 def run(given: Any) -> None:
     from shoal.trained import load
     from shoal.training.processes import pick_device

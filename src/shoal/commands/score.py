@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_device, count
+from shoal.commands.arguments import add_device, count, warnings_in_words
 from shoal.commands.showing import show
 from shoal.errors import InputError
 
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
 
 
+@warnings_in_words()
 def run(given: Any) -> None:
     from shoal.files import write_atomically
     from shoal.scoring import score
