@@ -95,7 +95,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "dataset",
         metavar="DATA",
         help="a dataset (see `shoal list datasets`), a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), "
-        "or a folder of pictures as folder/domain/class",
+        "or a folder of images as folder/domain/class",
     )
     add_data(parser, "the dataset's")
     add_data_dir(parser)
@@ -296,7 +296,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many trainings."""
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core; on CUDA ten)"
+        "--at-once", type=count, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
     )
 
 
