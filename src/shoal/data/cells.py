@@ -55,6 +55,8 @@ def number(text: str, how: Format, unit: bool = True) -> float | None:
     if how.decimal == "." and _is_plain(text):
         value = float(text)
         return value if np.isfinite(value) else None
+    if (seconds := _seconds(text)) is not None:
+        return seconds
     found = _shape(text)
     if found is None or bool(found["open"]) != bool(found["close"]) or (found["sign"] and found["sign2"]):
         return None
@@ -66,6 +68,28 @@ def number(text: str, how: Format, unit: bool = True) -> float | None:
     value = float(body)
     negative = "-" in (found["sign"], found["sign2"]) or found["open"]
     return None if value in (np.inf, -np.inf) else -value if negative else value
+
+
+_CLOCK = re.compile(
+    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
+)
+
+
+def _seconds(text: str) -> float | None:
+    """A time of day or a duration, such as 7:30, 07:30:15 or ``1 day, 7:30:00``."""
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        return None
+    whole = 86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+    if found["sign"] and found["d"]:  # -1 days 23:59:59 is a second before midnight
+        whole -= 2 * 86400 * int(found["d"])
+    seconds = (whole * 1_000_000 + _micro(found["f"])) / 1_000_000
+    return -seconds if found["sign"] and not found["d"] else seconds
+
+
+def _micro(fraction: str | None) -> int:
+    """The microseconds of ``.123456789``; what is finer is cut off."""
+    return int((fraction or ".0")[1:7].ljust(6, "0"))
 
 
 _PLAIN = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,2})?")
@@ -189,7 +213,7 @@ def _clock(parts: Mapping[str, Any]) -> tuple[int, int, int, int]:
         if not 1 <= hour <= 12:
             raise ValueError
         hour = hour % 12 + 12 * (parts["ap"][0] in "pP")
-    return hour, int(parts["mi"]), int(parts["s"] or 0), int(float(parts["f"] or 0) * 1e6)
+    return hour, int(parts["mi"]), int(parts["s"] or 0), _micro(parts["f"])
 
 
 def _zone(text: str | None) -> int:

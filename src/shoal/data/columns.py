@@ -31,7 +31,7 @@ from shoal.data.cells import (
     number,
     unit_of,
 )
-from shoal.data.reading import Array, Column, Table, need_column, number_text
+from shoal.data.reading import EXACT, Array, Column, Table, need_column, number_text
 from shoal.errors import InputError, check_names
 
 Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
@@ -86,10 +86,14 @@ def _finite(values: Array) -> tuple[NDArray[np.float64], dict[str, int]]:
     return np.where(wrong, np.nan, values), unparsed
 
 
-def categories_of(column: Column) -> tuple[Array, Array]:
-    """The distinct categories and each row's, −1 where missing: 1.0 and 1 are the same category."""
+def categories_of(column: Column, signs: bool | None = None) -> tuple[Array, Array]:
+    """The distinct categories and each row's, −1 where missing: 1.0 and 1 are the same category.
+
+    ``signs``: whether - is a category; by default if + is one.
+    """
     distinct, codes = column.encoded
-    signs = "+" in distinct.tolist()  # then - is the other one
+    if signs is None:
+        signs = "+" in distinct.tolist()
     places: dict[str, int] = {}
     to = np.full(len(distinct) + 1, -1, np.int64)
     for place, text in enumerate(distinct.tolist()):
@@ -107,8 +111,8 @@ def _same_number(text: str) -> str:
     """Category 1.0 of one file is category 1 of another."""
     if not _DECIMAL.fullmatch(text) or not any(c.isdigit() for c in text):
         return text
-    if text.isdigit():
-        return text  # however large
+    if text.lstrip("+-").isdigit() and text != "-0":
+        return text.lstrip("+")  # however large
     try:
         return number_text(float(text))
     except ValueError:
@@ -129,6 +133,8 @@ class ColumnType:
     distinct: int = 0
     examples: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    signs: bool = False
+    """Whether - is a category, as + is one, and no mark of a missing value."""
 
     @property
     def becomes(self) -> str:
@@ -265,7 +271,9 @@ def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> Col
     found = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
     if kind is None and found.kind != DROPPED and (why := facts.identifier(found)):
         return replace(found, kind=DROPPED, why=why, warnings=(_kept(name, found.kind, why),))
-    if kind is None and found.kind in ("numeric", "categorical") and _IDENTIFIER.search(name):
+    if kind is None and found.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
+        if facts.plain is not None and (np.floor(facts.categories) != facts.categories).any():
+            return found  # a measurement
         note = "has the name of an identifier; if it is one: --drop, or --group for a repeated entity"
         return replace(found, warnings=(*found.warnings, note))
     return found
@@ -317,6 +325,7 @@ class Facts:
             missing=self.rows - self.known + unparsed,
             distinct=len(self.categories) - len(wrong),
             examples=tuple(map(_short, shown[:QUOTED])),
+            signs="+" in self.categories.tolist(),
             **more,
         )
 
@@ -369,34 +378,40 @@ class Facts:
         """Why whole numbers are taken for codes, if they are."""
         if self.plain is not None:
             values, zeros = self.categories, []
-            if not len(values) or values[0] < 0 or (np.floor(values) != values).any():
+            if not len(values) or (np.floor(values) != values).any():
                 return ""
         else:
-            digits = [t for t in self.cells if t.isascii() and t.isdigit()]
+            digits = [t for t in self.cells if re.fullmatch(r"-?[0-9]+", t)]
             if sum(self.cells[t] for t in digits) < ENOUGH * self.known:
                 return ""
             values = np.sort(np.array([float(t) for t in digits]))
             zeros = [t for t in digits if len(t) > 1 and t[0] == "0"]
+        long = [c for c in self.categories.tolist() if isinstance(c, str) and len(c) > 15]
+        long = [c for c in long if c.lstrip("-").isdigit()]
+        if len(set(map(float, long))) < len(long):
+            return f"whole numbers so large that different ones would be read as equal ({_short(long[0])!r})"
+        if not len(values) or values[-1] > EXACT:
+            return ""
         if zeros:
             return f"codes with leading zeros ({_short(zeros[0])!r})"
-        wide = len(str(int(values[0])))
-        if wide != len(str(int(values[-1]))) or wide < 3:
+        if values[0] < 0:
             return ""
-        if _CODE_NAME.search(self.name):
+        wide = len(str(int(values[-1])))
+        if _CODE_NAME.search(self.name) and wide > 2:
             return f"codes of {wide} digits, as the name says"
-        if wide < 5 or not FEW <= len(values) <= self.known / 3:
+        if wide != len(str(int(values[0]))) or wide < 5 or not FEW <= len(values) <= self.known / 3:
             return ""
         spread = values[-1] / values[0] > 4 and np.mean(values % 100 == 0) < 0.5
         return f"codes of {wide} digits that repeat" if spread else ""
 
 
 _IDENTIFIER = re.compile(
-    r"(?i:(^|[\W_])(ids?|uuid|guid|index|idx|key|nr|no|num|number|record|row|rowid|mrn|patient|subject|"
+    r"(?i:(^|[\W_])(ids?|uuid|guid|key|nr|no|num|number|record|row|rowid|mrn|patient|subject|"
     r"participant|person|customer|client|user|account|case|sample|accession|ssn|name|email|phone|hash|url|link|"
-    r"file|filename)$|^unnamed|^$)|[a-z0-9](ID|Id|Nr|No|Key|Index)$"
+    r"file|filename)$|^(row[\W_]*)?(index|idx)$|^unnamed|^$)|[a-z0-9](ID|Id|Nr|No|Key)$"
 )
 _CODE_NAME = re.compile(
-    r"zip|post(al|_?code)|plz|fips|(^|[\W_])(code|cod|icd|naics|sic|sku|area)$", re.IGNORECASE
+    r"zip|postal|plz|fips|code$|(^|[\W_])(cod|icd|naics|sic|sku|ean|upc|isbn)$", re.IGNORECASE
 )
 _CODED = re.compile(r"(?=.*\d)[\w./:#-]+")
 
@@ -476,10 +491,14 @@ def _share(facts: Facts, kind: str, how: Format) -> float:
 
 
 def _is_text(facts: Facts) -> bool:
-    """Several words that mostly differ."""
-    words = [len(re.findall(r"\w+", c)) for c in facts.names(2000)]
+    """Several words that mostly differ; an address of mail, a telephone number or a place has none."""
+    words = [sum(map(_has_letter, re.split(r"[\s,;|]+", c))) for c in facts.names(2000)]
     many = len(facts.categories) > max(CATEGORIES, facts.known // 2)
     return many and float(np.mean(words)) >= 3
+
+
+def _has_letter(word: str) -> bool:
+    return any(map(str.isalpha, word))
 
 
 def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
@@ -501,8 +520,8 @@ def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
         notes.append(f"{cells} {what}; counted as missing: {quoted(wrong)}")
     if np.isnan(values).all():
         return facts.typed(DROPPED, why=f"has no cell that is {what}", warnings=tuple(notes))
-    mixed = _units(facts, how) if kind == "numeric" else ""
-    notes += [mixed] if mixed else []
+    if kind == "numeric":
+        notes += [note for note in (_units(facts, how), _marker(values)) if note]
     found = facts.typed(kind, how, sum(wrong.values()), warnings=tuple(notes), wrong=wrong)
     if kind == "numeric" and found.distinct <= 1 and not found.missing:
         return replace(found, kind=DROPPED, why="has the same value in every row")
@@ -510,10 +529,21 @@ def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
 
 
 def _units(facts: Facts, how: Format) -> str:
-    """Per cent beside plain numbers may be two scales."""
-    if how.unit not in ("%", "‰"):
-        return ""
-    bare = [t for t in facts.cells if not t.rstrip().endswith(("%", "‰"))]
+    """Per cent, kilograms or thousands (k) beside plain numbers may be two scales."""
+    bare = [t for t in facts.cells if number(t, how) is not None and not unit_of(t)] if how.unit else ()
     if not bare:
         return ""
     return f"some cells have {how.unit} and some have none ({_short(bare[0])!r}): they are read on one scale"
+
+
+def _marker(values: Array) -> str:
+    """Of -999 or 9999 that comes several times, further from all other values than these are from each other."""
+    known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    if len(known) < 4:
+        return ""
+    for place, rest in ((0, known[1:]), (-1, known[:-1])):
+        value, text = float(known[place]), number_text(float(known[place]))
+        far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
+        if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):
+            return f"{text} ({counts[place]:,} cells) lies far from all others: does it mean missing? Then empty these"
+    return ""

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.cells import is_missing
-from shoal.data.columns import categories_of, values_of
+from shoal.data.columns import values_of
 from shoal.data.reading import Column, Table, date_text
 from shoal.data.table import Category, Date, Number, Preprocessing, Step
 
@@ -247,7 +247,7 @@ class _Categories(_Counter):
         self.new: Counter[str] = Counter()
 
     def add(self, column: Column) -> None:
-        names, codes = categories_of(column)
+        names, codes = self.step.categories(column)
         known = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
         self._count(len(codes), len(codes) - sum(known))
         for name, count in zip(map(str, names), known, strict=True):

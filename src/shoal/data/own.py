@@ -90,8 +90,8 @@ def from_table(
     standardised too, by the training examples, and errors are in these units.
     """
     content = as_table(table)
-    for name, what in ((label, "label"), (domain, "domain"), *([(group, "group")] if group else [])):
-        need_column(name, content, what)
+    label, domain = need_column(label, content, "label"), need_column(domain, content, "domain")
+    group = None if group is None else need_column(group, content, "group")
     if label == domain:
         raise InputError(f"column {label!r} cannot be both the label and the domain.")
     if group in (label, domain):
@@ -175,7 +175,7 @@ def _audited(
     """The report with what is suspicious in it, and remarks on the whole table."""
     used = [about["column"] for about in how.columns]
     types = infer(content, used, hints)
-    key = ("audit", tuple(used), tuple(roles.items()), tuple(hints.kinds.items()))
+    key = ("audit", tuple(used), tuple(roles.items()), tuple(hints.kinds.items()), target.task)
     if key not in content.memory:
         codes = np.empty(content.rows, np.int64)
         for number in range(len(domains)):
@@ -542,7 +542,7 @@ def _listed(names: Names) -> list[str]:
     if names is None:
         return []
     several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
-    return [name if isinstance(name, str) else number_text(float(name)) for name in several]
+    return [str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several]
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:

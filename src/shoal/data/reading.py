@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import csv
 import datetime
+import decimal
 import difflib
 import gzip
 import importlib.util
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -150,7 +152,11 @@ def as_table(source: Any) -> Table:
 
 
 def _named(source: Any) -> Iterator[tuple[str, Any]]:
-    if hasattr(source, "column_names") and hasattr(source, "columns"):  # pyarrow
+    if not hasattr(source, "iloc") and hasattr(source, "__arrow_c_stream__") and has("pyarrow"):
+        import pyarrow as pa
+
+        source = pa.table(source)  # pyarrow, polars and others
+    if hasattr(source, "column_names") and hasattr(source, "columns"):
         names, values = list(map(str, source.column_names)), list(source.columns)
     elif hasattr(source, "columns") and hasattr(source, "iloc"):  # pandas
         names = [str(name) for name in source.columns]
@@ -206,6 +212,12 @@ def joined(columns: Sequence[Column]) -> Column:
     return Column(strings=pa.concat_arrays([c.strings for c in columns]))
 
 
+def named_columns(cells: Iterable[Any]) -> list[str]:
+    """The names in a first line; a column without one gets the name that pandas gives it."""
+    names = ["" if cell is None else str(cell).strip() for cell in cells]
+    return [name or f"Unnamed: {place}" for place, name in enumerate(names)]
+
+
 def check_header(names: Sequence[str], where: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -214,7 +226,7 @@ def check_header(names: Sequence[str], where: str) -> None:
 
 def need_column(name: str, columns: Iterable[str], what: str) -> str:
     """``name``, if there is such a column; else an error with the nearest."""
-    known = list(columns)
+    name, known = str(name), list(columns)
     if name in known:
         return name
     near = difflib.get_close_matches(name.lower(), [c.lower() for c in known], n=1, cutoff=0.5)
@@ -382,7 +394,7 @@ def opened_csv(path: Path) -> Iterator[CsvFile]:
             lines.seek(start)
             separator = stated or _separator(line)
             rows = csv.reader(lines, delimiter=separator)
-            yield CsvFile([name.strip() for name in next(rows, [])], separator, rows, before)
+            yield CsvFile(named_columns(next(rows, [])), separator, rows, before)
     finally:
         csv.field_size_limit(limit)
 
@@ -429,18 +441,19 @@ def _excel(path: Path) -> Table:
 
     try:
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        sheet = book.worksheets[0]
+        sheet, *others = book.worksheets
         rows = [row for row in sheet.iter_rows(values_only=True) if any(v is not None for v in row)]
         book.close()
     except Exception as error:  # openpyxl raises whatever its parts raise
         raise InputError(f"{where} cannot be read as an Excel workbook ({_first_line(error)}).") from error
+    if others:
+        more = ", ".join(repr(other.title) for other in others[:5])
+        warnings.warn(f"{where}: the first sheet, {sheet.title!r}, is read; not read: {more}.", stacklevel=2)
     if len(rows) < 2:
         raise InputError(f"{where}: the first sheet, {sheet.title!r}, has no rows.")
-    names = ["" if name is None else str(name).strip() for name in rows[0]]
-    while (
-        names and not names[-1] and all(len(row) < len(names) or row[len(names) - 1] is None for row in rows)
-    ):
-        names.pop()
+    wide = max(max((n for n, v in enumerate(row, 1) if v is not None), default=0) for row in rows)
+    rows = [[*row, *[None] * wide][:wide] for row in rows]  # some programs leave empty ends out
+    names = named_columns(rows[0])
     check_header(names, where)
     return Table({name: as_column([row[n] for row in rows[1:]], name) for n, name in enumerate(names)})
 
@@ -489,7 +502,12 @@ def _from_list(values: list[Any], name: str) -> Column:
     if all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool | np.bool_) for v in known):
         if all(isinstance(v, float | np.floating) or abs(int(v)) <= EXACT for v in known):
             return Column(np.array([math.nan if v is None else v for v in values], np.float64))
-    elif known and all(isinstance(v, datetime.date | np.datetime64) for v in known):
+    elif all(isinstance(v, decimal.Decimal | int | float) and not isinstance(v, bool) for v in known):
+        if all(abs(v) <= EXACT for v in known):
+            return Column(np.array([math.nan if v is None else float(v) for v in values]))
+    elif all(isinstance(v, datetime.timedelta | np.timedelta64) for v in known):
+        return as_column(np.array([np.timedelta64("NaT") if v is None else v for v in values], "m8[us]"), name)
+    elif all(isinstance(v, datetime.date | np.datetime64) for v in known):
         moments = [np.datetime64("NaT", "us") if v is None else _moment(v) for v in values]
         return Column(_days(np.array(moments, "datetime64[us]")), dates=True)
     return Column(
@@ -508,7 +526,10 @@ def _from_arrow(values: Any, name: str) -> Column:
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return Column(strings=values.cast(pa.string()) if not pa.types.is_string(kind) else values)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Column(_days(values.cast(pa.timestamp("us")).to_numpy(zero_copy_only=False)), dates=True)
+        moments = values.cast(pa.timestamp("us"), safe=False)  # of nanoseconds the rest is cut off
+        return Column(_days(moments.to_numpy(zero_copy_only=False)), dates=True)
+    if pa.types.is_duration(kind):
+        return as_column(values.cast(pa.duration("us"), safe=False).to_numpy(zero_copy_only=False), name)
     if pa.types.is_floating(kind) or (pa.types.is_integer(kind) and not values.null_count):
         return as_column(values.to_numpy(zero_copy_only=False), name)
     return as_column(values.to_pylist(), name)
@@ -525,6 +546,8 @@ def _from_pandas(series: Any) -> Any:
             series.to_numpy(dtype=object) if kind != "f" else series.to_numpy(np.float64, na_value=math.nan)
         )
     if kind == "M":
+        if str(series.dtype).startswith(("date32", "date64")):
+            return series.to_numpy(dtype=object)  # pyarrow's days
         zone = getattr(series.dt, "tz", None)
         return (series.dt.tz_convert("UTC").dt.tz_localize(None) if zone else series).to_numpy(
             "datetime64[us]"
@@ -545,7 +568,7 @@ def _is_missing(value: Any) -> bool:
         return True
     if isinstance(value, np.datetime64 | np.timedelta64):
         return bool(np.isnat(value))
-    return isinstance(value, float | np.floating) and math.isnan(value)
+    return isinstance(value, float | np.floating | decimal.Decimal) and math.isnan(value)
 
 
 def _moment(value: Any) -> np.datetime64:
@@ -588,7 +611,7 @@ def objects(values: Iterable[Any]) -> Array:
 
 def number_text(value: float) -> str:
     """A number as a category: 3.0 and 3 are the same."""
-    return str(int(value)) if value == value // 1 and abs(value) < 1e15 else repr(float(value))
+    return str(int(value)) if value == value // 1 and abs(value) <= EXACT else repr(float(value))
 
 
 def date_text(days: float) -> str:

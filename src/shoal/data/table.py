@@ -242,7 +242,7 @@ class Category:
 
     @classmethod
     def fit(cls, about: ColumnType, column: Column) -> Category:
-        names, codes = categories_of(column)
+        names, codes = categories_of(column, about.signs)
         counts = np.bincount(codes[codes >= 0], minlength=len(names))
         seen = [(-int(n), str(name)) for name, n in zip(names, counts, strict=True) if n]
         kept = sorted(name for _, name in sorted(seen)[:CATEGORIES])
@@ -252,8 +252,12 @@ class Category:
     def width(self) -> int:
         return len(self.values) + self.other
 
+    def categories(self, column: Column) -> tuple[Array, Array]:
+        """The categories of a column and each row's, whichever rows it has."""
+        return categories_of(column, "+" in self.values or "-" in self.values)
+
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
-        names, codes = categories_of(column)
+        names, codes = self.categories(column)
         place = {value: n for n, value in enumerate(self.values)}
         beyond = len(self.values) if self.other else -1
         to = np.array([*(place.get(name, beyond) for name in names), -1], np.int64)
@@ -418,15 +422,19 @@ class Preprocessing:
         decimal mark, as the first rows show. Else itself."""
         if not separator or separator == self.separator:
             return self
-        found, first = Counter[str](), np.arange(min(some.rows, HEAD))
-        for step in self.steps:
-            if isinstance(step, Number):
-                found.update(marks(some[step.name].take(first).encoded[0].tolist()))
-        if not found[","] and not found["."]:
-            return self
-        decimal = "," if found[","] > found["."] else "."
-        steps = (s.written_as(decimal) if isinstance(s, Number) else s for s in self.steps)
-        return replace(self, steps=tuple(steps))
+        first = np.arange(min(some.rows, HEAD))
+        own = {
+            step.name: Counter(marks(some[step.name].take(first).encoded[0].tolist()))
+            for step in self.steps
+            if isinstance(step, Number)
+        }
+        usual = _decimal(sum(own.values(), Counter()))
+
+        def written(step: Step) -> Step:
+            decimal = _decimal(own[step.name]) or usual if isinstance(step, Number) else ""
+            return step.written_as(decimal) if isinstance(step, Number) and decimal else step
+
+        return replace(self, steps=tuple(map(written, self.steps)))
 
     def predictions(self, outputs: Array) -> Array:
         """In regression, a model's outputs in the label's own units."""
@@ -461,6 +469,13 @@ class Preprocessing:
         )
 
 
+def _decimal(found: Mapping[str, int]) -> str:
+    """The decimal mark that most cells show, empty where none does."""
+    if not found[","] and not found["."]:
+        return ""
+    return "," if found[","] > found["."] else "."
+
+
 def _version_1(about: Mapping[str, Any]) -> Mapping[str, Any]:
     """A column as version 0.2 described it."""
     if about["kind"] != "numeric":
@@ -480,7 +495,7 @@ def summary(step: Step, column: Column) -> dict[str, Any]:
         ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []
         return _about(step.kind, len(values), len(known)) | {"quantiles": ends}
     if isinstance(step, Category):
-        names, codes = categories_of(column)
+        names, codes = step.categories(column)
         counts = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
         every = max(1, sum(counts))
         shares = {str(n): c / every for n, c in zip(names, counts, strict=True) if n in step.values}
