@@ -177,7 +177,11 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if not given.json:
         print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
     if folder is not None:
-        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
+        content = json.dumps(report, ensure_ascii=False, indent=1).encode()
+        try:
+            write_atomically(folder / "columns.json", content)
+        except OSError as error:
+            raise InputError(f"{str(folder)!r}: {error.strerror or error}.") from error
 
 
 def _listed(names: Any) -> list[str]:

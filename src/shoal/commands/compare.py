@@ -152,7 +152,8 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
-    show_columns(given, given.out)
+    if not given.plan and not given.no_run and store.missing(configs):
+        show_columns(given, given.out)
     try:
         _work(configs, notes, plan, store, given)
     except OSError as error:

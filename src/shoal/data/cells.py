@@ -80,7 +80,9 @@ def _seconds(text: str) -> float | None:
     found = _CLOCK.fullmatch(text)
     if found is None:
         return None
-    whole = 86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+    whole = (
+        86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+    )
     if found["sign"] and found["d"]:  # -1 days 23:59:59 is a second before midnight
         whole -= 2 * 86400 * int(found["d"])
     seconds = (whole * 1_000_000 + _micro(found["f"])) / 1_000_000

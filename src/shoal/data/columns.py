@@ -269,6 +269,9 @@ def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> Col
     if kind is None and (why := facts.useless()):
         return facts.typed(DROPPED, why=why)
     found = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
+    if kind is not None and found.kind == DROPPED and facts.known:
+        some = quoted(facts.cells)
+        raise InputError(f"column {name!r} is to be {kind}, but it {found.why}: {some}.")
     if kind is None and found.kind != DROPPED and (why := facts.identifier(found)):
         return replace(found, kind=DROPPED, why=why, warnings=(_kept(name, found.kind, why),))
     if kind is None and found.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):

@@ -542,7 +542,9 @@ def _listed(names: Names) -> list[str]:
     if names is None:
         return []
     several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
-    return [str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several]
+    return [
+        str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several
+    ]
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:

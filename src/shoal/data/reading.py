@@ -506,7 +506,9 @@ def _from_list(values: list[Any], name: str) -> Column:
         if all(abs(v) <= EXACT for v in known):
             return Column(np.array([math.nan if v is None else float(v) for v in values]))
     elif all(isinstance(v, datetime.timedelta | np.timedelta64) for v in known):
-        return as_column(np.array([np.timedelta64("NaT") if v is None else v for v in values], "m8[us]"), name)
+        return as_column(
+            np.array([np.timedelta64("NaT") if v is None else v for v in values], "m8[us]"), name
+        )
     elif all(isinstance(v, datetime.date | np.datetime64) for v in known):
         moments = [np.datetime64("NaT", "us") if v is None else _moment(v) for v in values]
         return Column(_days(np.array(moments, "datetime64[us]")), dates=True)
