@@ -147,9 +147,10 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
     _, once, group, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     twice = np.flatnonzero(counts[group] > 1)
     repeated = len(twice) - len(np.unique(group[twice]))
-    shares = [np.bincount(codes[once]).astype(float) for codes in cells]
-    pairs = len(once) * (len(once) - 1.0)
-    chance = pairs / 2 * math.prod(float((n * (n - 1)).sum()) / max(1.0, pairs) for n in shares)
+    some = once if 2 * len(once) > table.rows else np.arange(table.rows)  # without the repeated ones, if few
+    pairs, every = len(some) * (len(some) - 1.0), table.rows * (table.rows - 1.0)
+    counted = [np.bincount(codes[some]).astype(float) for codes in cells]
+    chance = every / 2 * math.prod(float((n * (n - 1)).sum()) / max(1.0, pairs) for n in counted)
     if repeated <= 1 + chance + 3 * math.sqrt(chance):
         return []
     both = np.unique(np.stack([group[twice], domain[twice]]), axis=1)

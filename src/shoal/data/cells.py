@@ -71,7 +71,8 @@ def number(text: str, how: Format, unit: bool = True) -> float | None:
 
 
 _CLOCK = re.compile(
-    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
+    r"(?P<sign>-?)(?:(?P<d>\d+) days?,? )?(?P<h>\d{1,3}):(?P<m>[0-5]\d)"
+    r"(?::(?P<s>[0-5]\d)(?P<f>[.,]\d{1,9})?)?"
 )
 
 
