@@ -619,7 +619,7 @@ class TestTable:
 
     def test_without_pandas(self, results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "pandas", None)
-        with pytest.raises(InputError, match=r"pip install 'shoal\[pandas\]'"):
+        with pytest.raises(InputError, match=r"pip install 'shoal\[tables\]'"):
             results.to_frame()
 
     def test_a_frame_has_every_filled_column(self, results: Results) -> None:

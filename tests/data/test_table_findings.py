@@ -87,7 +87,7 @@ class TestKinds:
     def test_markers_of_missing_values_that_are_numbers_are_pointed_at(self) -> None:
         for marker in (-999, 9999, -9):
             values = [marker if n % 10 == 0 else 20 + n % 7 / 2 for n in range(ROWS)]
-            assert "does it mean missing" in _kind(values)[1]
+            assert "if it means a missing value" in _kind(values)[1]
         assert _kind([99 if n % 10 == 0 else n % 99 for n in range(ROWS)]) == ("numeric", "")
         assert _kind([9999 if n == 3 else 20 + n % 7 / 2 for n in range(ROWS)]) == ("numeric", "")
 

@@ -303,7 +303,7 @@ def test_a_list_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(InputError, match=r"latin.csv' cannot be read"):
         load("manifest", file=str(tmp_path / "latin.csv"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"list.parquet' is Parquet.*: pip install 'shoal\[parquet\]'"):
+    with pytest.raises(InputError, match=r"list.parquet' is Parquet.*: pip install 'shoal\[tables\]'"):
         load("manifest", file=str(tmp_path / "list.parquet"))
 
 

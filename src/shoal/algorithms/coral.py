@@ -1,4 +1,4 @@
-"""CORAL: features with the same mean and covariance in every domain."""
+"""CORAL: training with a penalty on different means and covariances of features between domains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Empirical risk minimisation: forget the domains and minimise the mean loss."""
+"""ERM: plain training on the examples of all domains pooled."""
 
 from __future__ import annotations
 

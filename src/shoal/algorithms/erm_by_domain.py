@@ -1,4 +1,4 @@
-"""ERM with one forward pass a domain: the control for BatchNorm."""
+"""ERM by domain: plain training with one forward pass per domain, the control for BatchNorm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fish: gradient matching between domains by walking through them and stepping back."""
+"""Fish: gradient matching between domains, by an inner loop over domains and an interpolation back."""
 
 from __future__ import annotations
 

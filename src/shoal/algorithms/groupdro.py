@@ -1,4 +1,4 @@
-"""GroupDRO: the worst domain counts most."""
+"""GroupDRO: training with more weight on domains with a high loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inter-domain Mixup: training on what lies between two domains."""
+"""Inter-domain Mixup: training on weighted averages of examples from two domains."""
 
 from __future__ import annotations
 

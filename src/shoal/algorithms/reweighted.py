@@ -1,4 +1,4 @@
-"""Reweighted: ERM on examples drawn so that every domain has the same share."""
+"""Reweighted: plain training on examples drawn equally often from every domain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VREx: equal risks in all domains."""
+"""VREx: training with a penalty on differences of the loss between domains."""
 
 from __future__ import annotations
 

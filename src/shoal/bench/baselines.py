@@ -51,10 +51,10 @@ LOGISTIC, RIDGE = "logistic-regression", "ridge-regression"
 CONTROLS = (MAJORITY,)
 """What shows whether there is anything to learn; never a recommendation."""
 SUMMARIES = {
-    MAJORITY: "The class that most training examples have, or their mean; whatever the input.",
-    LOGISTIC: "Logistic regression of scikit-learn, with an L2 penalty.",
-    RIDGE: "Linear least squares of scikit-learn, with an L2 penalty.",
-    BOOSTING: "Gradient boosting of scikit-learn, with as many trees as are best on validation.",
+    MAJORITY: "A constant prediction: the most frequent class of the training examples, or their mean.",
+    LOGISTIC: "A linear model: scikit-learn's logistic regression with an L2 penalty.",
+    RIDGE: "A linear model: scikit-learn's least squares with an L2 penalty.",
+    BOOSTING: "Decision trees: scikit-learn's gradient boosting, the number of trees chosen on validation.",
 }
 SPACES: dict[str, Space] = {
     MAJORITY: {},
@@ -113,7 +113,7 @@ def plan(
     seeds: Iterable[int],
     search: int,
 ) -> list[RunConfig]:
-    """One run for each domain left out, baseline, seed and candidate: the defaults, and draws of settings."""
+    """One run for each held-out domain, baseline, seed and hyperparameter trial, the defaults first."""
     usual = RunConfig(base.dataset, base.algorithm, base.steps)
     same = {"dataset", "steps", "holdout", "metric", "data_options"}
     own = replace(usual, **{name: getattr(base, name) for name in same})

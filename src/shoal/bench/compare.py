@@ -78,6 +78,8 @@ class Layout:
     """What was guessed of the user's data, and what to know of the held-out domains, in words."""
     excluded: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Domains that are trained on but not held out, and why."""
+    warned: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Held-out domains whose score says little, and why."""
 
 
 def layout(
@@ -133,6 +135,7 @@ def layout(
             *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
         ],
         excluded=excluded,
+        warned=warned,
     )
 
 
@@ -256,11 +259,11 @@ def plan(
     seeds: Iterable[int],
     search: int,
 ) -> list[RunConfig]:
-    """Every run of a comparison: one for each held-out domain, seed, algorithm and candidate.
+    """Every run of a comparison: one for each held-out domain, seed, algorithm and hyperparameter trial.
 
     An algorithm with a way of drawing, such as ``fish:regrouped``, is a row of its own. All are ``base`` with
-    other settings. Every trial draws candidates of its own, so that the spread over seeds holds the luck of
-    the search too; they come in their order.
+    other settings. Every seed has a random search of its own, so that the spread over seeds includes that of
+    the search; the trials come in their order.
     """
     seeds, rate = list(seeds), base.optimizer_options["lr"]
     tried = {(a, s): candidates(parted(a)[0], search, rate, s) for a in algorithms for s in seeds}
@@ -438,6 +441,7 @@ def results(
         "runs_missing": gone,
         "missing": _missing(every),
         "undefined": undefined,
+        "units": next((note for r in records if (note := r.notes.get("units"))), None),
         "recommendation": None if gone else recommendation(rows, lower, criterion),
         "rows": rows,
         "trials": every,
@@ -566,7 +570,8 @@ def recommendation(
         difference, error = paired(one, other, lower, by)
         return {"difference": difference, "se": error, "far": sign * difference > error}
 
-    best, domains = max(usable, key=score), len(usable[0]["domains"])
+    domains = len(usable[0]["domains"])
+    best = max(usable, key=lambda r: (_rounded(score(r)), -complexity(r["algorithm"])))
     about: dict[str, Any] = {
         "take": None,
         "criterion": criterion,
@@ -690,13 +695,18 @@ def _rank(rows: list[dict[str, Any]], metric: str | None, criterion: str = "mean
     sign = 1 if metric is not None and lower_is_better(metric) else -1
     by = "average" if criterion == "mean" else "worst"
     whole = [r for r in rows if None not in r["average"]["values"]]
-    averages = [sign * r[by]["mean"] for r in whole]
+    averages = [_rounded(sign * r[by]["mean"]) for r in whole]
     names = list(rows[0]["domains"]) if rows else []
-    columns = [[sign * r["domains"][n]["mean"] for r in whole] for n in names]
+    columns = [[_rounded(sign * r["domains"][n]["mean"]) for r in whole] for n in names]
     for i, row in enumerate(whole):
         row["rank"] = 1 + sum(a < averages[i] for a in averages)
         row["mean_rank"] = statistics.fmean(_midrank(column, i) for column in columns)
     rows.sort(key=lambda r: (r["rank"] is None, r["rank"], _known(r) is None, sign * (_known(r) or 0.0)))
+
+
+def _rounded(value: float) -> float:
+    """To twelve digits: averages of the same scores are equal, in whatever order they were added."""
+    return float(f"{value:.12g}")
 
 
 def _known(row: Mapping[str, Any]) -> float | None:
@@ -711,10 +721,10 @@ def _midrank(values: Sequence[float], at: int) -> float:
 
 
 def _missing(every: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The candidates that lack a record, by trial."""
+    """The hyperparameter trials that lack a record."""
     return [
-        f"{t['algorithm']}, {t['left_out']} held out, seed {t['seed']}, candidate{'s' * (len(gone) > 1)} "
-        + ", ".join(map(str, gone))
+        f"{t['algorithm']}, {t['left_out']} held out, seed {t['seed']}, "
+        f"hyperparameter trial{'s' * (len(gone) > 1)} " + ", ".join(map(str, gone))
         for t in every
         if (gone := t["missing"])
     ]

@@ -42,7 +42,7 @@ from shoal.data.batch import DomainData, cut, tensors_in
 from shoal.data.loader import collate_of, seeded, to_device
 from shoal.data.sampler import key, permute
 from shoal.data.splits import _in_smallest_domain
-from shoal.data.table import Preprocessing
+from shoal.data.table import Category, Preprocessing
 from shoal.errors import InputError
 from shoal.gradients import gradient
 from shoal.models import build
@@ -420,9 +420,9 @@ def columns_of(data: DomainData, x: Any) -> tuple[Parts, ...]:
         return _varying([Parts(f"feature {n + 1}", (n,), ("",)) for n in range(x.shape[1])], x)
     found, start = [], 0
     for step in Preprocessing.from_dict(data.inputs).steps:
-        names = [f"= {v}" for v in getattr(step, "values", ())]
-        names += ["= other"] * bool(getattr(step, "other", False))
-        if not names:
+        if isinstance(step, Category):
+            names = [f"= {v}" for v in step.values] + ["= other"] * step.other
+        else:
             missing = bool(getattr(step, "indicator", False))
             plain = step.width - missing
             names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing

@@ -95,7 +95,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "dataset",
         metavar="DATA",
         help="a dataset (see `shoal list datasets`), a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), "
-        "or a folder of pictures as folder/domain/class",
+        "or a folder of images as folder/domain/class",
     )
     add_data(parser, "the dataset's")
     add_data_dir(parser)
@@ -177,7 +177,11 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if not given.json:
         print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
     if folder is not None:
-        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
+        content = json.dumps(report, ensure_ascii=False, indent=1).encode()
+        try:
+            write_atomically(folder / "columns.json", content)
+        except OSError as error:
+            raise InputError(f"{str(folder)!r}: {error.strerror or error}.") from error
 
 
 def _listed(names: Any) -> list[str]:
@@ -296,7 +300,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many trainings."""
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core; on CUDA ten)"
+        "--at-once", type=count, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
     )
 
 

@@ -40,7 +40,7 @@ EXAMPLE = (
     "standard error of the best. "
     "Examples: shoal compare patients.csv --label ill --domain hospital; "
     "shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
-    "The same command again goes on with a comparison that was stopped, and shows one that is finished."
+    "The same command again resumes a comparison that was stopped, and shows one that is finished."
 )
 
 
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         default=3,
         metavar="K",
-        help="settings to try, the defaults first (default: 3)",
+        help="hyperparameter trials per row and seed: the defaults, then random search (default: 3)",
     )
     _add_training(parser)
     parser.add_argument(
@@ -96,9 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="only write down what would be run; nothing else is run there then",
+        help="write the plan of runs and stop; later commands with this --out must match it",
     )
-    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    parser.add_argument(
+        "--no-run", action="store_true", help="show the results of finished runs and run nothing"
+    )
     add_running(parser)
 
 
@@ -107,17 +109,21 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     usual = ", ".join(f"{name} {value}" for name, value in USUAL.items())
     group.description = f"Defaults are {usual}; for a table both go by its size."
     group.add_argument("--steps", type=count, help="meta-steps")
-    group.add_argument("--batch", type=count, help="examples a batch")
+    group.add_argument("--batch", type=count, help="examples per batch")
     group.add_argument(
-        "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
+        "--domains", type=count, metavar="S", help="domains per step (default: all up to 16, else 5)"
     )
     group.add_argument("--model", help="(default: the dataset's own)")
     group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
     group.add_argument(
-        "--lr", type=float, default=1e-3, help="the learning rate beside defaults (default: %(default)s)"
+        "--lr",
+        type=float,
+        default=1e-3,
+        help="default learning rate; the search varies it (default: %(default)s)",
     )
     group.add_argument(
-        "--metric", help='what selects and is compared: AUC, "macro F1" … (default: as the dataset is judged)'
+        "--metric",
+        help='selects on validation and is compared: AUC, "macro F1" … (default: the dataset\'s own)',
     )
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
     group.add_argument(
@@ -131,7 +137,7 @@ def run(given: Any) -> None:
     from shoal.training.processes import together
 
     if together():
-        raise InputError("compare runs whole trainings side by side; start it without torchrun.")
+        raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
     with warnings_in_words():
         _run(given)
 
@@ -146,13 +152,14 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
-    show_columns(given, given.out)
+    if not given.plan and not given.no_run and store.missing(configs):
+        show_columns(given, given.out)
     try:
         _work(configs, notes, plan, store, given)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        kept = "Finished runs are kept; the same command goes on from there."
+        kept = "Finished runs are kept; the same command resumes."
         raise InputError(f"{str(given.out)!r}: {error.strerror or error}. {kept}") from error
 
 
@@ -185,8 +192,8 @@ def _folder(given: Any, dataset: str) -> Path:
 
 
 def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
-    """Every run there will be, and with their reasons the rows that are ``unable`` to take part and the
-    domains that are ``excluded`` from being held out."""
+    """Every run there will be, and with their reasons the rows that are ``unable`` to take part, the
+    domains that are ``excluded`` from being held out, and those held out whose score says little."""
     from shoal.algorithms import registry
     from shoal.bench import baselines, compare
     from shoal.bench.config import RunConfig
@@ -238,7 +245,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
         seeds = range(given.seeds)
         found = compare.plan_baselines(base, where.classes, where.left_out, seeds, given.search)
         configs += [c for c in found if c.name not in unable]
-    return configs, {"unable": unable, "excluded": dict(where.excluded)}
+    return configs, {"unable": unable, "excluded": dict(where.excluded), "warned": dict(where.warned)}
 
 
 def named(given: Sequence[str], registry: Any) -> list[str]:
@@ -288,7 +295,7 @@ def _counted(configs: Sequence[RunConfig], store: Store, given: Any) -> str:
     domains = len({c.data_options.get("test") for c in configs})
     return (
         f"{_many(len(configs), 'run')}: {_many(rows, 'row')}, {_many(domains, 'held-out domain')}, "
-        f"{_many(given.seeds, 'seed')}, {_many(given.search, 'setting')} each; "
+        f"{_many(given.seeds, 'seed')}, {_many(given.search, 'hyperparameter trial')} each; "
         f"{len(store.missing(configs)):,} still to do."
     )
 
@@ -304,29 +311,24 @@ def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str
     """
     from shoal.bench import baselines
 
-    failed = run_baselines([c for c in configs if baselines.is_one(c)], store)
-    return failed | run_trainings([c for c in configs if not baselines.is_one(c)], store, given)
-
-
-def run_baselines(configs: Sequence[RunConfig], store: Store) -> dict[str, str]:
-    from shoal.bench import baselines
-
     status = Status(configs, len(store.missing(configs)))
-    return _by_row(configs, lambda mine: baselines.run_all(mine, store, status.done))
+    plain = [c for c in configs if baselines.is_one(c)]
+    failed = _by_row(plain, lambda mine: baselines.run_all(mine, store, status.done))
+    return failed | run_trainings([c for c in configs if not baselines.is_one(c)], store, given, status)
 
 
-def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
+def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any, status: Status) -> dict[str, str]:
     try:
-        run_all(configs, store, given)
+        run_all(configs, store, given, status=status)
         return {}
     except InputError:
         raise
     except Exception as error:
         _check_space(error)
-        print(f"shoal: a run failed ({_said(error)}); going on one by one.", file=sys.stderr)
+        print(f"shoal: a run failed ({_said(error)}); running the rest one row at a time.", file=sys.stderr)
     lacking = {c.name for c in store.missing(configs)}
     rest = [c for c in configs if c.name in lacking]
-    return _by_row(rest, lambda mine: run_all(mine, store, given))
+    return _by_row(rest, lambda mine: run_all(mine, store, given, status=status))
 
 
 def _by_row(configs: Sequence[RunConfig], work: Callable[[list[RunConfig]], Any]) -> dict[str, str]:
@@ -394,11 +396,13 @@ def _page(out: Path, runs: Sequence[str]) -> str:
 
 
 def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> str:
-    """How to train what is recommended on every domain, then predict and export, in the user's own words."""
+    """Commands that train the recommended row on every domain, then predict, score and export."""
     from shoal.bench.compare import usual_settings
     from shoal.trained import train_command
 
     about = result["recommendation"] or {}
+    if not about.get("majority", {"better": True})["better"]:  # then nothing is recommended
+        return ""
     take = about.get("take") or about.get("begin")
     if (chosen := usual_settings(configs, result["trials"], take)) is None:
         return ""
@@ -411,9 +415,10 @@ def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> s
     words = shlex.split(command.splitlines()[0])[len(old) :]
     words = [*old[:-1], given.dataset, *given_data, "--leave-out", "none", *words]
     folder = words[words.index("--out") + 1]
-    new = "NEW" + (Path(given.dataset).suffix if Path(given.dataset).is_file() else "")
-    lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, new])]
+    kind = Path(given.dataset).suffix if Path(given.dataset).is_file() else ""
+    lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, f"NEW{kind}"])]
+    lines += [shlex.join(["shoal", "score", folder, f"LABELLED{kind}"])]
     lines += [shlex.join(["shoal", "export", folder])]
-    how = f"with the settings that {times} of {_many(trials, 'trial')} chose"
-    said = f"To train {take} on every domain, {how}, to predict and to export:"
+    how = f"with the hyperparameters chosen in {times} of {_many(trials, 'split')}"
+    said = f"To train {take} on every domain, {how}, then to predict, score and export:"
     return "\n" + "\n  ".join([said, *lines])

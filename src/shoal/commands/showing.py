@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
+from shoal.report.tables import _clean
 
 if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Status:
-    """How a list of runs comes along, on stderr: a live line on a terminal, one line a run elsewhere."""
+    """How a list of runs comes along, on stderr: a live line on a terminal, one line per run elsewhere."""
 
     def __init__(self, configs: Sequence[RunConfig], missing: int) -> None:
         self.total = len(configs)
@@ -43,7 +44,7 @@ class Status:
         self.finished += 1
         config = record.config
         self.at.pop(config.identity, None)
-        result = _unseen(record) if record.status == "finished" else record.status
+        result = _held_out_score(record) if record.status == "finished" else record.status
         line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
         start = "\r\x1b[K" if self.terminal else ""
         print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
@@ -56,12 +57,12 @@ def _which(config: RunConfig) -> str:
     """A run among others: what they mostly differ in."""
     number = f", N={n}" if (n := config.data_options.get("domains")) else ""
     names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-    left_out = f", {' and '.join(map(str, names))} left out" if names[0] is not None else ""
-    return f"{config.name}{number}{left_out}, seed {config.seed}"
+    held_out = f", held out: {_clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
+    return f"{config.name}{number}{held_out}, seed {config.seed}"
 
 
-def _unseen(record: RunRecord) -> str:
-    """The score in the domain left out, at the last step unless another was asked for."""
+def _held_out_score(record: RunRecord) -> str:
+    """The score in the held-out domain, at the last step unless another was asked for."""
     point = record.history[record.selected if record.config.select == "best" else -1]
     scores = point["scores"].get("test")
     if scores is None:
@@ -69,16 +70,21 @@ def _unseen(record: RunRecord) -> str:
     name = scores.get("selects") or scores["metric"]
     value = scores["metrics"][name] if scores.get("selects") else scores["average"]
     if value is None:
-        return f"unseen {name} –"
-    return f"unseen {value:.1%}" if name == "accuracy" else f"unseen {name} {value:.4g}"
+        return f"{name} undefined"
+    return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
 
 
 def run_all(
-    configs: Sequence[RunConfig], store: Store, given: Any, how: dict[str, Any] | None = None
+    configs: Sequence[RunConfig],
+    store: Store,
+    given: Any,
+    how: dict[str, Any] | None = None,
+    status: Status | None = None,
 ) -> list[RunRecord]:
+    """Runs what is missing; ``status`` is that of a longer list of which these are a part."""
     from shoal.bench import pool
 
-    status = Status(configs, len(store.missing(configs)))
+    status = status or Status(configs, len(store.missing(configs)))
     return pool.run_all(
         configs,
         store,
@@ -118,7 +124,7 @@ def show_run(record: RunRecord, folder: Path, given: Any) -> None:
         raise InputError(f"{record.error} To skip and go on: shoal resume {folder} --on-nan skip")
     at = record.history[record.selected]
     config = record.config
-    skipped = f" {record.skipped} steps were not finite and were left out." if record.skipped else ""
+    skipped = f" {record.skipped} steps were not finite and were skipped." if record.skipped else ""
     text = (
         f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
         f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{_predictions(folder)}."
@@ -227,7 +233,7 @@ def show(content: dict[str, Any], text: str, given: Any, pictures: Sequence[Path
         return
     print(text)
     if pictures:
-        print("\nPictures: " + ", ".join(str(p) for p in pictures))
+        print("\nFigures: " + ", ".join(str(p) for p in pictures))
 
 
 def draw(make: Callable[[], Any], path: Path) -> list[Path]:
@@ -236,5 +242,5 @@ def draw(make: Callable[[], Any], path: Path) -> list[Path]:
     try:
         return plots.save(make(), path)
     except InputError as error:
-        print(f"shoal: no picture: {error}", file=sys.stderr)
+        print(f"shoal: no figure: {error}", file=sys.stderr)
         return []

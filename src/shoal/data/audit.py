@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -145,18 +146,21 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
 
     Nothing is said where columns take so few values that independent rows would be equal nearly as often.
     """
-    key, chance = np.zeros(table.rows, np.uint64), 1.0
+    key, cells = np.zeros(table.rows, np.uint64), []
     for place, name in enumerate(names):
         column = table[name]
-        cells = column.encoded[1] if column.plain is None else column.plain
-        codes, counts = np.unique(cells, return_inverse=True, return_counts=True)[1:]
-        chance *= float((counts * (counts - 1.0)).sum()) / max(1, table.rows * (table.rows - 1))
-        mixed = (codes.astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
+        own = column.encoded[1] if column.plain is None else column.plain
+        cells.append(np.unique(own, return_inverse=True)[1])
+        mixed = (cells[-1].astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
         key = (key ^ (mixed ^ (mixed >> np.uint64(29)))) * np.uint64(0xBF58476D1CE4E5B9)
-    _, group, counts = np.unique(key, return_inverse=True, return_counts=True)
+    _, once, group, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
     twice = np.flatnonzero(counts[group] > 1)
     repeated = len(twice) - len(np.unique(group[twice]))
-    if repeated <= chance * table.rows * (table.rows - 1) / 2:
+    some = once if 2 * len(once) > table.rows else np.arange(table.rows)  # without the repeated ones, if few
+    pairs, every = len(some) * (len(some) - 1.0), table.rows * (table.rows - 1.0)
+    counted = [np.bincount(codes[some]).astype(float) for codes in cells]
+    chance = every / 2 * math.prod(float((n * (n - 1)).sum()) / max(1.0, pairs) for n in counted)
+    if repeated <= 1 + chance + 3 * math.sqrt(chance):
         return []
     both = np.unique(np.stack([group[twice], domain[twice]]), axis=1)
     across = np.flatnonzero(np.bincount(both[0]) > 1)

@@ -193,6 +193,11 @@ def infer(table: Table, names: Sequence[str], hints: Hints | None = None) -> dic
     return found
 
 
+def number_format(table: Table, name: str, hints: Hints) -> Format:
+    """How the numbers of a column are written, if it has any."""
+    return Format() if table[name].plain is not None else _Usual(table, [name], hints).format(table[name])[0]
+
+
 class _Usual:
     """How numbers and dates are written in this table, for columns that leave it open."""
 
@@ -269,6 +274,9 @@ def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> Col
     if kind is None and (why := facts.useless()):
         return facts.typed(DROPPED, why=why)
     found = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
+    if kind is not None and found.kind == DROPPED and facts.known:
+        some = quoted(facts.cells)
+        raise InputError(f"column {name!r} is to be {kind}, but it {found.why}: {some}.")
     if kind is None and found.kind != DROPPED and (why := facts.identifier(found)):
         return replace(found, kind=DROPPED, why=why, warnings=(_kept(name, found.kind, why),))
     if kind is None and found.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
@@ -537,7 +545,7 @@ def _units(facts: Facts, how: Format) -> str:
 
 
 def _marker(values: Array) -> str:
-    """For -999 or 9999, several times and further from the others than these are from each other."""
+    """Of -999 or 9999 that comes several times, further from the others than these are from each other."""
     known, counts = np.unique(values[~np.isnan(values)], return_counts=True)
     if len(known) < 4:
         return ""
@@ -545,6 +553,6 @@ def _marker(values: Array) -> str:
         value, text = float(known[place]), number_text(float(known[place]))
         far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
         if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):
-            cells = f"{text} ({counts[place]:,} cells)"
-            return f"{cells} lies far from all others: does it mean missing? Then leave these cells empty"
+            many = f"{text} ({counts[place]:,} cells) lies far from all others"
+            return f"{many}; if it means a missing value, empty these cells"
     return ""

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.cells import Format, boolean
-from shoal.data.columns import DROPPED, Hints, categories_of, infer, quoted, values_of
+from shoal.data.columns import DROPPED, Hints, categories_of, infer, number_format, quoted, values_of
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
@@ -98,7 +98,7 @@ def from_table(
         raise InputError(f"column {group!r} cannot be the group too; it is the label or the domain.")
     used = _features(content, [label, domain, *([group] if group else [])], columns, _listed(drop))
     hints = Hints({str(k): str(v) for k, v in (kinds or {}).items()}, decimal, day_first)
-    written = _number_format(content, label, hints)
+    written = number_format(content, label, hints)
     target = Labels.read(content[label], label, task, written)
     _check_copy(content, used, label)
     domains = domains_of(content[domain], domain)
@@ -157,7 +157,7 @@ def check_table(
     how = Preprocessing((), {}, {}, [types[name].report() for name in used])
     remarks: list[str] = []
     if label is not None and domain is not None:
-        target = Labels.read(content[label], label, task, _number_format(content, label, hints))
+        target = Labels.read(content[label], label, task, number_format(content, label, hints))
         how, remarks = _audited(how, content, target, domains_of(content[domain], domain), named, hints)
     else:
         how = replace(how, columns=_with_roles(how.columns, content, named, _listed(drop)))
@@ -211,11 +211,6 @@ def _with_roles(
             "warnings": [],
         }
     return [found[name] for name in content if name in found]
-
-
-def _number_format(content: Table, name: str, hints: Hints) -> Format:
-    """How a label's numbers are written, if it has any."""
-    return infer(content, [name], replace(hints, kinds={name: "numeric"}))[name].how
 
 
 def _entities(column: Column, name: str) -> NDArray[Any]:

@@ -7,6 +7,7 @@ A chart has ``ticks`` (position in percent, label), ``rows`` and maybe ``zero``.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ COLOURS = 6
 """With more algorithms only those that matter have a colour of their own."""
 MOST = 100
 """Domains in a chart."""
+FAR = 3
 
 Row = Mapping[str, Any]
 """Of the ``rows`` of :func:`shoal.bench.compare.results`."""
@@ -67,11 +69,17 @@ class Axis:
 def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> dict[str, Any]:
     """A line for each paired difference: a dot for every domain, the mean and its interval; zero is marked.
 
+    The scale is that of the rows whose mean is within :data:`FAR` times the median row's reach: one far-off
+    row, such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
+
     ``found`` has what :func:`shoal.bench.compare.over_domains` gives, and maybe a standard error ``se``.
     """
     scale, unit = figures.unit(metric)
-    ends = [scale * v for a in found.values() for v in (a["low"], a["high"], a["mean"]) if v is not None]
-    dots = [scale * v for a in found.values() for v in a["values"].values()]
+    reach = {n: [v for v in (a["low"], a["high"], a["mean"]) if v is not None] for n, a in found.items()}
+    usual = statistics.median(max(map(abs, values)) for values in reach.values())
+    near = [n for n, a in found.items() if abs(a["mean"]) <= FAR * usual]
+    ends = [scale * v for n in near for v in reach[n]]
+    dots = [scale * v for n in near for v in found[n]["values"].values()]
     axis = Axis.over([0.0, *ends, *dots], [0.0, *ends])
     rows = []
     for name, about in found.items():
@@ -87,7 +95,17 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
         text = mean_text + (f" ({' to '.join(ends_text)})" if ends_text else "")
         rows.append({"name": _clean(name), "strong": False, "text": text, "marks": marks})
     unit = "percentage points of accuracy" if metric == "accuracy" else unit
-    return {"ticks": axis.ticks, "zero": axis.at(0.0), "rows": rows, "unit": _clean(unit)}
+    return {
+        "ticks": axis.ticks,
+        "zero": axis.at(0.0),
+        "rows": rows,
+        "unit": _clean(unit),
+        "beyond": _beyond(rows),
+    }
+
+
+def _beyond(rows: Iterable[Mapping[str, Any]]) -> bool:
+    return any("beyond" in mark["look"] for row in rows for mark in row["marks"])
 
 
 def _signed(values: Sequence[float], metric: str | None) -> list[str]:
@@ -152,6 +170,6 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
         "legend": legend,
         "first": _clean(coloured[0]),
         "unit": _clean(unit),
-        "beyond": any("beyond" in mark["look"] for row in drawn for mark in row["marks"]),
+        "beyond": _beyond(drawn),
         "left": max(0, len(names) - MOST),
     }

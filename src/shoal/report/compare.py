@@ -107,7 +107,7 @@ def _spread(values: Mapping[str, Any], sign: str = "") -> str:
     if sd is not None and sd <= 1e-12 * max(1.0, abs(mean)):
         sd = None
     if values["metric"] == "accuracy":
-        mean, sd, digits = 100 * mean, sd and 100 * sd, ".1f"
+        mean, sd, digits = round(100 * mean, 9) + 0.0, sd and 100 * sd, ".1f"  # 1.25 is that whatever the sum
     else:
         digits = _four_digits(max(abs(mean), sd or 0))
     return f"{mean:{sign}{digits}}" + ("" if sd is None else f" ± {sd:{digits}}")
@@ -129,11 +129,11 @@ def words(result: Mapping[str, Any]) -> list[str]:
         f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {result['seeds'][0]} alone"
     )
     tried = result["search"]
-    draws = f"the defaults and {tried - 1} random draw{'s' * (tried > 2)} of settings"
-    choice = "Settings and step are those" if tried > 1 else "The step is the one"
+    draws = f"its default hyperparameters and {_many(tried - 1, 'random trial')}"
+    choice = "Hyperparameters and step are those" if tried > 1 else "The step is the one"
     lines = [
         f"{metric[:1].upper()}{metric[1:]} {unit}in a held-out domain; {over}.",
-        f"Each algorithm and seed tried {draws if tried > 1 else 'the defaults'}.",
+        f"Each algorithm and seed tried {draws if tried > 1 else 'its default hyperparameters'}.",
         f"{choice} with the best validation {metric} in the training domains.",
     ]
     scored = sum(sum(row["chosen"].values()) for row in result["rows"])
@@ -151,6 +151,8 @@ def words(result: Mapping[str, Any]) -> list[str]:
             f"The 95 % interval is of the difference to {result['baseline']}, paired by domain over "
             f"{len(result['left_out'])} domains (Student's t, seeds averaged), for each row alone."
         )
+    if note := result.get("units"):
+        lines.append(f"{note[:1].upper()}{note[1:]}.")
     if controls := [row["algorithm"] for row in result["rows"] if row.get("control")]:
         lines.append(f"Controls, which are never recommended: {', '.join(controls)}.")
     return [*lines, *recommended(result), *_troubles(result)]
@@ -159,80 +161,142 @@ def words(result: Mapping[str, Any]) -> list[str]:
 CRITERION = {"mean": "average", "worst": "worst domain"}
 
 
-def recommended(result: Mapping[str, Any]) -> list[str]:
-    """What :func:`shoal.bench.compare.recommendation` found, in sentences: what to use comes first, then why.
+def described(name: str) -> str:
+    """What a row is, in a few plain words; nothing for an algorithm that does not say so."""
+    from shoal.algorithms import registry
+    from shoal.bench.baselines import SUMMARIES
 
-    Nothing where nothing can be said, and of results of an earlier version.
+    if name in SUMMARIES:
+        said = SUMMARIES[name]
+        return f"{said[:1].lower()}{said[1:]}".rstrip(".")
+    try:
+        said = (registry.module(name.partition(":")[0]).__doc__ or "").partition("\n")[0]
+    except InputError:  # of a plugin that is not installed here
+        return ""
+    return said.partition(": ")[2].rstrip(".")
+
+
+def recommended(result: Mapping[str, Any]) -> list[str]:
+    """What :func:`shoal.bench.compare.recommendation` found, in sentences.
+
+    First which method to use, then what to expect of it in a new domain, then why. Nothing where nothing can
+    be said, and of results of an earlier version.
     """
     about = result.get("recommendation")
     if about is None or "criterion" not in about:
         return []
     domains, metric = about["domains"], result["metric"]
+    rows = {row["algorithm"]: row for row in result["rows"]}
     if about["take"] is None:
-        return [
+        begin = rows[about["begin"]]
+        lines = [
             f"No recommendation: {_many(domains, 'held-out domain')} cannot support a conclusion; "
             f"at least {about['needed']} are needed.",
-            f"Begin with {about['begin']}, the simplest of the rows.",
+            f"Begin with {_called(begin)}, the simplest of the rows. {_achieved(begin, domains, metric)}",
         ]
-    rows = {row["algorithm"]: row for row in result["rows"]}
+        return [_clean(line) for line in lines]
     take, best = rows[about["take"]], rows[about["best"]]
     chance = about.get("majority")
     if chance is None or chance["better"]:
-        lines = [f"Recommendation: {_scores(take, metric)}."]
+        lines = [f"Use {_called(take)}.", _expected(take, domains, metric)]
     else:
         lines = [
-            f"No recommendation: {_scores(take, metric)} is not better than the majority baseline by more "
-            f"than one standard error ({_against_majority(chance, result)})."
+            f"No recommendation: {_called(take)} is not better than a constant prediction (the majority "
+            "baseline) by more than one standard error.",
+            f"{_achieved(take, domains, metric)} The difference to the constant prediction is "
+            f"{_against_majority(chance, result)}.",
         ]
-    lines.append(_why(about, take, best, metric))
+    ahead = any(row["control"] and (row["rank"] or math.inf) < best["rank"] for row in result["rows"])
+    lines.append(_why(about, take, best, metric, ahead))
     if chance is not None and chance["better"] and not chance["sure"]:
-        lines.append(
-            f"Its gain over the majority baseline is uncertain: {_against_majority(chance, result)}."
-        )
+        gain = _against_majority(chance, result)
+        lines.append(f"Its gain over a constant prediction (the majority baseline) is uncertain: {gain}.")
     if (other := about.get("other")) is not None:
-        row, by = rows[other["row"]], CRITERION[other["criterion"]]
+        row, by = rows[other["row"]], other["criterion"]
+        what = "In the worst held-out domain" if by == "worst" else "On average"
         lines.append(
-            f"By the {by}, {_scores(row, metric)} is better: {_number(other['difference'], metric, '+')}, "
-            f"standard error {_number(other['se'], metric)}."
+            f"{what}, {_scores(row, metric)} is better by {_gap(other, metric)} ({PAIRED[by]}); to recommend "
+            f"by that: --criterion {by}."
         )
     if (least := about.get("detectable")) is not None:
+        test = "paired t test" if about["criterion"] == "mean" else "t test"
         lines.append(
-            f"With {domains} domains, a paired t test at the 5 % level would detect a difference of "
-            f"{_number(least, metric)} with a power of 80 %; smaller differences would mostly go unnoticed."
+            f"With {domains} domains, differences of less than {_number(least, metric)}{_points(metric)} "
+            f"would mostly go unnoticed ({test} at the 5 % level, power 80 %)."
         )
     return [_clean(line) for line in lines]
 
 
+PAIRED = {"mean": "paired by domain", "worst": "bootstrap over domains and seeds"}
+
+
+def _called(row: Mapping[str, Any]) -> str:
+    what = described(row["algorithm"])
+    return f"{row['algorithm']} ({what})" if what else str(row["algorithm"])
+
+
+def _score(value: float, metric: str | None) -> str:
+    return _number(value, metric) + " %" * (metric == "accuracy")
+
+
+def _points(metric: str | None) -> str:
+    """The unit of a difference."""
+    return " percentage points" * (metric == "accuracy")
+
+
+def _gap(about: Mapping[str, Any], metric: str | None) -> str:
+    difference, error = _number(abs(about["difference"]), metric), _number(about["se"], metric)
+    return f"{difference}{_points(metric)}, standard error {error}"
+
+
+def _expected(row: Mapping[str, Any], domains: int, metric: str | None) -> str:
+    average, worst = _score(row["average"]["mean"], metric), _score(row["worst"]["mean"], metric)
+    return (
+        f"Its expected {metric} in a new domain is about {average}, the average over {domains} held-out "
+        f"domains; in the worst of them ({row['worst']['domain']}) it was {worst}."
+    )
+
+
+def _achieved(row: Mapping[str, Any], domains: int, metric: str | None) -> str:
+    average, worst = _score(row["average"]["mean"], metric), _score(row["worst"]["mean"], metric)
+    if domains == 1:
+        return f"Its {metric} in {row['worst']['domain']} was {worst}."
+    return (
+        f"In {domains} held-out domains its {metric} was {average} on average and {worst} in the worst "
+        f"({row['worst']['domain']})."
+    )
+
+
 def _against_majority(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
     difference = _number(about["difference"], result["metric"], "+")
-    return f"{difference}, 95 % interval {_interval(about, result)}"
+    return f"{difference}{_points(result['metric'])}, 95 % interval {_interval(about, result)}"
 
 
 def _scores(row: Mapping[str, Any], metric: str | None) -> str:
     """A row's name with its average and its worst domain."""
-    average, percent = _number(row["average"]["mean"], metric), " %" * (metric == "accuracy")
-    worst = f"{_number(row['worst']['mean'], metric)}{percent} in {row['worst']['domain']}"
-    return f"{row['algorithm']} (average {metric} {average}{percent}, worst domain {worst})"
+    worst = f"{_score(row['worst']['mean'], metric)} in the worst domain, {row['worst']['domain']}"
+    return f"{row['algorithm']} ({_score(row['average']['mean'], metric)} on average, {worst})"
 
 
-def _why(about: Mapping[str, Any], take: Mapping[str, Any], best: Mapping[str, Any], metric: Any) -> str:
-    by = CRITERION[about["criterion"]]
-    which = {"mean": "paired by domain", "worst": "bootstrap over domains and seeds"}[about["criterion"]]
+def _why(
+    about: Mapping[str, Any],
+    take: Mapping[str, Any],
+    best: Mapping[str, Any],
+    metric: Any,
+    behind_control: bool,
+) -> str:
+    by = CRITERION[about["criterion"]] + " of the rows other than controls" * behind_control
+    which = f"{PAIRED[about['criterion']]}, {about['domains']} domains"
     if about["among"] == 1:
         return "It is the only row that could be recommended."
     if take is best:
         lead = f"It has the best {by}, and no simpler row is within one standard error of it"
         if (near := about.get("simpler")) is None:
-            return f"{lead}."
-        apart = (
-            f"{_number(abs(near['difference']), metric)} behind, standard error {_number(near['se'], metric)}"
-        )
-        return f"{lead}: {near['row']} is {apart} ({which}, {about['domains']} domains)."
-    behind = about["behind"]
+            return f"It has the best {by}, and no row is simpler."
+        return f"{lead}: {near['row']} is worse by {_gap(near, metric)} ({which})."
     return (
-        f"It is the simplest row within one standard error of the best {by}, of {_scores(best, metric)}: "
-        f"the difference is {_number(abs(behind['difference']), metric)}, its standard error "
-        f"{_number(behind['se'], metric)} ({which}, {about['domains']} domains)."
+        f"It is the simplest row within one standard error of the best {by}, that of "
+        f"{_scores(best, metric)}: the difference is {_gap(about['behind'], metric)} ({which})."
     )
 
 
@@ -247,7 +311,10 @@ def _hours(seconds: float) -> str:
 
 
 def _troubles(result: Mapping[str, Any]) -> list[str]:
-    lines = [f"Not compared: {name} ({why})." for name, why in result.get("unable", {}).items()]
+    reasons: dict[str, list[str]] = {}
+    for name, why in result.get("unable", {}).items():
+        reasons.setdefault(why, []).append(name)
+    lines = [f"Not compared: {', '.join(names)} ({why})." for why, names in reasons.items()]
     lines += [f"A run of {name} failed: {why}" for name, why in result.get("failed", {}).items()]
     diverged = {r["algorithm"]: r["runs_diverged"] for r in result["rows"] if r["runs_diverged"]}
     if diverged:
@@ -257,6 +324,10 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
         from shoal.bench.compare import by_reason
 
         lines += [f"Trained on but not held out: {line}." for line in by_reason(excluded)]
+    if warned := result.get("warned"):
+        from shoal.bench.compare import by_reason
+
+        lines += [f"Warning, held-out domains: {line}." for line in by_reason(warned)]
     for measure, names in result.get("undefined", {}).items():
         which = ", ".join(map(repr, names[:NAMED])) + ", …" * (len(names) > NAMED)
         lines.append(f"{measure} is undefined in {which}; its average is over the other domains.")
@@ -279,13 +350,13 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
 
 
 def text(result: Mapping[str, Any]) -> str:
-    """For a terminal: the table, the recommendation, then the rest."""
+    """For a terminal: the recommendation, the table, then how it came about."""
     first = recommended(result)
     rest = [line for line in words(result) if line not in first]
     if (many := len(result["left_out"])) > BESIDE:
         rest.append(f"The scores in each of the {many:,} domains are in the files.")
     shown = table(result, _cut, BESIDE).text()
-    return "\n".join([shown, "", *first, *([""] if first else []), *rest])
+    return "\n".join([*first, *([""] if first else []), shown, "", *rest])
 
 
 def _cut(name: str) -> str:
@@ -294,8 +365,13 @@ def _cut(name: str) -> str:
 
 def markdown(result: Mapping[str, Any]) -> str:
     heading = f"# Algorithms on {html.escape(result.get('title') or result['dataset'])}"
-    lines = [f"- {html.escape(line, quote=False)}" for line in words(result)]
-    return "\n".join([heading, "", table(result, html.escape).markdown(), "", *lines, ""])
+    first = recommended(result)
+    lead, rest = (
+        [f"- {html.escape(line, quote=False)}" for line in lines]
+        for lines in (first, [line for line in words(result) if line not in first])
+    )
+    shown = table(result, html.escape).markdown()
+    return "\n".join([heading, "", *lead, *([""] if lead else []), shown, "", *rest, ""])
 
 
 COLUMNS = ("algorithm", "left_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")

@@ -191,7 +191,7 @@ def _group(group: Group, number: int) -> dict[str, Any]:
     more = words(result) if group.kind == "comparison" else _troubles(result)
     more = [line for line in more if line not in recommended(result)]
     units = dict.fromkeys(note for r in group.runs if (note := r.record.notes.get("units")))
-    more += [f"{note[:1].upper()}{note[1:]}." for note in units]
+    more += [line for note in units if (line := f"{note[:1].upper()}{note[1:]}.") not in more]
     if group.kind == "runs":
         lost = {row["algorithm"]: n for row in result["rows"] if (n := row["runs_diverged"])}
         more = [f"Runs that diverged: {', '.join(f'{k} {n}' for k, n in lost.items())}."] if lost else []
