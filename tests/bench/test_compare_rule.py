@@ -143,8 +143,8 @@ class TestRule:
         noise = [[0.52], [0.57], [0.43], [0.49]]
         found = result({"majority": chance, "erm": noise, "fish": chance})
         assert view.recommended(found)[:2] == [
-            "No recommendation: erm (plain training on the examples of all domains pooled) is not better than "
-            "a constant prediction (the majority baseline) by more than one standard error.",
+            "No recommendation: erm (plain training on the examples of all domains pooled) is not better "
+            "than a constant prediction (the majority baseline) by more than one standard error.",
             "In 4 held-out domains its accuracy was 50.2 % on average and 43.0 % in the worst (d2). The "
             "difference to the constant prediction is +0.2 percentage points, 95 % interval -4.1 to +4.6.",
         ]
@@ -220,8 +220,8 @@ class TestWorst:
         said = " ".join(view.recommended(mean))
         assert "in the worst of them (d3) it was 40.0 %" in said
         assert (
-            "In the worst held-out domain, vrex (69.8 % on average, 68.0 % in the worst domain, d3) is better "
-            "by 28.0 percentage points" in said
+            "In the worst held-out domain, vrex (69.8 % on average, 68.0 % in the worst domain, d3) is "
+            "better by 28.0 percentage points" in said
         )
         assert "--criterion worst" in said
         with pytest.raises(InputError, match="unknown criterion 'median'"):

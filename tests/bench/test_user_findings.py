@@ -78,7 +78,7 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for site in ("oslo", "lima", "red\x1b[31m"):
             for day, age in enumerate(draw.normal(50, 10, 30)):
                 cells = (f"{age:.2f}", "mf"[day % 2], f"2024-0{1 + day % 9}-11", ("yes", "no")[day % 3 == 0])
-                lines.append(",".join([*cells, site, "yes" if age > 50 else "no"]))
+                lines.append(",".join([*cells, site, "yes" if age + draw.normal(0, 10) > 50 else "no"]))
         Path(name).write_text("\n".join(lines))
 
 
