@@ -122,7 +122,7 @@ def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: 
     assert main([*SWEEP, *out]) == 0
     shown = capsys.readouterr()
     assert "3 runs to do." in shown.err
-    assert "D3 left out" in shown.err
+    assert "held out: D3" in shown.err
     assert "training:" in shown.out
     assert "oracle:" in shown.out
     for rule in ("training", "oracle"):
@@ -460,7 +460,7 @@ class TestResume:
         assert main(["resume", "run"]) == 2
         assert one_line(capsys) == said
         assert main(["resume", "run", "--on-nan", "skip"]) == 0
-        assert "18 steps were not finite and were left out" in capsys.readouterr().out
+        assert "18 steps were not finite and were skipped" in capsys.readouterr().out
         assert yaml.safe_load(Path("run/config.yaml").read_text())["run"]["on_nan"] == "skip"
         record = json.loads(Path("run/record.json").read_text())
         assert (record["status"], record["skipped"]) == ("finished", 18)

@@ -419,12 +419,13 @@ class TestResults:
             if r.config.algorithm != "fish" or r.config.seed or not r.config.settings
         ]
         result = compare.results(configs, records)
-        assert result["missing"] == [f"fish, {d} held out, seed 0, candidate 1" for d in ("0°", "75°")]
+        lost = [f"fish, {d} held out, seed 0, hyperparameter trial 1" for d in ("0°", "75°")]
+        assert result["missing"] == lost
         fish = result["rows"][1]
         assert (fish["algorithm"], fish["rank"]) == ("fish", None)
         assert fish["average"]["values"] == [None, 0.5625]
         text = view.text(result)
-        assert "2 of 16 runs are missing: fish, 0° held out, seed 0, candidate 1; fish, 75°" in text
+        assert f"2 of 16 runs are missing: {'; '.join(lost)}." in text
         assert "56.2 (1 of 2)" in text
 
     def test_no_run_at_all(self) -> None:
@@ -452,7 +453,7 @@ class TestReport:
             "validation accuracy",
         ]
         assert table.rows[0][:5] == ["1", "fish", "60.5 ± 0.8", "60.5 ± 0.8", "60.5 ± 0.8"]
-        assert table.rows[0][5:] == ["60.5 (0°)", "+10.0 ± 0.1", "90.0"]
+        assert table.rows[0][5:] == ["60.5 (0°)", "+10.1 ± 0.1", "90.0"]
         assert table.rows[1][5:] == ["50.5 (0°)", "–", "90.0"]
 
     def test_errors_are_no_percent(self) -> None:
@@ -528,8 +529,8 @@ class TestCommand:
         assert main([*TINY, "--json"]) == 0
         shown = capsys.readouterr()
         result = json.loads(shown.out)
-        assert "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 settings each; 8 still to do." in shown.err
-        assert "[8/8] fish, 75° left out, seed 1: unseen " in shown.err
+        assert "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 st" in shown.err
+        assert "[8/8] fish, held out: 75°, seed 1: accuracy " in shown.err
         assert {r["algorithm"]: r["average"]["sd"] is not None for r in result["rows"]} == {
             "erm": True,
             "fish": True,
@@ -547,7 +548,8 @@ class TestCommand:
         assert main(TINY) == 0
         shown = capsys.readouterr()
         assert not shown.err
-        assert shown.out.startswith("rank  algorithm ")
+        assert shown.out.startswith("No recommendation: 1 held-out domain")
+        assert "\nrank  algorithm " in shown.out
         assert "8 runs of 4 steps on cpu" in shown.out
         files = {p.name for p in Path("shoal-compare").iterdir() if p.is_file()}
         assert files == {f"compare-rotated-digits.{e}" for e in ("md", "csv", "json", "png", "svg")}
@@ -584,7 +586,7 @@ class TestCommand:
         assert main([*TINY, "--plan"]) == 0
         shown = capsys.readouterr()
         assert shown.out.startswith(
-            "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 settings each; 8 still to do."
+            "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 still to do."
         )
         assert not shown.err
         path = Path("shoal-compare/rotated-digits.plan.json")
@@ -647,7 +649,7 @@ class TestCommand:
         name = made(False, {}, ("a", "b", "c"), classes=None)
         assert main(["compare", name, *SMALL, "--search", "1", "--leave-out", "a", "b"]) == 0
         shown = capsys.readouterr()
-        assert "erm, a left out, seed 0: unseen mse " in shown.err
+        assert "erm, held out: a, seed 0: mse " in shown.err
         assert "%" not in shown.err
         assert "average mse" in shown.out
         assert {r.config.holdout for r in Store("shoal-compare/runs").all()} == {0.2}
@@ -676,9 +678,9 @@ class TestCommand:
         monkeypatch.setattr(pool, "run", run_or_fail)
         assert main(TINY) == 0
         shown = capsys.readouterr()
-        assert "shoal: a run failed (RuntimeError: out of memory); going on" in shown.err
+        assert "shoal: a run failed (RuntimeError: out of memory); running the rest" in shown.err
         assert "A run of erm failed: RuntimeError: out of memory" in shown.out
-        assert "2 of 8 runs are missing: erm, 75° held out, seed 1, candidates 0, 1." in shown.out
+        assert "2 of 8 runs are missing: erm, 75° held out, seed 1, hyperparameter trials 0, 1." in shown.out
         assert len(Store("shoal-compare/runs").all()) == 6
 
     def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

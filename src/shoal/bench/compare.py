@@ -550,8 +550,9 @@ def recommendation(
     ``take`` is the row; ``begin`` the simplest, to begin with where ``take`` is ``None``: with fewer than
     three domains nothing can be concluded. ``majority`` says whether ``take`` is ``better`` than the majority
     class (or, in regression, the mean) by more than one standard error, and whether that is ``sure``: the
-    95 % interval of the difference excludes zero. ``detectable`` is the difference that so many domains would
-    show with 80 % power in a t test at 5 %, for the median standard error of a difference to the best row.
+    95 % interval of the difference excludes zero. Where ``take`` is the best row, ``simpler`` and ``second``
+    are the best of the simpler ones and of all others. ``detectable`` is the difference that so many domains
+    would show with 80 % power in a t test at 5 %, for the median standard error of a difference to the best.
     ``other`` is the row that is best by the other criterion, where it differs from ``take`` by more than one
     standard error. ``None`` where no row has all its scores.
     """
@@ -587,6 +588,9 @@ def recommendation(
     near = [r for r in usable if r is best or not behind[r["algorithm"]]["far"]]
     take = simplest(near)
     rest = [r for r in usable if r is not take]
+    if take is best and rest:
+        second = max(rest, key=score)["algorithm"]
+        about["second"] = {"row": second, **behind[second]}
     simpler = [r for r in rest if complexity(r["algorithm"]) < complexity(take["algorithm"])]
     if simpler:  # none of them is near
         nearest = max(simpler, key=score)["algorithm"]

@@ -159,7 +159,7 @@ def _run(given: Any) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        kept = "Finished runs are kept; the same command resumes."
+        kept = "Finished runs are kept; the same command goes on from there."
         raise InputError(f"{str(given.out)!r}: {error.strerror or error}. {kept}") from error
 
 
@@ -407,14 +407,16 @@ def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> s
     if (chosen := usual_settings(configs, result["trials"], take)) is None:
         return ""
     config, times, trials = chosen
-    command = train_command(replace(config, data_options={}, seed=0, holdout=None, select="best"))
+    data = {k: v for k, v in config.data_options.items() if k not in ("test", "seed")}
+    whole = replace(config, data_options=data, seed=0, holdout=None, select="best")
+    command = train_command(replace(whole, data_options={}))
     given_data = [*given_table(given), *(["--data", *given.data] if given.data else [])]
     given_data += ["--bad-images", given.bad_images] if given.bad_images else []
     given_data += ["--data-dir", str(given.data_dir)] if given.data_dir else []
     old = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
     words = shlex.split(command.splitlines()[0])[len(old) :]
     words = [*old[:-1], given.dataset, *given_data, "--leave-out", "none", *words]
-    folder = words[words.index("--out") + 1]
+    folder = words[-1] = f"runs/{config.algorithm}-{whole.identity[:8]}"  # another file has another folder
     kind = Path(given.dataset).suffix if Path(given.dataset).is_file() else ""
     lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, f"NEW{kind}"])]
     lines += [shlex.join(["shoal", "score", folder, f"LABELLED{kind}"])]

@@ -34,15 +34,15 @@ class Axis:
     high: float
 
     @classmethod
-    def over(cls, values: Iterable[float], core: Iterable[float] = ()) -> Axis:
-        """Holds all ``values``, but reaches no further beyond those of ``core`` than three times their range.
+    def over(cls, values: Iterable[float], core: Iterable[float] = (), times: float = 3) -> Axis:
+        """Holds all ``values``, but reaches no further beyond those of ``core`` than ``times`` their range.
 
         One algorithm with an enormous error must not squeeze the others into a point.
         """
         every = [v for v in values if math.isfinite(v)]
         inner = [v for v in core if math.isfinite(v)]
         low, high = (min(every), max(every)) if every else (0.0, 1.0)
-        if inner and (reach := 3 * (max(inner) - min(inner))):
+        if inner and (reach := times * (max(inner) - min(inner))):
             low, high = max(low, min(inner) - reach), min(high, max(inner) + reach)
         room = 0.04 * (high - low) or 0.05 * abs(high) or 1.0
         return cls(low - room, high + room)
@@ -80,7 +80,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
     near = [n for n, a in found.items() if abs(a["mean"]) <= FAR * usual]
     ends = [scale * v for n in near for v in reach[n]]
     dots = [scale * v for n in near for v in found[n]["values"].values()]
-    axis = Axis.over([0.0, *ends, *dots], [0.0, *ends])
+    axis = Axis.over([0.0, *ends, *dots], [0.0, *ends], 1 if len(found) > 1 else 3)
     rows = []
     for name, about in found.items():
         marks, (mean, low, high) = [], (about[key] for key in ("mean", "low", "high"))

@@ -198,7 +198,7 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     take, best = rows[about["take"]], rows[about["best"]]
     chance = about.get("majority")
     if chance is None or chance["better"]:
-        lines = [f"Use {_called(take)}.", _expected(take, domains, metric)]
+        lines = [f"Use {_called(take)}.", _expected(take, domains, result)]
     else:
         lines = [
             f"No recommendation: {_called(take)} is not better than a constant prediction (the majority "
@@ -249,11 +249,12 @@ def _gap(about: Mapping[str, Any], metric: str | None) -> str:
     return f"{difference}{_points(metric)}, standard error {error}"
 
 
-def _expected(row: Mapping[str, Any], domains: int, metric: str | None) -> str:
+def _expected(row: Mapping[str, Any], domains: int, result: Mapping[str, Any]) -> str:
+    metric, units = result["metric"], f" ({result['units']})" if result.get("units") else ""
     average, worst = _score(row["average"]["mean"], metric), _score(row["worst"]["mean"], metric)
     return (
         f"Its expected {metric} in a new domain is about {average}, the average over {domains} held-out "
-        f"domains; in the worst of them ({row['worst']['domain']}) it was {worst}."
+        f"domains; in the worst of them ({row['worst']['domain']}) it was {worst}{units}."
     )
 
 
@@ -290,10 +291,16 @@ def _why(
     if about["among"] == 1:
         return "It is the only row that could be recommended."
     if take is best:
-        lead = f"It has the best {by}, and no simpler row is within one standard error of it"
-        if (near := about.get("simpler")) is None:
-            return f"It has the best {by}, and no row is simpler."
-        return f"{lead}: {near['row']} is worse by {_gap(near, metric)} ({which})."
+        near, second = about.get("simpler"), about.get("second")
+        if near is not None:
+            lead = f"It has the best {by}, and no simpler row is within one standard error of it"
+            return f"{lead}: {near['row']} is worse by {_gap(near, metric)} ({which})."
+        next_best = (
+            f" The next best, {second['row']}, is worse by {_gap(second, metric)} ({which})."
+            if second
+            else ""
+        )
+        return f"It has the best {by}, and no row is simpler.{next_best}"
     return (
         f"It is the simplest row within one standard error of the best {by}, that of "
         f"{_scores(best, metric)}: the difference is {_gap(about['behind'], metric)} ({which})."

@@ -235,7 +235,8 @@ def _of_columns(result: Result) -> list[str]:
         return [f"Columns: none of {count} was seen to differ between domains by itself ({how})."]
     some = "; ".join(f"{c['name']!r} ({_how(c)})" for c in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-    return [f"Columns: {len(found)} of {count} differ between domains ({how}), most of all {some}{more}."]
+    verb = "differs" if len(found) == 1 else "differ"
+    return [f"Columns: {len(found)} of {count} {verb} between domains ({how}), most of all {some}{more}."]
 
 
 def _of_relation(result: Result) -> list[str]:
@@ -271,8 +272,8 @@ def _of_relation(result: Result) -> list[str]:
 def _span(result: Result, gap: Mapping[str, Any]) -> str:
     scale, _ = _scale(result)
     unit, digits = (" points", ".1f") if scale == 100 else ("", ".2f")
-    low, high = scale * gap["low"], scale * gap["high"]
-    return f"{scale * gap['gap']:{digits}}{unit} (95 % interval {low:{digits}} to {high:{digits}})"
+    size, low, high = (f"{round(scale * gap[k], 2) + 0.0:{digits}}" for k in ("gap", "low", "high"))
+    return f"{size}{unit} (95 % interval {low} to {high})"
 
 
 def _of_gap(result: Result) -> list[str]:
@@ -283,12 +284,12 @@ def _of_gap(result: Result) -> list[str]:
         f"Generalization gap of ERM: {seen}{_span(result, average)} on average over held-out domains; "
         f"largest in {worst['name']!r}, {_span(result, worst)}."
     ]
-    more = q["found"] / q["chance"] - 1 if q["chance"] > 0 else 0.0
+    times = q["found"] / q["chance"] if q["chance"] > 0 else 1.0
     how = _sure(result, "held-out")
     if q["alarm"]:
         lines.append(
-            f"Kernel ridge regression errs {more:.0%} more on whole held-out domains than on as many "
-            f"held-out examples from all ({how})."
+            f"The error of kernel ridge regression is {times:.3g} times as large on whole held-out domains "
+            f"as on as many held-out examples from all domains ({how})."
         )
     else:
         lines.append(f"For kernel ridge regression, held-out domains are not significantly harder ({how}).")
@@ -340,10 +341,12 @@ def _advice(result: Result, command: str) -> str:
         )
     unclear = not gap and _alarm(result, "held-out") and average["high"] > LARGE
     if not gap and not unclear:
-        return (
-            f"Try: plain ERM, which shows no generalization gap to speak of: {span}. "
-            f"To check: {command} --algorithms erm coral vrex"
+        size = (
+            "shows a generalization gap too small to matter"
+            if average["high"] <= LARGE
+            else "shows no generalization gap that could be told from 0, though a large one is not excluded"
         )
+        return f"Try: plain ERM, which {size}: {span}. To check: {command} --algorithms erm coral vrex"
     conflicts = [w for w in ("at the start", "after training") if _alarm(result, f"gradients {w}")]
     how = (
         f"gradients conflict {' and '.join(conflicts)}" if conflicts else "no conflict of gradients was seen"
