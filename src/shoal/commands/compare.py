@@ -152,8 +152,8 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
-    show_columns(given, given.out)
     try:
+        show_columns(given, given.out)
         _work(configs, notes, plan, store, given)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
