@@ -177,11 +177,7 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if not given.json:
         print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
     if folder is not None:
-        content = json.dumps(report, ensure_ascii=False, indent=1).encode()
-        try:
-            write_atomically(folder / "columns.json", content)
-        except OSError as error:
-            raise InputError(f"{str(folder)!r}: {error.strerror or error}.") from error
+        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
 
 
 def _listed(names: Any) -> list[str]:

@@ -152,9 +152,9 @@ def _run(given: Any) -> None:
     check_plan(plan, configs)
     store = Store(given.out / "runs")
     make_folder(given.out)
-    if not given.plan and not given.no_run and store.missing(configs):
-        show_columns(given, given.out)
     try:
+        if not given.plan and not given.no_run and store.missing(configs):
+            show_columns(given, given.out)
         _work(configs, notes, plan, store, given)
     except OSError as error:
         if isinstance(error, BrokenPipeError):

@@ -80,7 +80,10 @@ def run(given: Any) -> None:
     if hasattr(data.examples, "unguarded"):
         data = replace(data, examples=data.examples.unguarded())
     make_folder(given.out)
-    show_columns(given, given.out)
+    try:
+        show_columns(given, given.out)
+    except OSError as error:
+        raise InputError(f"--out {str(given.out)!r}: {error.strerror or error}.") from error
 
     def make(seed: int) -> Any:
         return build(given.model, input_shape=data.input_shape, classes=data.classes, seed=seed)
