@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.bench.test_compare_rule import result
+from test_compare_rule import result
 
 from shoal.bench import compare
 from shoal.bench.diagnose import columns_of

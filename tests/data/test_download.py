@@ -1078,6 +1078,7 @@ def test_wrong_input_is_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SHOAL_DATA", raising=False)  # where a dataset may be already
     assert main(["data", "get", *arguments]) == 2
     shown = capsys.readouterr()
     assert message in shown.err

@@ -153,13 +153,12 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
         cells.append(np.unique(own, return_inverse=True)[1])
         mixed = (cells[-1].astype(np.uint64) + np.uint64(place + 1)) * np.uint64(0x9E3779B97F4A7C15)
         key = (key ^ (mixed ^ (mixed >> np.uint64(29)))) * np.uint64(0xBF58476D1CE4E5B9)
-    _, once, group, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    _, group, counts = np.unique(key, return_inverse=True, return_counts=True)
     twice = np.flatnonzero(counts[group] > 1)
     repeated = len(twice) - len(np.unique(group[twice]))
-    some = once if 2 * len(once) > table.rows else np.arange(table.rows)  # without the repeated ones, if few
-    pairs, every = len(some) * (len(some) - 1.0), table.rows * (table.rows - 1.0)
-    counted = [np.bincount(codes[some]).astype(float) for codes in cells]
-    chance = every / 2 * math.prod(float((n * (n - 1)).sum()) / max(1.0, pairs) for n in counted)
+    pairs = table.rows * (table.rows - 1.0)
+    counted = [np.bincount(codes).astype(float) for codes in cells]
+    chance = pairs / 2 * math.prod(float((n * (n - 1)).sum()) / max(1.0, pairs) for n in counted)
     if repeated <= 1 + chance + 3 * math.sqrt(chance):
         return []
     both = np.unique(np.stack([group[twice], domain[twice]]), axis=1)
