@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from shoal.bench.baselines import is_one
 from shoal.bench.config import RunConfig
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
@@ -371,6 +370,8 @@ OF_BASELINES = ("seed", "metric")
 
 def train_command(config: RunConfig) -> str:
     """The `shoal train` that runs ``config`` and keeps its weights, and what of it that cannot say."""
+    from shoal.bench.baselines import is_one  # which a model that only predicts does without
+
     usual = RunConfig(config.dataset, config.algorithm, config.steps)
     lr = config.optimizer_options.get("lr", 1e-3)
     told = {**config.data_options, **_test(config)}

@@ -35,6 +35,7 @@ ENDINGS = (*CSV, *PARQUET, *EXCEL)
 SEPARATORS = ",;\t|"
 LONGEST = 2**24  # characters of a cell; more means that a quotation mark is never closed
 BLOCK = 2**24  # bytes that pyarrow parses at a time; a row must fit
+SMALL = 2**20  # bytes of a CSV file below which importing pyarrow takes longer than reading without it
 ALL = 2**40  # rows: as many at a time as there are
 EXACT = 2**53
 """Up to here every whole number is a float64 of its own."""
@@ -291,7 +292,7 @@ class CsvRows(Rows):
             raise InputError(f"{self.where} has no rows; its first line must name the columns.")
 
     def parts(self, columns: Sequence[str], size: int) -> Iterator[Table]:
-        if has("pyarrow"):
+        if has("pyarrow") and self.path.stat().st_size > SMALL:
             yield from self._fast(columns, size)
         else:
             yield from self._slow(columns, size)
