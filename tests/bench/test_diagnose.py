@@ -101,13 +101,17 @@ def test_flipped_labels_give_the_domain_a_gap() -> None:
     assert "last" in start.pair
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, 4])  # 3 is one of the few that do; the benchmark counts them
-def test_without_a_shift_there_is_no_alarm(seed: int) -> None:
-    diagnosis = diagnose(planted(None, seed), linear, seed=seed, **CHEAP)
-    assert diagnosis.alarms == ()
-    lines = view.reading(diagnosis.to_dict())
-    assert lines[0].startswith("No shift was seen")
-    assert any(line.startswith("Try: plain ERM") for line in lines)
+def test_without_a_shift_there_is_hardly_an_alarm() -> None:
+    """Each dataset has a chance of 5 % at most: of six, one may. The benchmark counts hundreds."""
+    alarms = 0
+    for seed in range(6):
+        diagnosis = diagnose(planted(None, seed), linear, seed=seed, **CHEAP)
+        alarms += bool(diagnosis.alarms)
+        if not diagnosis.alarms:
+            lines = view.reading(diagnosis.to_dict())
+            assert lines[0].startswith("No shift was seen")
+            assert any(line.startswith("Try: plain ERM") for line in lines)
+    assert alarms <= 1
 
 
 def test_few_examples_cannot_tell_and_tiny_domains_are_listed() -> None:
