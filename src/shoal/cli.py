@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import signal
 import sys
 import threading
@@ -31,6 +33,7 @@ from shoal.commands import (
 )
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
+from shoal.terminal import printable
 
 COMMANDS = {
     "demo": demo,
@@ -66,6 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A command may return an exit code of its own.
     """
+    with printable():
+        try:
+            return _main(arguments)
+        finally:
+            _flush()
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="shoal",
         description="Domain generalization: train models that work in places they have never seen.",
@@ -88,13 +99,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before = _terminable()
     try:
         code: int | None = given.run(given)
+        sys.stdout.flush()
     except InputError as error:
         return _failed(f"shoal: {error}", 2)
     except KeyboardInterrupt as stop:
-        how = str(stop) or "stopped. Finished runs are kept; the same command goes on from there."
+        how = str(stop) or "stopped. Finished runs are kept; the same command resumes."
         return _failed(f"\nshoal: {how}", 128 + (getattr(stop, "signal", None) or signal.SIGINT))
     except BrokenPipeError:
         return 0
+    except OSError as error:  # a full disk, a folder without permission, a server that does not answer
+        where = f"{error.filename}: " if error.filename else ""
+        return _failed(f"shoal: {where}{error.strerror or error}.", 1)
+    except MemoryError as error:
+        return _failed(f"shoal: out of memory{f' ({error})' if str(error) else ''}; use smaller batches.", 1)
     except BaseException:
         _abandon()
         raise
@@ -104,9 +121,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
+def _flush() -> None:
+    """What is left to print is printed now; where it cannot be, Python does not try again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                handle = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(handle, stream.fileno())
+                os.close(handle)
+
+
 def _failed(message: str, code: int) -> int:
-    if main_process():
-        print(message, file=sys.stderr)
+    if main_process() and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(message, file=sys.stderr)
     _abandon()
     return code
 

@@ -1,33 +1,187 @@
-"""Files that are written whole or not at all."""
+"""The one place where files are opened and written: regular files only, whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import stat
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+import yaml
+
+from shoal.errors import InputError
+
+LARGEST = 2**30
+"""Most bytes of a file that is read whole, such as a record, unless the caller allows more."""
+LARGEST_YAML = 2**20
+DEEPEST = 100
+"""Most levels of nesting in JSON or YAML from a file."""
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """``path`` for reading bytes. A pipe or a device, on which reading could hang or never end, is refused.
+
+    Raises InputError for those, and OSError where there is no such file or it may not be read.
+    """
+    # Without O_NONBLOCK, opening a pipe that nobody writes to waits for ever.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _check_regular(os.fstat(handle).st_mode, path)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def check_regular(path: str | Path) -> None:
+    """Refuses what is there but is no regular file, for libraries that open files themselves."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        _check_regular(os.stat(path).st_mode, path)
+
+
+def _check_regular(mode: int, path: str | Path) -> None:
+    if not stat.S_ISREG(mode):
+        kind = _KINDS.get(stat.S_IFMT(mode), "something else")
+        raise InputError(f"{str(path)!r} is {kind}, not a regular file.")
+
+
+def read_bytes(path: str | Path, limit: int | None = LARGEST) -> bytes:
+    """All of a regular file of at most ``limit`` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise InputError(f"{str(path)!r} has {size:,} bytes; at most {limit:,} are read of such a file.")
+        return file.read() if limit is None else file.read(limit + 1)[:limit]
+
+
+def read_text(path: str | Path, limit: int | None = LARGEST, errors: str = "strict") -> str:
+    return read_bytes(path, limit).decode("utf-8", errors)
+
+
+def read_json(path: str | Path, limit: int | None = LARGEST) -> Any:
+    """What a JSON file holds; ValueError where it is none."""
+    return parse_json(read_bytes(path, limit))
+
+
+def parse_json(content: str | bytes) -> Any:
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_yaml(path: str | Path) -> Any:
+    """What a YAML file holds; ValueError where it is none."""
+    return parse_yaml(read_text(path, LARGEST_YAML))
+
+
+def parse_yaml(text: str) -> Any:
+    """Plain data. Aliases, with which a short text can stand for a huge one, are refused."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    except (
+        OverflowError,
+        TypeError,
+        AttributeError,
+    ) as error:  # PyYAML's, for scalars that only look like one
+        raise ValueError(f"a value cannot be read ({error})") from error
+
+
+def dump_yaml(content: Any) -> str:
+    """``content`` as :func:`parse_yaml` reads it."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not allowed")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.YAMLError("it is nested too deeply")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing: a kill or a full disk leaves what was there before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with replacing(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[IO[bytes]]:
+    """A file that takes the place of ``path`` when the block ends; after an error nothing has changed.
+
+    A symbolic link stays and the file that it points to is replaced. Anything but a regular file, such as a
+    pipe or ``/dev/null``, is written to as it is. One of ``inputs`` is never overwritten.
+    """
+    path = Path(path)
+    for source in inputs:
+        if same_file(path, source):
+            raise InputError(
+                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
+            )
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.exists() and not target.is_file() and not target.is_dir():
+        with target.open("wb") as through:
+            yield through
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        os.chmod(temporary, _mode(target))
+        os.replace(temporary, target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    _flush_folder(target.parent)
 
 
-def _umask() -> int:
+def same_file(one: str | Path, other: str | Path) -> bool:
+    """Whether both are there and are one file, by whatever name or link."""
+    try:
+        return os.path.samefile(one, other) and not os.path.samefile(one, os.devnull)
+    except (OSError, ValueError):
+        return False
+
+
+def _mode(target: Path) -> int:
+    """The permissions of what is replaced, or those of a new file."""
+    with contextlib.suppress(OSError):
+        return stat.S_IMODE(target.stat().st_mode)
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask
 
 
 def _flush_folder(folder: Path) -> None:

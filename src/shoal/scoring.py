@@ -24,7 +24,7 @@ from shoal.data.inputs import ROWS, check_columns
 from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 from shoal.trained import Trained, load, probabilities
 from shoal.training.intervals import Estimate, calibration, classification, regression
 
@@ -106,12 +106,12 @@ class Score:
         blocks = [self._head(), _overall(self.overall).text()]
         if self.domains:
             blocks.append(
-                f"By domain ({_clean(str(self.domain))})\n\n{self._by_domain().text()}{self._after()}"
+                f"By domain ({clean(str(self.domain))})\n\n{self._by_domain().text()}{self._after()}"
             )
         if self.calibration is not None:
             blocks.append(f"{self._calibrated()}\n\n{_bins(self.calibration).text()}")
         blocks.append(self._drifted())
-        blocks += [textwrap.fill(_clean(note), 100) for note in self.notes]
+        blocks += [textwrap.fill(clean(note), 100) for note in self.notes]
         return "\n\n".join(block for block in blocks if block)
 
     def __str__(self) -> str:
@@ -140,7 +140,7 @@ class Score:
                 f"Left out: {_rows(count)} of classes that the model does not know: {quoted(self.unknown)}. "
                 f"Counted as errors, the accuracy would be {wrong:.3f}."
             )
-        return "\n".join(textwrap.fill(_clean(line), 100) for line in lines)
+        return "\n".join(textwrap.fill(clean(line), 100) for line in lines)
 
     def _by_domain(self) -> Table:
         names = BY_DOMAIN[self.task]
@@ -156,7 +156,7 @@ class Score:
         name, worst = BY_DOMAIN[self.task][0], self.worst
         if worst is not None and len(self.domains) > 1:
             value = worst.metrics[name].value
-            rest += f"\n\nWorst domain by {name}: {_clean(worst.name)} ({_number(value)})."
+            rest += f"\n\nWorst domain by {name}: {clean(worst.name)} ({_number(value)})."
         return rest
 
     def _calibrated(self) -> str:
@@ -172,7 +172,7 @@ class Score:
             f"Calibration of the probability of {what}: expected calibration error {error:.3f} (95 in 100 "
             f"perfectly calibrated models stay below {chance:.3f} with so many rows): {verdict}."
         )
-        return textwrap.fill(_clean(line), 100)
+        return textwrap.fill(clean(line), 100)
 
     def _drifted(self) -> str:
         if not self.drift:

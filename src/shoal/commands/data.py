@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.commands.arguments import add_columns, count, kinds_of, warnings_in_words
 from shoal.commands.showing import show
 from shoal.errors import InputError
+from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
     from shoal.data.download import Download, Got, Source
@@ -291,7 +292,8 @@ class _Progress:
             self.what, self.tenth, self.next = what, 0, 0.0
         if self.terminal:
             if done == total or time.monotonic() >= self.next:
-                print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+                clear_line(sys.stderr)
+                print(text, end="", file=sys.stderr, flush=True)
                 self.next, self.open = time.monotonic() + 0.1, True
             if done == total:
                 self.end()

@@ -24,6 +24,7 @@ from shoal.commands.arguments import (
 )
 from shoal.commands.showing import draw, show
 from shoal.errors import InputError
+from shoal.terminal import clear_line
 
 SUMMARY = "Test the domains for shifts before training: in what they differ, in which columns, and the gap."
 EXAMPLE = (
@@ -141,7 +142,8 @@ class _Progress:
     def tell(self, phase: str, done: int, total: int) -> None:
         if self.terminal:
             full = 24 * done // max(total, 1)
-            sys.stderr.write(f"\r\x1b[K[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
+            clear_line(sys.stderr)
+            sys.stderr.write(f"[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
             sys.stderr.flush()
         elif phase != self.phase:
             print(phase, file=sys.stderr, flush=True)
@@ -149,5 +151,5 @@ class _Progress:
 
     def end(self) -> None:
         if self.terminal and self.phase:
-            sys.stderr.write("\r\x1b[K")
+            clear_line(sys.stderr)
             sys.stderr.flush()

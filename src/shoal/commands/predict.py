@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.commands.arguments import add_device, count, warnings_in_words
 from shoal.errors import InputError
+from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
     from shoal.trained import Trained
@@ -141,9 +142,10 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         done += len(lines)
         if sys.stderr.isatty() and time.monotonic() - shown > EVERY:
             shown = time.monotonic()
-            print(f"\r{done:,} predicted", end="", file=sys.stderr, flush=True)
+            clear_line(sys.stderr)
+            print(f"{done:,} predicted", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty() and done:
-        print("\r\x1b[K", end="", file=sys.stderr)
+        clear_line(sys.stderr)
     if not done:
         raise InputError("there is nothing to predict for: the input is empty.")
     said = {

@@ -22,6 +22,7 @@ from shoal.commands import sweep, tables, track
 from shoal.commands.arguments import add_device, add_running, count, in_data_dir, make_folder
 from shoal.commands.showing import draw, run_all, samples, show
 from shoal.errors import InputError
+from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
     from shoal.bench.evidence import Records
@@ -145,11 +146,12 @@ def _linear(given: Any) -> None:
     jobs = [(row, decay) for decay in linear.DECAYS for row in linear.ROWS]
     for number, (row, decay) in enumerate(jobs):
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K[{number}/{len(jobs)}] {row.label}, weight decay {decay:g}")
+            clear_line(sys.stderr)
+            sys.stderr.write(f"[{number}/{len(jobs)}] {row.label}, weight decay {decay:g}")
             sys.stderr.flush()
         results.append(linear.follow(row, decay).to_dict())
     if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+        clear_line(sys.stderr)
     printed = linear.printed_accuracies()
     write_atomically(given.out / "linear.json", json.dumps(results).encode())
     about = {"printed": printed, "environment": _environment()}

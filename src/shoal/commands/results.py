@@ -130,9 +130,9 @@ def _table(headings: Sequence[str]) -> Table:
 
 
 def _heading(name: str) -> str:
-    from shoal.report.tables import _clean
+    from shoal.terminal import clean
 
-    return _clean(name)
+    return clean(name)
 
 
 def _usual(results: Results) -> list[str]:
@@ -197,13 +197,13 @@ def _counted(shown: int, number: int, what: str) -> str:
 
 
 def _troubles(results: Results) -> list[str]:
-    from shoal.report.tables import _clean
+    from shoal.terminal import clean
 
     lines = []
     if results.duplicates:
         lines.append(f"{_many(results.duplicates, 'older record')} of the same runs left out.")
     broken = list(results.broken.values())
-    lines += [f"Not shown: {_clean(why)}" for why in broken[:8]]
+    lines += [f"Not shown: {clean(why)}" for why in broken[:8]]
     if len(broken) > 8:
         lines.append(f"Not shown either: {len(broken) - 8:,} other files that are no records.")
     return lines

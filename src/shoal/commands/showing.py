@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
-from shoal.report.tables import _clean
+from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
@@ -37,7 +37,8 @@ class Status:
         self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
         if self.terminal:
             running = " · ".join(self.at.values())
-            sys.stderr.write(f"\r\x1b[K[{self.finished}/{self.total}] {running}"[:130])
+            clear_line(sys.stderr)
+            sys.stderr.write(f"[{self.finished}/{self.total}] {running}"[:130])
             sys.stderr.flush()
 
     def done(self, record: RunRecord) -> None:
@@ -46,8 +47,9 @@ class Status:
         self.at.pop(config.identity, None)
         result = _held_out_score(record) if record.status == "finished" else record.status
         line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
-        start = "\r\x1b[K" if self.terminal else ""
-        print(f"{start}{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
+        if self.terminal:
+            clear_line(sys.stderr)
+        print(f"{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
 
     def _which(self, config: RunConfig) -> str:
         return f"{config.dataset}, {_which(config)}" if self.several else _which(config)
@@ -57,7 +59,7 @@ def _which(config: RunConfig) -> str:
     """A run among others: what they mostly differ in."""
     number = f", N={n}" if (n := config.data_options.get("domains")) else ""
     names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-    held_out = f", held out: {_clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
+    held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
     return f"{config.name}{number}{held_out}, seed {config.seed}"
 
 

@@ -20,6 +20,7 @@ from shoal.commands.arguments import (
 )
 from shoal.commands.showing import draw, show
 from shoal.errors import InputError
+from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
     from shoal.bench.config import RunConfig
@@ -146,14 +147,16 @@ def _tracked(configs: list[RunConfig], store: TrackStore, given: Any) -> list[Re
     def tell(config: RunConfig, step: int, note: str) -> None:
         at[config.seed] = f"seed {config.seed} {100 * step // config.steps}%"
         if terminal:
-            sys.stderr.write("\r\x1b[K" + " · ".join(at.values()))
+            clear_line(sys.stderr)
+            sys.stderr.write(" · ".join(at.values()))
             sys.stderr.flush()
 
     def done(result: Result) -> None:
         at.pop(result["config"]["seed"], None)
-        start = "\r\x1b[K" if terminal else ""
+        if terminal:
+            clear_line(sys.stderr)
         name = store.path_of(result).stem.replace("-", " ")
-        print(f"{start}{name}: done ({result['seconds']:.0f} s)", file=sys.stderr, flush=True)
+        print(f"{name}: done ({result['seconds']:.0f} s)", file=sys.stderr, flush=True)
 
     how = {"workers": given.workers}
     options = {"device": given.device, "at_once": given.at_once, "how": how, "tell": tell, "done": done}

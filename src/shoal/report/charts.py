@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.report import figures
 from shoal.report.compare import _spread
-from shoal.report.tables import _clean
+from shoal.terminal import clean
 
 COLOURS = 6
 """With more algorithms only those that matter have a colour of their own."""
@@ -63,7 +63,7 @@ class Axis:
 
     def dot(self, value: float, look: str, title: str) -> dict[str, Any]:
         beyond = " beyond" * (not self.low <= value <= self.high)
-        return {"x": self.at(value), "look": look + beyond, "title": f"{_clean(title)}: {value:.4g}"}
+        return {"x": self.at(value), "look": look + beyond, "title": f"{clean(title)}: {value:.4g}"}
 
 
 def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> dict[str, Any]:
@@ -93,13 +93,13 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
         marks.append(axis.dot(scale * mean, "c0 full", "mean"))
         text = mean_text + (f" ({' to '.join(ends_text)})" if ends_text else "")
-        rows.append({"name": _clean(name), "strong": False, "text": text, "marks": marks})
+        rows.append({"name": clean(name), "strong": False, "text": text, "marks": marks})
     unit = "percentage points of accuracy" if metric == "accuracy" else unit
     return {
         "ticks": axis.ticks,
         "zero": axis.at(0.0),
         "rows": rows,
-        "unit": _clean(unit),
+        "unit": clean(unit),
         "beyond": _beyond(rows),
     }
 
@@ -155,21 +155,21 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
         own = scores.get(shown["algorithm"])
         drawn.append(
             {
-                "name": _clean(name),
+                "name": clean(name),
                 "strong": len(names) > 1 and number < 2,
                 "text": "–" if own is None else _spread({**own, "sd": None}),
                 "marks": [axis.dot(v, looks.get(n, "other"), n) for n, v in line.items()],
             }
         )
-    legend = [(_clean(name), look) for name, look in looks.items()]
+    legend = [(clean(name), look) for name, look in looks.items()]
     if len(every) > len(coloured):
         legend.append((f"the {len(every) - len(coloured)} others", "other"))
     return {
         "ticks": axis.ticks,
         "rows": drawn,
         "legend": legend,
-        "first": _clean(coloured[0]),
-        "unit": _clean(unit),
+        "first": clean(coloured[0]),
+        "unit": clean(unit),
         "beyond": _beyond(drawn),
         "left": max(0, len(names) - MOST),
     }

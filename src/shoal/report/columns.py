@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 
 MOST = 40
 """Columns that a terminal shows; of more, those with a warning come first."""
@@ -31,7 +31,7 @@ def table(report: Mapping[str, Any], most: int | None = None) -> Table:
             ", ".join(c["examples"]),
             c["becomes"],
         )
-        found.add(*(_cut(_clean(str(cell))) for cell in cells[:5]), _clean(c["becomes"]))
+        found.add(*(_cut(clean(str(cell))) for cell in cells[:5]), clean(c["becomes"]))
     return found
 
 
@@ -42,14 +42,14 @@ def _cut(text: str) -> str:
 def remarks(report: Mapping[str, Any]) -> list[str]:
     """What is doubtful, a line each."""
     lines = [f"column {c['column']!r}: {line}" for c in report["columns"] for line in c["warnings"]]
-    return [_clean(line) for line in [*lines, *report.get("remarks", ())]]
+    return [clean(line) for line in [*lines, *report.get("remarks", ())]]
 
 
 def text(report: Mapping[str, Any], width: int = 110) -> str:
     """For a terminal: the table, and the warnings beneath it."""
     count = len(report["columns"])
     lines = [
-        f"{_clean(report['file'])}: {report['rows']:,} rows, {count:,} columns",
+        f"{clean(report['file'])}: {report['rows']:,} rows, {count:,} columns",
         table(report, MOST).text(),
     ]
     if count > MOST:

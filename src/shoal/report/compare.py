@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.report.plots import compare_figure
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 
 NAMED = 8
 """How many trials with missing runs a text names; the JSON names all."""
@@ -32,7 +32,7 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
         [
             "rank",
             "algorithm",
-            *(written(_clean(name)) for name in shown),
+            *(written(clean(name)) for name in shown),
             *([f"average {metric}", "worst domain"] if several else []),
             *(f"average {name}" if several else name for name in also),
             *([f"against {baseline}"] if baseline else []),
@@ -88,7 +88,7 @@ def _worst(row: Mapping[str, Any], written: Callable[[str], str] = str) -> str:
     """The worst held-out domain's score and name; results of an earlier version have none."""
     if (about := row.get("worst")) is None:
         return "–"
-    return f"{_number(about['mean'], about['metric'])} ({written(_clean(about['domain']))})"
+    return f"{_number(about['mean'], about['metric'])} ({written(clean(about['domain']))})"
 
 
 def _number(value: float, metric: str | None, sign: str = "") -> str:
@@ -194,7 +194,7 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
             f"at least {about['needed']} are needed.",
             f"Begin with {_called(begin)}, the simplest of the rows. {_achieved(begin, domains, metric)}",
         ]
-        return [_clean(line) for line in lines]
+        return [clean(line) for line in lines]
     take, best = rows[about["take"]], rows[about["best"]]
     chance = about.get("majority")
     if chance is None or chance["better"]:
@@ -224,7 +224,7 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
             f"With {domains} domains, differences of less than {_number(least, metric)}{_points(metric)} "
             f"would mostly go unnoticed ({test} at the 5 % level, power 80 %)."
         )
-    return [_clean(line) for line in lines]
+    return [clean(line) for line in lines]
 
 
 PAIRED = {"mean": "paired by domain", "worst": "bootstrap over domains and seeds"}
@@ -353,7 +353,7 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
         some = any(None in values and any(v is not None for v in values) for values in cells)
         beside = "; where only some have one, their number stands beside the mean" if some else ""
         lines.append(f"No rank without a score in every trial{beside}.")
-    return [_clean(line) for line in lines]
+    return [clean(line) for line in lines]
 
 
 def text(result: Mapping[str, Any]) -> str:

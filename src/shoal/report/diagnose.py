@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 
 Result = Mapping[str, Any]
 FEW = 50
@@ -142,7 +142,7 @@ def reading(result: Result, command: str = "shoal compare DATASET", without: str
     lines = [_verdict(result), *_of_labels(result), *_of_inputs(result), *_of_columns(result)]
     lines += [*_of_relation(result), *_of_gap(result), *_of_gradients(result)]
     lines += [_advice(result, command), *_dropping(result, without), *_limits(result)]
-    return [_clean(line) for line in lines]
+    return [clean(line) for line in lines]
 
 
 def _q(result: Result, name: str) -> Mapping[str, Any]:
@@ -433,7 +433,7 @@ def figure(result: Result, title: str = "") -> Any:
     below = math.ceil(len(result["domains"][0]["labels"]) / LEGEND) if _classes(result) else 0
     made: Any = _figure(12.5, max(6.8, 3.2 + 0.5 * len(names)) + 0.2 * below)
     if title:
-        made.suptitle(_plain(_clean(title)), fontsize=12)
+        made.suptitle(_plain(clean(title)), fontsize=12)
     (labels, probe), (gap, cosines) = made.subplots(2, 2)
     _label_axes(labels, result, names)
     chance = 1 / len(names)
@@ -466,8 +466,8 @@ def _classes(result: Result) -> list[str]:
 
 def _short(name: str) -> str:
     """Cut in the middle: names of one kind mostly differ at an end."""
-    clean = _clean(name)
-    return _plain(clean if len(clean) <= 18 else f"{clean[:8]}…{clean[-9:]}")
+    shown = clean(name)
+    return _plain(shown if len(shown) <= 18 else f"{shown[:8]}…{shown[-9:]}")
 
 
 def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:

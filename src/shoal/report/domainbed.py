@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.bench.paper import claims
 from shoal.report.compare import NAMED, _four_digits
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 
 AVERAGE = "Average"
 """What the paper calls its last row."""
@@ -144,4 +144,4 @@ def words(results: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(f"{result['dataset']}: {len(gone):,} missing: {'; '.join(gone[:NAMED])}{more}.")
     if any(_claims(result) for result in results):
         lines.append("The paper's numbers are over five trials, with what it prints after ±.")
-    return [_clean(line) for line in lines]
+    return [clean(line) for line in lines]

@@ -14,7 +14,7 @@ from shoal.bench.evidence import NOT_RUN, VERDICTS, Cell, Claim, Judged, Kept, S
 from shoal.report import figures, plots
 from shoal.report.cdsprites import marks
 from shoal.report.page import Drawn, filled, need_report
-from shoal.report.tables import Table, _clean
+from shoal.report.tables import Table, clean
 
 MARKS = {"agrees": "✓", "partly": "◐", "disagrees": "✗", "not judged": "·", "not run": "–"}
 """Beside the word, so that a verdict does not hang on its colour."""
@@ -128,7 +128,7 @@ def markdown(content: Content) -> str:
         parts += [
             f"## {title}",
             *(f"{k}: {_escaped(v)}" for k, v in rows.items()),
-            f"    {_clean(item.command)}",
+            f"    {clean(item.command)}",
         ]
         if _rows(found):
             table = Table(found.columns)
@@ -169,10 +169,10 @@ def context(content: Content) -> dict[str, Any]:
         "title": "The paper's claims, checked",
         "version": shoal.__version__,
         "made": content.made,
-        "sources": [_clean(s) for s in content.sources],
+        "sources": [clean(s) for s in content.sources],
         "counts": [(word, n, MARKS[word]) for word, n in counted(content.items).items()],
         "items": [_item(item, f"e{n}") for n, item in enumerate(content.items)],
-        "notes": [_clean(note) for note in content.notes],
+        "notes": [clean(note) for note in content.notes],
     }
 
 
@@ -183,7 +183,7 @@ def _rows(found: Judged) -> Sequence[Sequence[str]]:
 
 def _item(item: Item, name: str) -> dict[str, Any]:
     claim, found = item.claim, item.judged
-    said = {k: _clean(str(v)) for k, v in vars(claim).items() if isinstance(v, str)}
+    said = {k: clean(str(v)) for k, v in vars(claim).items() if isinstance(v, str)}
     draw = Drawn(name)
     pictures = PICTURES[claim.plot](found.data) if claim.plot and found.data else []
     return said | {
@@ -191,14 +191,14 @@ def _item(item: Item, name: str) -> dict[str, Any]:
         "verdict": found.verdict,
         "mark": MARKS[found.verdict],
         "kind": found.verdict.replace(" ", "-"),
-        "measured": _clean(found.ours),
-        "seeds": _clean(found.seeds),
-        "reason": _clean(found.reason),
-        "why": _clean(_cut(found.reason, LONGEST + 20)) if found.verdict == NOT_RUN else "",
-        "columns": [_clean(c) for c in found.columns],
-        "rows": [[_clean(c) for c in row] for row in _rows(found)],
-        "records": _clean(_records(found)),
-        "command": _clean(item.command),
+        "measured": clean(found.ours),
+        "seeds": clean(found.seeds),
+        "reason": clean(found.reason),
+        "why": clean(_cut(found.reason, LONGEST + 20)) if found.verdict == NOT_RUN else "",
+        "columns": [clean(c) for c in found.columns],
+        "rows": [[clean(c) for c in row] for row in _rows(found)],
+        "records": clean(_records(found)),
+        "command": clean(item.command),
         "pictures": [draw(figure, title) for figure, title in pictures],
     }
 

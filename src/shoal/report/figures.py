@@ -21,7 +21,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from shoal.report.plots import _figure, _plain
-from shoal.report.tables import _clean
+from shoal.terminal import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,7 +62,7 @@ def unit(metric: str | None) -> tuple[float, str]:
 
 
 def short(name: object, longest: int = LONGEST) -> str:
-    text = _clean(str(name))
+    text = clean(str(name))
     return _plain(text if len(text) <= longest else text[: longest - 1] + "…")
 
 
@@ -197,7 +197,7 @@ def svg(figure: Figure, title: str, name: str) -> str:
         root.attrib.pop(size, None)
     root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "class": "plot"}
     heading = ElementTree.Element("title", {"id": f"{name}-title"})
-    heading.text = _clean(title)
+    heading.text = clean(title)
     root.insert(0, heading)
     return ElementTree.tostring(root, encoding="unicode")
 

@@ -16,7 +16,7 @@ from shoal.bench.record import RunRecord, row_of
 from shoal.bench.results import spread
 from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
-from shoal.report.tables import _clean
+from shoal.terminal import clean
 
 NAMED = 6
 """Names in a sentence."""
@@ -440,7 +440,7 @@ def judged_by(scores: Mapping[str, Any]) -> float | None:
 
 def listed(names: Iterable[object]) -> str:
     """In words; of many the first."""
-    every = [_clean(str(n)) for n in names]
+    every = [clean(str(n)) for n in names]
     if len(every) > NAMED:
         return f"{', '.join(every[:NAMED])} and {len(every) - NAMED} more"
     return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)

@@ -27,7 +27,7 @@ from shoal.report.groups import (
     strange,
     test_domains,
 )
-from shoal.report.tables import _clean
+from shoal.terminal import clean
 
 PANELS, MATRICES = 24, 6
 """How many pictures of a kind a group of runs gets."""
@@ -102,10 +102,10 @@ def context(content: Content) -> dict[str, Any]:
     states = {s: sum(r.status == s for r in records) for s in dict.fromkeys(r.status for r in records)}
     chosen = frozenset().union(*(g.chosen for g in content.groups))
     return {
-        "title": _clean(content.title),
+        "title": clean(content.title),
         "version": shoal.__version__,
         "made": content.made,
-        "sources": [_clean(s) for s in content.sources],
+        "sources": [clean(s) for s in content.sources],
         "counted": _counted(records, states),
         "groups": [_group(g, n) for n, g in enumerate(content.groups[:GROUPS])],
         "groups_left": max(0, len(content.groups) - GROUPS),
@@ -113,18 +113,18 @@ def context(content: Content) -> dict[str, Any]:
         "samples": [_samples(s) for s in content.samples],
         "runs": [_run(run, chosen) for run in runs],
         "any_chosen": bool(chosen),
-        "troubles": [{"words": _clean(t.words), "more": _lines(t.more)} for t in content.troubles],
+        "troubles": [{"words": clean(t.words), "more": _lines(t.more)} for t in content.troubles],
     }
 
 
 def _counted(records: Sequence[RunRecord], states: Mapping[str, int]) -> str:
     said = ", ".join(f"{n:,} {state}" for state, n in states.items())
     took = _hours(sum(r.seconds for r in records))
-    return _clean(f"{_many(len(records), 'run')} ({said}), {took} of training.")
+    return clean(f"{_many(len(records), 'run')} ({said}), {took} of training.")
 
 
 def _lines(text: str) -> str:
-    return "\n".join(map(_clean, text.splitlines()))
+    return "\n".join(map(clean, text.splitlines()))
 
 
 def _many(number: int, what: str) -> str:
@@ -140,11 +140,11 @@ def lead(group: Group) -> list[str]:
         names = listed(row["algorithm"] for row in result["rows"])
         seeds = _many(len(result["seeds"]), "seed")
         what = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
-        return [_clean(what), "This is not a comparison: " + _why_not(result)]
+        return [clean(what), "This is not a comparison: " + _why_not(result)]
     found = recommended(result)
     if not found and (missing := result.get("runs_missing")):
         found = [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
-    return [_clean(line) for line in found or ["No recommendation: no algorithm has a score in every trial."]]
+    return [clean(line) for line in found or ["No recommendation: no algorithm has a score in every trial."]]
 
 
 def compared(group: Group) -> str:
@@ -152,7 +152,7 @@ def compared(group: Group) -> str:
     result, one = group.result, _one(group)
     names, where = listed(row["algorithm"] for row in result["rows"]), _held_out(group)
     domains = f"held-out domain{'s' * (len(_together(group)) > 1)} {where}"
-    return _clean(
+    return clean(
         f"{names} were compared on the {domains}, with {_many(len(result['seeds']), one)}. {group.rule}"
     )
 
@@ -199,16 +199,16 @@ def _group(group: Group, number: int) -> dict[str, Any]:
     return {
         "id": f"g{number}",
         "title": _title(group),
-        "apart": _clean(group.apart),
+        "apart": clean(group.apart),
         "lead": first,
         "decision": _decision(result),
         "compared": "" if group.kind == "runs" else compared(group),
-        "words": [_clean(line) for line in more],
+        "words": [clean(line) for line in more],
         "table": _table(result),
         "differences": _differences(result),
         "by_domain": charts.domains(result, _first(result)) if drawn else None,
         "each": _each_domain(result) if len(result["left_out"]) > 1 else None,
-        "metric": _clean(figures.unit(result["metric"])[1]),
+        "metric": clean(figures.unit(result["metric"])[1]),
         "lower": result["lower_is_better"],
         "over": f"{_one(group)}s",
         **_pictures(group, f"g{number}"),
@@ -216,7 +216,7 @@ def _group(group: Group, number: int) -> dict[str, Any]:
 
 
 def _title(group: Group) -> str:
-    return _clean(str(group.result.get("title") or group.result["dataset"]))
+    return clean(str(group.result.get("title") or group.result["dataset"]))
 
 
 def _first(result: Mapping[str, Any]) -> str | None:
@@ -227,26 +227,24 @@ def _first(result: Mapping[str, Any]) -> str | None:
 
 def _table(result: Mapping[str, Any]) -> dict[str, Any]:
     """A row for every algorithm: the average and the worst held-out domain before anything else."""
-    unit, names = _clean(figures.unit(result["metric"])[1]), result["left_out"]
+    unit, names = clean(figures.unit(result["metric"])[1]), result["left_out"]
     several = len(names) > 1
     columns = (
-        [("average", unit), ("worst domain", unit)] if several else [(_clean(str(n)), unit) for n in names]
+        [("average", unit), ("worst domain", unit)] if several else [(clean(str(n)), unit) for n in names]
     )
     also = dict.fromkeys(
         name for row in result["rows"] for name, v in row.get("also", {}).items() if v["mean"] is not None
     )
-    columns += [
-        (_clean(figures.unit(name)[1]), "average") if several else (_clean(name), "") for name in also
-    ]
+    columns += [(clean(figures.unit(name)[1]), "average") if several else (clean(name), "") for name in also]
     rows = []
     for row in result["rows"]:
         cells = [_cell(row["average"])] if names else []
         if several:
             cells.append(
-                {**_cell(row["worst"]), "n": _clean(row["worst"]["domain"])} if row["worst"] else NOTHING
+                {**_cell(row["worst"]), "n": clean(row["worst"]["domain"])} if row["worst"] else NOTHING
             )
         cells += [_cell(row["also"][name]) if name in row.get("also", {}) else NOTHING for name in also]
-        rows.append({"algorithm": _clean(str(row["algorithm"])), "cells": cells, "mark": _mark(row, result)})
+        rows.append({"algorithm": clean(str(row["algorithm"])), "cells": cells, "mark": _mark(row, result)})
     return {"columns": columns, "rows": rows}
 
 
@@ -285,11 +283,9 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
     lowest = [_cell(row["worst"], spread) if row["worst"] else NOTHING for row in rows]
     names = result["left_out"][:ROWS]
     return {
-        "columns": [(_clean(str(row["algorithm"])), _mark(row, result)) for row in rows],
+        "columns": [(clean(str(row["algorithm"])), _mark(row, result)) for row in rows],
         "top": [("average", [_cell(row["average"], spread) for row in rows]), ("worst domain", lowest)],
-        "rows": [
-            (_clean(str(name)), [_cell(row["domains"][name], spread) for row in rows]) for name in names
-        ],
+        "rows": [(clean(str(name)), [_cell(row["domains"][name], spread) for row in rows]) for name in names],
         "left": len(result["left_out"]) - len(names),
     }
 
@@ -307,7 +303,7 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
     pair = [rows[name] for name in (about.get("take"), other) if name in rows]
     if len(pair) < 2:
         return None
-    take, other = (_clean(str(row["algorithm"])) for row in pair)
+    take, other = (clean(str(row["algorithm"])) for row in pair)
     mean, error = compare.paired(pair[0], pair[1], result["lower_is_better"], about["criterion"])
     reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
     found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
@@ -337,7 +333,7 @@ def _differences(result: Mapping[str, Any]) -> dict[str, Any] | None:
         for row in result["rows"]
         if row is not first and (about := compare.over_domains(row, first)) is not None
     }
-    return charts.differences(found, result["metric"]) | {"to": _clean(str(name))} if found else None
+    return charts.differences(found, result["metric"]) | {"to": clean(str(name))} if found else None
 
 
 class Drawn:
@@ -518,7 +514,7 @@ def _columns(report: Mapping[str, Any]) -> dict[str, Any]:
     report = {**report, "columns": sorted(report["columns"], key=lambda c: not c["warnings"])}
     shown = columns.table(report)
     return {
-        "file": _clean(str(report["file"])),
+        "file": clean(str(report["file"])),
         "warnings": columns.remarks(report),
         "heads": shown.columns,
         "rows": shown.rows,
@@ -526,10 +522,8 @@ def _columns(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples(found: Samples) -> dict[str, Any]:
-    strips = [
-        {"domain": _clean(s.domain), "words": _clean(s.words), "images": s.images} for s in found.strips
-    ]
-    return {"path": _clean(found.path), "strips": strips, "error": _clean(found.error)}
+    strips = [{"domain": clean(s.domain), "words": clean(s.words), "images": s.images} for s in found.strips]
+    return {"path": clean(found.path), "strips": strips, "error": clean(found.error)}
 
 
 USUAL = {f.name: getattr(RunConfig("", "", 1), f.name) for f in fields(RunConfig)}
@@ -542,29 +536,29 @@ def _run(run: Run, chosen: frozenset[str]) -> dict[str, Any]:
         metric, test = metric_of(scores), judged_by(scores)
     at, last = row.get("step"), record.config.steps
     return {
-        "dataset": _clean(str(row["dataset"])),
-        "algorithm": _clean(str(row["name"])),
+        "dataset": clean(str(row["dataset"])),
+        "algorithm": clean(str(row["name"])),
         "seed": row["seed"],
-        "left_out": _clean(row.get("left_out", "")) or "–",
+        "left_out": clean(row.get("left_out", "")) or "–",
         "test": None if test is None else f"{test:.3f}" if metric == "accuracy" else f"{test:.4g}",
         "value": test,
-        "metric": _clean(metric),
+        "metric": clean(metric),
         "step": at,
         "steps": last,
         "seconds": record.seconds,
-        "status": _clean(record.status),
+        "status": clean(record.status),
         "finished": record.status == "finished",
         "chosen": run.identity in chosen,
-        "path": _clean(run.path),
-        "rule": _clean(record.rule),
+        "path": clean(run.path),
+        "rule": clean(record.rule),
         "settings": _settings(record.config),
-        "command": _clean(run.command),
-        "python": "" if run.command else _clean(python(record.config)),
-        "environment": _clean(", ".join(f"{k} {v}" for k, v in record.environment.items())),
+        "command": clean(run.command),
+        "python": "" if run.command else clean(python(record.config)),
+        "environment": clean(", ".join(f"{k} {v}" for k, v in record.environment.items())),
         "error": _lines(record.error),
         "skipped": record.skipped,
         "scores": _scores(record),
-        "notes": [_clean(f"{split}: {note}") for split, note in record.notes.items()],
+        "notes": [clean(f"{split}: {note}") for split, note in record.notes.items()],
     }
 
 
@@ -578,7 +572,7 @@ def _settings(config: RunConfig) -> list[tuple[str, str]]:
         if value == USUAL[name] and name not in ALWAYS:
             continue
         parts = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        found += [(_clean(k), _clean(plain(v))) for k, v in parts.items()]
+        found += [(clean(k), clean(plain(v))) for k, v in parts.items()]
     return found
 
 
@@ -605,7 +599,7 @@ def _scores(record: RunRecord) -> list[tuple[str, str]]:
         names = list(scores["domains"].items())
         parts += [f"{n} {_number(v)}" for n, v in names[:DOMAINS] if len(names) > 1]
         parts += [f"… {len(names) - DOMAINS:,} more"] * (len(names) > DOMAINS)
-        found.append((_clean(split), _clean(", ".join(parts))))
+        found.append((clean(split), clean(", ".join(parts))))
     return found
 
 

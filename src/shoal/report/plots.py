@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shoal.errors import InputError
-from shoal.report.tables import _clean
+from shoal.terminal import clean
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -316,7 +316,7 @@ def compare_figure(
 def _domain_mark(number: int, domains: Sequence[str]) -> tuple[str, str | None]:
     """A shape for each of a few domains; where there are many, the same tick for all."""
     if len(domains) <= len(SHAPES):
-        return SHAPES[number], _plain(_clean(domains[number]))
+        return SHAPES[number], _plain(clean(domains[number]))
     return "|", None if number else "each domain"
 
 

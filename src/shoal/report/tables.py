@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shoal.terminal import clean
+
 
 @dataclass
 class Table:
@@ -20,12 +22,12 @@ class Table:
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.columns = [_clean(str(c)) for c in self.columns]
+        self.columns = [clean(str(c)) for c in self.columns]
 
     def add(self, *cells: object) -> None:
         if len(cells) != len(self.columns):
             raise ValueError(f"{len(cells)} cells for {len(self.columns)} columns")
-        self.rows.append([_clean(str(c)) for c in cells])
+        self.rows.append([clean(str(c)) for c in cells])
 
     def text(self) -> str:
         """Columns padded to their widest cell, numbers to the right."""
@@ -117,11 +119,6 @@ def percent(values: Sequence[float]) -> str:
         return "–"
     spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
     return f"{statistics.mean(known):.1f}{spread}"
-
-
-def _clean(text: str) -> str:
-    """A question mark for each character that would move the cursor or hide others."""
-    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def _numeric(cell: str) -> bool:

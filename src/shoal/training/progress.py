@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
+from shoal.terminal import clean, clear_line
+
 if TYPE_CHECKING:
     from shoal.training.evaluate import Scores
 
@@ -52,7 +54,7 @@ class Progress:
         elif left is not None:
             numbers += f"  {_clock(left)} left"
         if self.terminal:
-            self._write(f"\r\x1b[K{self._fitted(step, numbers, clean(note))}")
+            self._write(self._fitted(step, numbers, clean(note)), clear=True)
         else:
             self._write(f"{self.label}  {numbers}  {clean(note)}".rstrip() + "\n")
             self.wait = min(2 * self.wait, 60.0)
@@ -60,7 +62,7 @@ class Progress:
 
     def close(self) -> None:
         if self.terminal and self.drawn and self.shown:
-            self._write("\r\x1b[K")
+            self._write("", clear=True)
             self.drawn = False
 
     def _left(self, now: float, step: int) -> float | None:
@@ -95,8 +97,10 @@ class Progress:
     def _encoded(self, text: str) -> str:
         return text.encode(self.encoding, "replace").decode(self.encoding)
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str, clear: bool = False) -> None:
         try:
+            if clear:
+                clear_line(self.stream)
             self.stream.write(self._encoded(text))
             self.stream.flush()
         except (OSError, ValueError):
@@ -131,11 +135,6 @@ def scores_note(split: str, scores: Scores) -> str:
     if name == "accuracy":
         return f"{split} {scores.average:.1%}"
     return f"{split} {name} {scores.judged:.3g}"
-
-
-def clean(text: str) -> str:
-    """``text`` with a question mark for each character that would move the cursor or hide others."""
-    return "".join("?" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def columns(text: str) -> int:
