@@ -66,6 +66,7 @@ class Range(NamedTuple):
     what: str = ""
     """What the number is, such as "a share of the data"."""
     search: Search | None = None
+    multiple: int = 1
 
     def holds(self, value: float) -> bool:
         return not (
@@ -73,6 +74,7 @@ class Range(NamedTuple):
             or (self.most is not None and value > self.most)
             or (self.above is not None and value <= self.above)
             or (self.below is not None and value >= self.below)
+            or (self.multiple > 1 and value % self.multiple)
         )
 
     def words(self) -> str:
@@ -85,6 +87,8 @@ class Range(NamedTuple):
 
 Count = Annotated[int, Range(1, 10**9)]
 Seed = Annotated[int, Range(0, LARGEST_INT)]
+Pixels = Annotated[int, Range(8, 10**4)]
+"""The side of an image."""
 Rate = Annotated[float, Range(above=0, most=1e6)]
 """A learning rate; with more, a step of Adam's is beyond single precision."""
 
@@ -114,6 +118,8 @@ class Kind(NamedTuple):
             if not isinstance(value, (list, tuple)):
                 raise TypeError
             return [_take(self.items, item) for item in value]
+        if wanted is str and isinstance(value, Integral) and not isinstance(value, bool):
+            return str(int(value))  # a domain called 3
         if not isinstance(value, wanted):
             raise TypeError
         if "\0" in str(value):  # no name and no path has it
@@ -142,6 +148,7 @@ class Kind(NamedTuple):
             return f"a list of {' or '.join(item.words() for item in self.items) or 'values'}"
         if self.type in (int, float):
             noun = "a whole number" if self.type is int else "a number"
+            noun = f"a multiple of {self.range.multiple}" if self.range.multiple > 1 else noun
             return f"{self.range.what or noun}{self.range.words()}"
         return {bool: "true or false", Mapping: "a mapping"}.get(self.type, "text")
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from shoal import models
 from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.protocol import resplit
@@ -269,3 +270,6 @@ def check(config: RunConfig) -> None:
         raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
     algorithm = algorithm_class(config.algorithm)
     check_settings(algorithm, config.settings)
+    sets.check_options(config.dataset, config.data_options)
+    if config.model is not None:
+        models.check_options(config.model, config.model_options)

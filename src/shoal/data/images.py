@@ -25,6 +25,7 @@ from shoal.data.domains import Domains
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.tree import FileList, Layout
 from shoal.errors import InputError, unknown_name
+from shoal.settings import Pixels, Seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -292,8 +293,8 @@ def load_published(
     *,
     test: str,
     folder: str | None = None,
-    seed: int = 0,
-    size: int = SIZE,
+    seed: Seed = 0,
+    size: Pixels = SIZE,
     augment: bool = True,
     bad: str = "stop",
     cache: bool | None = None,

@@ -16,6 +16,7 @@ from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
 from shoal.data.splits import hold_out, leave_out
 from shoal.errors import InputError, unknown_name
+from shoal.settings import Seed
 
 SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
 RESPLIT = True
@@ -68,7 +69,7 @@ DIAGNOSES = (0, 1, 2, 3, 4)
 Table = NDArray[np.float64]
 
 
-def load(*, test: str = "va", seed: int = 0, folder: str | None = None) -> DomainData:
+def load(*, test: str = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
     """Read the four hospitals' patients; the label is whether the diagnosis is above 0.
 
     Numbers are standardised by the mean and deviation of the training examples: neither the test hospital

@@ -8,7 +8,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from shoal.data.domains import Domains
 from shoal.data.images import SIZE, SPLITS, image_data, leave_one_out
 from shoal.data.tree import FileList, warn_missing
 from shoal.errors import InputError
+from shoal.settings import Pixels, Seed
 
 SUMMARY = "Pictures of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
 PAPER = "yours"
@@ -33,10 +34,10 @@ def load(
     *,
     file: str | None = None,
     test: str | list[str] | None = None,
-    seed: int = 0,
-    size: int = SIZE,
+    seed: Seed = 0,
+    size: Pixels = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """Read the pictures that ``file`` lists, by paths from the folder it is in.

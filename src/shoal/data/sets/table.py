@@ -12,6 +12,7 @@ from shoal.data.batch import DomainData
 from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
 from shoal.errors import InputError
+from shoal.settings import Seed
 
 SUMMARY = "A table of your own (CSV, Parquet, Excel) with a column to predict and one that tells the domain."
 PAPER = "yours"
@@ -30,7 +31,7 @@ def load(
     label: str | None = None,
     domain: str | None = None,
     test: str | list[str] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     group: str | None = None,
     columns: str | list[str] | None = None,
     drop: str | list[str] | None = None,
