@@ -7,6 +7,7 @@ characters in them would move the cursor, change its title or hide text.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -60,14 +61,15 @@ def clear_line(stream: Any) -> None:
 
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
-    """Within the block, standard output and standard error are :class:`Printable`."""
+    """Within the block, standard output and standard error are :class:`Printable`, also where one is closed."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_safe(stream) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (_safe(stream or nowhere) for stream in before)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
 
 
 def _safe(stream: Any) -> Any:
-    return stream if stream is None or isinstance(stream, Printable) else Printable(stream)
+    return stream if isinstance(stream, Printable) else Printable(stream)

@@ -7,13 +7,14 @@ import contextlib
 import functools
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from shoal.errors import InputError, TableWarning, nearest
+from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.settings import Count, Range, Rate, Seed, coerce, plain_number, shown
 
 Result = TypeVar("Result")
@@ -49,22 +50,22 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         if not text and action.nargs in (None, "?"):
-            raise argparse.ArgumentError(action, "it is empty")
+            raise argparse.ArgumentError(action, "is empty.")
         return super()._get_value(action, text)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = [str(c) for c in action.choices]
-            near = nearest(value, known)
+            known = list(action.choices)
+            if isinstance(action, argparse._SubParsersAction):
+                raise argparse.ArgumentError(None, str(unknown_name("command", value, known)))
+            near = nearest(value, [str(c) for c in known])
             hint = f" Did you mean {near!r}?" if near else ""
-            raise argparse.ArgumentError(
-                action, f"must be one of {', '.join(known)}; got {shown(value)}.{hint}"
-            )
+            words = " or ".join(map(repr, known))
+            raise argparse.ArgumentError(action, f"must be {words}, got {shown(value)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
-        if len(message) > 500:
-            message = f"{message[:500]}…"
-        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
+        raise InputError(named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is."))
 
 
 def typed(kind: Any) -> Callable[[str], Any]:
