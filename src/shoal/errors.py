@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class TableWarning(UserWarning):
@@ -24,6 +25,15 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
+
+
+def shown(value: Any) -> str:
+    """A value as an error quotes it: one short line, whatever it is."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # an int of more than 4,300 digits, or somebody's own __repr__
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:

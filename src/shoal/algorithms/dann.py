@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, check_state
 from shoal.algorithms.penalty import PenaltyWeight, flat
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import DomainBatch, Task, widest
 from shoal.errors import InputError
 from shoal.gradients import gradient
 
@@ -137,4 +137,4 @@ class DANN(Algorithm):
 
     def importance(self, y: Tensor) -> Tensor:
         """How much each example counts; the sum is 1."""
-        return torch.full((len(y),), 1 / len(y), dtype=torch.float64, device=y.device)
+        return torch.full((len(y),), 1 / len(y), dtype=widest(y.device), device=y.device)

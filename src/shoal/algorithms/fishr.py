@@ -42,6 +42,7 @@ class Fishr(Penalised):
     reference = "Rame et al. 2022"
     needs_features = True
     knows_domains = True
+    mean_of_examples = True
     search_space = {  # noqa: RUF012
         "weight": {"default": 1000.0, "log10": [1, 4]},
         "start": {"default": 0.3, "uniform": [0.0, 1.0]},

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, View
-from shoal.data.batch import Task
+from shoal.data.batch import Task, widest
 from shoal.errors import InputError
 
 USUAL_STEPS = 5000
+LONGEST = 2.0
+"""The largest share of a training that makes sense; beyond 1 there is no penalty, as in some searches."""
 
 
 class PenaltyWeight(nn.Module):
@@ -46,6 +48,11 @@ class PenaltyWeight(nn.Module):
                 raise InputError(f"the penalty's {name} must not be negative, got {value}.")
             if value == math.inf:
                 raise InputError(f"the penalty's {name} must be finite, got {value}.")
+            if name != "weight" and isinstance(value, float) and value > LONGEST:
+                raise InputError(
+                    f"the penalty's {name}={value} is a share of the training, because it is not a whole "
+                    f"number: give {name}={round(value)} for steps, or a share of at most {LONGEST}."
+                )
         self.weight = float(weight)
         self.before = min(before, self.weight)
         self.start = _steps(start, steps)
@@ -54,9 +61,9 @@ class PenaltyWeight(nn.Module):
 
     def next(self) -> Tensor:
         """The weight for this step; counts it."""
-        past = (self.count - self.start).double()
+        past = (self.count - self.start).to(widest(self.count.device))
         self.count += 1
-        share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).double()
+        share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).to(past.dtype)
         return self.before + (self.weight - self.before) * share
 
 

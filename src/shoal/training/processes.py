@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import InputError
+from shoal.data.batch import widest
+from shoal.errors import InputError, shown
 
 
 class Processes:
@@ -28,7 +29,7 @@ class Processes:
             return
         from accelerate import PartialState
 
-        wanted = None if device is None else torch.device(device)
+        wanted = None if device is None else named_device(device)
         state = PartialState(cpu=wanted.type == "cpu" if wanted else not torch.cuda.is_available())
         self.count, self.index = state.num_processes, state.process_index
         self.device = state.device if wanted is None or wanted.index is None else wanted
@@ -62,7 +63,7 @@ class Processes:
         """Sums of a few numbers over processes."""
         if self.count == 1:
             return list(values)
-        (total,) = self.sum([torch.tensor(values, dtype=torch.float64, device=self.device)])
+        (total,) = self.sum([torch.tensor(values, dtype=widest(self.device), device=self.device)])
         return list(total.tolist())
 
     def told(self, value: Any) -> Any:
@@ -86,16 +87,29 @@ def together() -> bool:
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device named, or CUDA where there is one, else the CPU."""
     if device is not None:
-        try:
-            named = torch.device(device)
-        except RuntimeError as error:
-            raise InputError(f"device={device!r} is not one: say 'cpu', 'cuda' or 'cuda:1'.") from error
+        named = named_device(device)
         if named.type == "cuda" and not torch.cuda.is_available():
             raise InputError(f"device={str(device)!r}, but torch finds no CUDA device here.")
+        try:
+            torch.zeros(1, device=named).tolist()
+        except Exception as error:  # each kind of device has its own for what is not there
+            first = (str(error).splitlines() or [""])[0]
+            raise InputError(f"device={str(device)!r} cannot be used here: {first[:150]}") from error
     else:
         named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if named.type == "cuda" and named.index is None:
         return torch.device("cuda", torch.cuda.current_device())
+    return named
+
+
+def named_device(device: str | torch.device) -> torch.device:
+    """The device of this name, whether or not it is there."""
+    try:
+        named = torch.device(device) if isinstance(device, (str, torch.device)) else None
+    except (RuntimeError, ValueError):
+        named = None
+    if named is None or named.type == "meta":
+        raise InputError(f"device={shown(device)} is not one to train on: say 'cpu', 'cuda' or 'cuda:1'.")
     return named
 
 
