@@ -152,8 +152,8 @@ class Evaluator:
     ``limits`` scores about so many examples of a split, evenly over its domains (see :func:`sample`).
     Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
     often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
-    ``metrics`` are measured beside the scores by domain, and ``selects`` is the one of them that a training is
-    judged by; groups in ``uncounted`` are never the worst.
+    ``metrics`` are measured beside the scores by domain, and ``selects`` is the one of them that a training
+    is judged by; groups in ``uncounted`` are never the worst.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Evaluator:
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
         wanted: set[str] = {m.needs for m in self.metrics if m.needs in ("class", "output")}
-        if not self.truth and (wanted or self.classification):
+        if wanted and not self.truth:
             wanted.add("y")
         points, losses, kept = self._pass(model, sorted(wanted))
         self.truth |= kept.get("y", {})

@@ -170,8 +170,9 @@ def check_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     else:
         y = y[torch.arange(count, device=y.device) % len(y)]
     try:
-        whole = loss(output, y)
-        parts = [loss(output[i : i + 1], y[i : i + 1]) for i in range(count)] if needs else []
+        with torch.no_grad():
+            whole = loss(output, y)
+            parts = [loss(output[i : i + 1], y[i : i + 1]) for i in range(count)] if needs else []
     except Exception:  # the loss asks for more than this trial knows of; its first step will tell
         return
     if not isinstance(whole, Tensor) or whole.numel() != 1:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
-from shoal.training.evaluate import Evaluator, snapshot
+from shoal.training.evaluate import Evaluator, known_labels, snapshot
 from shoal.training.examine import check_comparison, check_loss, examine
 from shoal.training.history import Point, Window
 from shoal.training.journal import Journal
@@ -44,6 +45,8 @@ SECONDS = 0.5
 CHECKPOINT_SECONDS = 300.0
 HOPELESS = 100
 """So many steps in a row that are not finite, and nothing is left to skip to."""
+COLLAPSED = 20
+"""Steps from which on a training that is worse than a constant guess is said to be."""
 WORLD = 31  # what a key is for
 EVALUATION_NUMBERS = 2**26
 """The most that a batch may become in any operation of an evaluation."""
@@ -51,6 +54,8 @@ TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS = (10, 5, 4, 2, 1)
 """How many there may be by default: divisors of most numbers of steps."""
+CHEAP = 2000
+"""So many examples may be evaluated in the shortest training."""
 REFRESH_BATCHES = 100
 
 
@@ -203,12 +208,11 @@ class Training:
 
     def _usual_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
-        options, trained = self.options, self.sampler.domains_per_step * self.sampler.batch_size
+        options, sampler = self.options, self.sampler
+        trained = options.steps * sampler.domains_per_step * sampler.batch_size
         each = sum(map(len, self.evaluator.which.values()))
-        asked = (
-            options.patience is not None or options.average == "swad"
-        )  # evaluations are part of the method
-        fits = [n for n in EVALUATIONS if asked or n * each <= trained * options.steps]
+        asked = options.patience is not None or options.average == "swad"  # evaluations are part of them
+        fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return -(-options.steps // max([1, *fits]))
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
@@ -614,35 +618,41 @@ class Training:
             )
 
     def _warn_of_collapse(self, point: Point) -> None:
-        """Once, where after a tenth of the steps a constant guess would do better on the training domains."""
-        scores, y = point.scores.get("train"), self.evaluator.truth.get("train")
-        if (
-            self.parent
-            or not self.processes.main
-            or scores is None
-            or y is None
-            or scores.metric != "accuracy"
-        ):
+        """Once, where after a tenth of the steps a constant guess would do better on the training domains.
+
+        Accuracy alone may be low in a healthy training, with classes of very different size: by the usual
+        loss too the model must be worse than one that knows nothing but how frequent the classes are.
+        """
+        if self.parent or not self.processes.main or "train" not in point.scores or self.constant is None:
             return
-        counts = np.bincount(y) / len(y)
-        majority = float(counts.max())
-        entropy = -float((counts[counts > 0] * np.log(counts[counts > 0])).sum())
-        # Accuracy alone can be low in a healthy training, with classes of very different size: by the usual
-        # loss too the model must be worse than one that knows nothing but how frequent the classes are.
-        margin = 2 * math.sqrt(majority * (1 - majority) / len(y))
+        majority, margin, entropy = self.constant
 
         def below(point: Point) -> bool:
             now = point.scores["train"]
-            lost = self.options.loss is not None or now.loss is None or not now.loss <= entropy
-            return 10 * point.step >= self.options.steps and now.average < majority - margin and lost
+            worse = self.options.loss is not None or now.loss is None or not now.loss <= entropy
+            begun = point.step >= max(COLLAPSED, self.options.steps / 10)
+            return begun and worse and now.average < majority - margin
 
         if below(point) and not any(map(below, self.history)):
+            rate = self.engine.optimizer.param_groups[0]["lr"]
             warnings.warn(
                 f"after {point.step:,} of {self.options.steps:,} steps the accuracy on the training domains "
-                f"is {scores.average:.1%}; always guessing the most frequent class gives {majority:.1%}. Lower "
-                f"the learning rate ({self.engine.optimizer.param_groups[0]['lr']:g}), or check the labels.",
+                f"is {point.scores['train'].average:.1%}; always guessing the most frequent class gives "
+                f"{majority:.1%}. Lower the learning rate ({rate:g}), or check the labels.",
                 stacklevel=2,
             )
+
+    @cached_property
+    def constant(self) -> tuple[float, float, float] | None:
+        """On the training examples that are evaluated: how good the best constant guess is, two standard
+        errors of that, and the classes' entropy. ``None`` where labels are not known without reading."""
+        labels = known_labels(self.examples) if self.task.is_classification else None
+        which = self.evaluator.which["train"]
+        if labels is None or (own := labels[which]).min() < 0:
+            return None
+        shares = np.bincount(own) / len(own)
+        largest, some = float(shares.max()), shares[shares > 0]
+        return largest, 2 * math.sqrt(largest * (1 - largest) / len(own)), -float((some * np.log(some)).sum())
 
     @contextmanager
     def _averaged(self, always: bool = False) -> Iterator[None]:

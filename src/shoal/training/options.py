@@ -153,8 +153,10 @@ class Options:
         for name in ("lr", "clip"):
             value = getattr(self, name)
             number = isinstance(value, Real) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < math.inf):
-                raise InputError(f"{name} must be positive and finite, got {shown(value)}.")
+            if value is not None and not (number and value > 0):
+                raise InputError(f"{name} must be positive, got {shown(value)}.")
+            if value is not None and not value < 1e30:
+                raise InputError(f"{name} must be finite and below 1e30, got {shown(value)}.")
         for name, known in CHOICES.items():
             value = getattr(self, name)
             if value is not None and not (isinstance(value, str) and value in known):
@@ -188,12 +190,13 @@ class Options:
             raise InputError("track_layers and track_domains belong to track_every, such as track_every=50.")
 
     def _check_whole(self, name: str, least: int, most: int = 10**9) -> None:
-        value: Any = getattr(self, name)
+        value = getattr(self, name)
         if value is None and Options.__dataclass_fields__[name].default is None:
             return
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not (whole and int(value) >= least):
             raise InputError(f"{name} must be a whole number of at least {least}, got {shown(value)}.")
-        if value > most:
+        if int(value) > most:
             raise InputError(f"{name} must be at most {most:,}, got {shown(value)}.")
         object.__setattr__(self, name, int(value))  # numpy's cannot be written down
 
@@ -219,7 +222,7 @@ class Options:
     def _check_warm_start(self) -> None:
         warm = self.warm_start
         share = isinstance(warm, float) and 0 < warm <= 1
-        count = isinstance(warm, Integral) and not isinstance(warm, bool) and 1 <= warm <= 10**9
+        count = isinstance(warm, int) and not isinstance(warm, bool) and 1 <= warm <= 10**9
         if not (warm is None or share or count or (isinstance(warm, str) and warm == "plateau")):
             raise InputError(
                 f"warm_start must be a number of steps (500), a share of the data (0.1) or 'plateau', "
