@@ -22,9 +22,9 @@ class InputError(ValueError):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(shown(name).strip("'").lower(), known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
+    return InputError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known) or 'none'}.")
 
 
 def shown(value: Any) -> str:
@@ -40,5 +40,5 @@ def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuses the first of ``given`` that is not among ``known``."""
     known = list(known)
     for name in given:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise unknown_name(kind, name, known)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -620,20 +621,26 @@ class Training:
     def _warn_of_collapse(self, point: Point) -> None:
         """Once, where after a tenth of the steps a constant guess would do better on the training domains.
 
-        Accuracy alone may be low in a healthy training, with classes of very different size: by the usual
-        loss too the model must be worse than one that knows nothing but how frequent the classes are.
+        A healthy training may be that bad at its start, or with classes of very different size. So the loss
+        too must be above that of a model which knows nothing but how frequent the classes are, and not on
+        its way down: no lower than at the evaluation before, or well above what it was in training.
         """
         if self.parent or not self.processes.main or "train" not in point.scores or self.constant is None:
             return
         majority, margin, entropy = self.constant
 
-        def below(point: Point) -> bool:
+        def below(point: Point, before: Point | None) -> bool:
             now = point.scores["train"]
-            worse = self.options.loss is not None or now.loss is None or not now.loss <= entropy
+            loss = math.inf if now.loss is None or math.isnan(now.loss) else now.loss
+            last = before.scores["train"].loss if before else None
+            stuck = (last is not None and loss >= last) or loss > 1.1 * point.loss
+            worse = self.options.loss is not None or loss > entropy
             begun = point.step >= max(COLLAPSED, self.options.steps / 10)
-            return begun and worse and now.average < majority - margin
+            return begun and stuck and worse and now.average < majority - margin
 
-        if below(point) and not any(map(below, self.history)):
+        every = [None, *self.history, point]
+        *earlier, now = (below(p, before) for before, p in pairwise(every) if p is not None)
+        if now and not any(earlier):
             rate = self.engine.optimizer.param_groups[0]["lr"]
             warnings.warn(
                 f"after {point.step:,} of {self.options.steps:,} steps the accuracy on the training domains "
