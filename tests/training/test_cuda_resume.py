@@ -1,4 +1,4 @@
-"""On a CUDA device: a training is resumed on another device, or captured where it was not, and evaluates alike.
+"""On a CUDA device: a training resumed on another device, or captured where it was not, evaluates alike.
 
 Where there is no pytest: ``PYTHONPATH=src python tests/training/test_cuda_resume.py``.
 """

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from shoal.training.evaluate import Scores
 
 
+EVERY = 1.0
+"""Seconds between two drawings of a phase."""
+
+
 class Progress:
     """Redraws one line on a terminal; elsewhere prints a plain line now and then, and ever more rarely.
 
@@ -55,7 +59,7 @@ class Progress:
         began, over, now = time.monotonic(), threading.Event(), [text]
 
         def draw() -> None:
-            while not over.wait(1.0):
+            while not over.wait(EVERY):
                 clock = _clock(time.monotonic() - began)
                 self.update(self.step, f"{now[0]}, {clock}" if now[0] else "", meanwhile=True)
 
