@@ -33,8 +33,7 @@ from shoal.commands import (
 )
 from shoal.commands.arguments import Parser
 from shoal.commands.showing import main_process
-from shoal.errors import InputError
-from shoal.settings import shown
+from shoal.errors import InputError, shown
 from shoal.terminal import printable
 
 COMMANDS = {

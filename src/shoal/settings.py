@@ -21,13 +21,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
-from shoal.errors import InputError, check_names, nearest
+from shoal.errors import LONGEST, InputError, check_names, nearest, shown
 
 LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 3.4028234663852886e38
 """What tensors hold: 64 bits of whole numbers, and single precision."""
-LONGEST = 80
-"""Characters of a value that a message shows."""
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
@@ -239,18 +237,6 @@ def checked(function: Made) -> Made:
         return function(*bound.args, **bound.kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-def shown(value: Any) -> str:
-    """A value as a message shows it, however long it is."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"a number of {math.ceil(value.bit_length() * math.log10(2)):,} digits"
-    try:
-        text = repr(value)
-    except Exception:  # of a stranger's class
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}… ({len(text):,} characters)"
 
 
 def plain_number(text: str) -> int | float | None:

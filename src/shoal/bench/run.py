@@ -37,6 +37,7 @@ from shoal.training.journal import Journal
 from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.processes import Processes
+from shoal.training.progress import Progress
 from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
 from shoal.training.world import world
@@ -79,9 +80,11 @@ def prepare(
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
     that has ``begun`` will get its weights from a checkpoint.
     """
-    where = Processes(device).device
+    processes = Processes(device)
+    where = processes.device
     options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
-    data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
+    with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
+        data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
     if config.protocol:  # not kept: all left-out domains and trials share the examples
         data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
     model = build(

@@ -65,7 +65,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
-        raise InputError(named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is."))
+        raise InputError(
+            named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is.")
+        )
 
 
 def typed(kind: Any) -> Callable[[str], Any]:

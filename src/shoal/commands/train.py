@@ -157,7 +157,18 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     add_device(group)
     group.add_argument("--workers", type=workers, default=0, help="processes that read examples (default: 0)")
     group.add_argument("--at-once", type=few, metavar="P", help="--seeds: runs side by side")
-    group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument(
+        "--eval-every",
+        type=count,
+        metavar="K",
+        help="steps (default: so that evaluation costs less than training)",
+    )
+    group.add_argument(
+        "--eval-limit",
+        type=count,
+        metavar="N",
+        help="score a random sample of N examples per split (default: all, of train 5,000)",
+    )
     group.add_argument(
         "--eval-splits", nargs="+", metavar="SPLIT", help="what is measured (default: all there is)"
     )
@@ -300,6 +311,7 @@ def configuration(given: Any) -> RunConfig:
         draw=given.draw,
         seed=given.seed,
         eval_every=given.eval_every,
+        eval_limit=given.eval_limit,
         metric=given.metric,
         eval_splits=given.eval_splits,
         warm_start=given.warm_start,
