@@ -77,9 +77,26 @@ def read_json(path: str | Path, limit: int | None = LARGEST) -> Any:
 
 def parse_json(content: str | bytes) -> Any:
     try:
-        return json.loads(content)
+        found = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    text = content if isinstance(content, str) else content.decode("latin-1")
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(found)
+    return found
+
+
+def _check_depth(content: Any) -> None:
+    level, depth = [content], 0
+    while level := [
+        part
+        for nest in level
+        if isinstance(nest, dict | list)
+        for part in (nest.values() if isinstance(nest, dict) else nest)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
 
 
 def read_yaml(path: str | Path) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import tempfile
 import warnings
 import weakref
@@ -18,6 +20,19 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+FILES = (
+    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors"),
+    *("inputs.json", "card.md", "columns.json", "seeds.json", ".lock"),
+)
+FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
+"""What Shoal keeps in the folder of a run, and in no other."""
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of the run in ``folder``: what no command may overwrite with its output."""
+    below = (path for name in FOLDERS for path in (folder / name).rglob("*"))
+    return [*(folder / name for name in FILES), *below]
+
 
 class RunFolder:
     """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors, card.md.
@@ -31,6 +46,7 @@ class RunFolder:
         self.path = Path(path)
         self._lock: int | None = None
         self._depth = 0
+        self._place: tuple[int, int] | None = None
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; a run needs a folder.")
         try:
@@ -78,13 +94,38 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         if self._depth == 0:
             self._take()
+            self._clear()
         self._depth += 1
         return self
+
+    @property
+    def held(self) -> bool:
+        """Whether the path still is the folder that was locked: neither removed nor replaced since."""
+        return self._place is not None and self._place == _place(self.path)
+
+    def make_again(self) -> None:
+        """Makes and locks the folder after it was removed; FileExistsError where another is in its place."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()  # if it is there and nothing is in it
+        self.path.mkdir(parents=True)
+        self._close()
+        self._take()
+
+    def _clear(self) -> None:
+        """Removes what a process that was killed here has left half written (see `files.replacing`)."""
+        left = [path for name in FILES for path in self.path.glob(f".{name}.*")]
+        left += [path for name in FOLDERS for path in (self.path / name).glob(".*.????????")]
+        for path in left:
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        if self._depth == 0:
+            self._place = None
         if self._depth == 0 and self._lock is not None:
             _holders.discard(self)
             # The file stays: another process may have opened it already and would lock a deleted one.
@@ -92,12 +133,18 @@ class RunFolder:
             self._close()
 
     def _take(self) -> None:
+        self._place = _place(self.path)
         if fcntl is None:
             return
         try:
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            # No link is followed: the file is emptied.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._lock = os.open(self.path / ".lock", flags, 0o666)
         except OSError as error:
             raise self._unusable(error) from error
+        if not stat.S_ISREG(os.fstat(self._lock).st_mode):
+            self._close()
+            raise InputError(f"{self.path / '.lock'} is no regular file; remove it.")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -126,6 +173,14 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
 
 
 _holders: weakref.WeakSet[RunFolder] = weakref.WeakSet()
