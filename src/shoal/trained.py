@@ -28,7 +28,8 @@ from shoal.data.loader import to_device
 from shoal.data.text import is_folder
 from shoal.errors import InputError
 from shoal.models import build, options_of
-from shoal.training.checkpoint import check_content, load_weights
+from shoal.training.checkpoint import load_weights
+from shoal.training.folder import check_files
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
@@ -219,10 +220,8 @@ def load(
     """
     weights = find(Path(folder).expanduser())
     place = weights.parent
-    record = _json(place / RECORD) if (place / RECORD).exists() else {}
-    checksums = _checked(place, record)
     about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
-    found = load_weights(weights, checksums.get(weights.name))
+    found = load_weights(weights)
     if broken := [name for name, value in found.items() if value.is_floating_point() and value.isnan().any()]:
         raise InputError(
             f"the weights in {str(weights)!r} are damaged: {broken[0]!r} has a number that is NaN."
@@ -234,27 +233,12 @@ def load(
     except RuntimeError as error:
         first = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {str(weights)!r} do not fit the model: {first[:300]}") from error
-    return Trained(model, about or About(), place, record).to(device)
-
-
-def _checked(place: Path, record: Mapping[str, Any]) -> dict[str, str]:
-    """The checksums that a record has of the files beside it, all but the weights compared.
-
-    Records of older versions have none.
-    """
-    checksums = record.get("files", {})
+    record = _json(place / RECORD) if (place / RECORD).exists() else {}
+    checksums = record.get("files", {})  # records of older versions have none
     if not isinstance(checksums, dict) or not all(isinstance(v, str) for v in checksums.values()):
         raise _damaged(place / RECORD, "files must be a mapping of checksums")
-    for name, checksum in checksums.items():
-        path = place / name
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise _damaged(place / RECORD, f"it names a file elsewhere, {name[:40]!r}")
-        try:
-            if name != WEIGHTS:
-                check_content(path, checksum)
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    return checksums
+    check_files(place, checksums if weights.name == WEIGHTS else {})
+    return Trained(model, about or About(), place, record).to(device)
 
 
 def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> nn.Module:

@@ -462,7 +462,7 @@ class Entry(NamedTuple):
 INDEX = ".results-index"
 INDEX_FROM = 100
 """Fewer records are read as fast without an index."""
-_FORMAT = [2, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord)), *_KINDS]
+_FORMAT = [1, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord)), *_KINDS]
 """An index that another version of these has written is made anew: it may hold what is now refused."""
 
 

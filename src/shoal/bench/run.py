@@ -31,7 +31,7 @@ from shoal.models.backbones import fitting
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
-from shoal.training.folder import RunFolder
+from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
 from shoal.training.options import Options
@@ -197,8 +197,8 @@ class Turns:
         """For a finished run of which predictions were not asked for before."""
         if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
             training = prepare(self.config, device, how=self.how, begun=True)
-            checksum = self.record.files.get("model.safetensors") if self.record else None
-            training.model.load_state_dict(load_weights(RunFolder(folder).model, checksum))
+            check_files(folder, self.record.files if self.record else {})
+            training.model.load_state_dict(load_weights(RunFolder(folder).model))
             write_predictions(training, self.config, folder)
 
     def to_the_end(self) -> RunRecord:

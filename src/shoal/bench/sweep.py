@@ -93,6 +93,14 @@ class SweepStore(Store):
         shutil.rmtree(self.workplace(record.config), ignore_errors=True)
         self.failure(record.config).unlink(missing_ok=True)
 
+    def found_some(self, configs: Sequence[RunConfig], failed: Mapping[str, str]) -> list[RunRecord]:
+        """As :meth:`found`; an error where all there is are failures."""
+        records = self.found(configs)
+        if failed and not records:
+            why = next(iter(failed.values()))
+            raise ChildProcessError(f"every run failed, such as: {why} See {self.folder / 'failed'}")
+        return records
+
     def fail(self, config: RunConfig, why: str) -> None:
         path = self.failure(config)
         path.parent.mkdir(parents=True, exist_ok=True)

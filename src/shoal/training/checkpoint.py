@@ -350,16 +350,14 @@ def _best_of(path: Path) -> str | None:
         return None
 
 
-def load_weights(path: str | Path, checksum: str | None = None) -> dict[str, Tensor]:
+def load_weights(path: str | Path) -> dict[str, Tensor]:
     """A model's weights by name, on the CPU: from ``.safetensors``, or from what ``torch.save`` wrote.
 
     No code from the file is run. Beside a plain dict of tensors, one under ``"state_dict"`` or ``"model"``
-    is found, as in a checkpoint. A file of which the ``checksum`` (SHA-256) is another is refused.
+    is found, as in a checkpoint.
     """
     path = Path(path)
     try:
-        if checksum is not None:
-            check_content(path, checksum)
         if path.is_dir():
             raise InputError(f"weights: {path} is a folder; give the file in it.")
         if path.stat().st_size == 0:
@@ -371,15 +369,6 @@ def load_weights(path: str | Path, checksum: str | None = None) -> dict[str, Ten
     except OSError as error:
         raise InputError(f"weights: {path} cannot be read ({error.strerror or error}).") from error
     return _weights_in(tree, path)
-
-
-def check_content(path: Path, checksum: str) -> None:
-    """Refuses a file that is not what the run in its folder wrote; OSError where there is none."""
-    if hashlib.sha256(read_bytes(path, None)).hexdigest() != checksum:
-        raise InputError(
-            f"{str(path)!r} is damaged: its content has changed since the run wrote it (the checksum in "
-            "record.json differs). Restore it from a copy, or train again."
-        )
 
 
 def _from_safetensors(path: Path) -> Tree:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import stat
 import tempfile
 import warnings
 import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from shoal import files
 from shoal.errors import InputError
-from shoal.training.checkpoint import Checkpoints
 
 try:
     import fcntl
@@ -32,6 +34,32 @@ def files_of(folder: Path) -> list[Path]:
     """The files of the run in ``folder``: what no command may overwrite with its output."""
     below = (path for name in FOLDERS for path in (folder / name).rglob("*"))
     return [*(folder / name for name in FILES), *below]
+
+
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """As :func:`shoal.files.check_output`; what belongs to a run is refused too, whichever run it is."""
+    files.check_output(path, inputs)
+    real = Path(os.path.realpath(path))
+    for folder, own in ((real.parent, real.name in FILES), (real.parent.parent, real.parent.name in FOLDERS)):
+        if own and real.exists() and (folder / "config.yaml").exists():
+            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
+
+
+def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Refuses the files of a model that are not what the run wrote; its record has their ``checksums``."""
+    for name, checksum in checksums.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InputError(f"{str(folder / 'record.json')!r} is damaged: it names a file elsewhere.")
+        try:
+            content = files.read_bytes(path, None)
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise InputError(
+                f"{str(path)!r} is damaged: its content has changed since the run wrote it (record.json has "
+                "another checksum). Restore it from a copy, or train again."
+            )
 
 
 class RunFolder:
@@ -89,6 +117,8 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Whether there is a run to go on with."""
+        from shoal.training.checkpoint import Checkpoints  # which needs torch
+
         return self.config.exists() or Checkpoints(self.checkpoints).latest() is not None
 
     def __enter__(self) -> RunFolder:
