@@ -78,9 +78,9 @@ def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     path = Path(path).expanduser()
+    check_output(path, files_of(trained.folder))
     about = path.with_name(f"{path.name}.json")
-    for file in (path, about):
-        check_output(file, files_of(trained.folder))
+    check_output(about, files_of(trained.folder))
     plain = trained.to("cpu").model
     samples = [sample(trained, size, seed) for seed, size in enumerate(SIZES)]
     network = Network(plain, list(samples[0])).eval() if isinstance(samples[0], Mapping) else plain
@@ -100,8 +100,8 @@ def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = 
                 f"the exported model's outputs differ by up to {difference:.3g} from the model's, more than "
                 f"{TOLERANCE}; nothing was written. Try another --format."
             )
-        with replacing(path) as file, made.open("rb") as whole:
-            shutil.copyfileobj(whole, file)
+        with replacing(path) as target, made.open("rb") as whole:
+            shutil.copyfileobj(whole, target)
     written = {"format": format, "file": path.name, **({"columns": columns} if raw else {})}
     content = {**trained.about.to_dict(), "export": written}
     if trained.inputs.get("tokenizer") == TOKENIZER and (trained.folder / TOKENIZER).is_dir():

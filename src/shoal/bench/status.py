@@ -39,8 +39,13 @@ class RunStatus:
     @classmethod
     def of(cls, folder: Path) -> RunStatus:
         config = read_file(folder)
+        if "run" in config:
+            config["run"] = read_config(folder).to_dict()
         run = config.get("run") or config.get("options") or {}
-        if not isinstance(run, dict) or not _whole(run.get("steps", 0)):
+        sound = isinstance(run, dict) and _whole(run.get("steps", 0))
+        git, where = config.get("git") or {}, config.get("environment") or {}
+        sound &= isinstance(where, dict) and isinstance(git, dict) and isinstance(git.get("commit", ""), str)
+        if not sound:
             raise InputError(f"{str(folder / 'config.yaml')!r} is not the configuration of a run.")
         lines = _lines(folder / "metrics.jsonl")
         trained = [line["step"] for line in lines if line.get("phase") == "train"]

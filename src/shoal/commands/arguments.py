@@ -289,9 +289,8 @@ def make_folder(path: Path, data: str | None = None, run: bool = False) -> None:
     of one.
     """
     real = Path(os.path.realpath(path))
-    if data is not None and Path(data).is_dir():
-        if (place := Path(os.path.realpath(data))) in (real, *real.parents):
-            raise InputError(f"--out {str(path)!r} is in the data's folder {str(place)!r}; choose another.")
+    if data and Path(data).is_dir() and Path(os.path.realpath(data)) in (real, *real.parents):
+        raise InputError(f"--out {str(path)!r} is in the folder of the data, {data!r}; choose another.")
     if not run and (path / "config.yaml").exists():
         raise InputError(f"--out {str(path)!r} holds a single run; choose another folder.")
     try:

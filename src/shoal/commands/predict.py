@@ -96,13 +96,14 @@ def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterat
         return
     try:
         # Names of files may be bytes that are not UTF-8; they come out as they are.
-        with (
-            replacing(path, inputs) as raw,
-            io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="") as file,
-        ):
-            yield file
-            file.flush()
-            file.detach()
+        with replacing(path, inputs) as raw:
+            file = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+            try:
+                yield file
+                file.flush()
+            finally:
+                with contextlib.suppress(OSError):
+                    file.detach()
     except BrokenPipeError:
         raise
     except OSError as error:

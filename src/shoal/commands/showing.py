@@ -186,9 +186,8 @@ def describe_run(status: RunStatus) -> str:
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
-    git = config.get("git")
-    if git:
-        lines.append(f"commit {git['commit'][:12]}" + (" with changes" if git["changed"] else ""))
+    if git := config.get("git"):
+        lines.append(f"commit {git.get('commit', '')[:12]}" + (" with changes" if git.get("changed") else ""))
     if status.error:
         lines.append(status.error)
     if status.scores:
