@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -77,9 +79,26 @@ def read_json(path: str | Path, limit: int | None = LARGEST) -> Any:
 
 def parse_json(content: str | bytes) -> Any:
     try:
-        return json.loads(content)
+        found = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    text = content if isinstance(content, str) else content.decode("latin-1")
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(found)
+    return found
+
+
+def _check_depth(content: Any) -> None:
+    level, depth = [content], 0
+    while level := [
+        part
+        for nest in level
+        if isinstance(nest, dict | list)
+        for part in (nest.values() if isinstance(nest, dict) else nest)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -139,19 +158,21 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
     """A file that takes the place of ``path`` when the block ends; after an error nothing has changed.
 
     A symbolic link stays and the file that it points to is replaced. Anything but a regular file, such as a
-    pipe or ``/dev/null``, is written to as it is. One of ``inputs`` is never overwritten.
+    pipe or ``/dev/null``, is written to as it is. One of ``inputs`` is never overwritten; see
+    :func:`check_output`.
     """
     path = Path(path)
-    for source in inputs:
-        if same_file(path, source):
-            raise InputError(
-                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
-            )
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if target.exists() and not target.is_file() and not target.is_dir():
-        with target.open("wb") as through:
+    check_output(path, inputs)
+    if (number := _descriptor(path)) is not None:
+        sys.stdout.flush()
+        with os.fdopen(os.dup(number), "wb") as through:
             yield through
         return
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as through:
+            yield through
+        return
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
     try:
@@ -165,6 +186,35 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
         Path(temporary).unlink(missing_ok=True)
         raise
     _flush_folder(target.parent)
+
+
+def _descriptor(path: Path) -> int | None:
+    """What ``/dev/stdout`` and the like stand for: opened by name, a file would be written from its start."""
+    names = {"/dev/stdout": "1", "/dev/stderr": "2"}
+    text = re.sub(r"/(dev|proc/self)/fd/", "", names.get(str(path), str(path)))
+    return int(text) if text.isascii() and text.isdigit() and path.is_absolute() else None
+
+
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Refuses a file to write that is one of ``inputs``, by whatever name, or there already in one of them.
+
+    To be asked before time is spent. A folder, and a file in place of a folder, are refused too.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; give a file.")
+    for above in path.parents:
+        if above.exists() and not above.is_dir():
+            raise InputError(f"{str(path)!r} cannot be written: {str(above)!r} is a file.")
+    if not path.exists():
+        return
+    real = Path(os.path.realpath(path))
+    for source in inputs:
+        within = os.path.isdir(source) and Path(os.path.realpath(source)) in real.parents
+        if within or same_file(path, source):
+            raise InputError(
+                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
+            )
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:

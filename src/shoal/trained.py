@@ -29,6 +29,7 @@ from shoal.data.text import is_folder
 from shoal.errors import InputError
 from shoal.models import build, options_of
 from shoal.training.checkpoint import load_weights
+from shoal.training.folder import check_files
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
@@ -233,6 +234,10 @@ def load(
         first = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {str(weights)!r} do not fit the model: {first[:300]}") from error
     record = _json(place / RECORD) if (place / RECORD).exists() else {}
+    checksums = record.get("files", {})  # records of older versions have none
+    if not isinstance(checksums, dict) or not all(isinstance(v, str) for v in checksums.values()):
+        raise _damaged(place / RECORD, "files must be a mapping of checksums")
+    check_files(place, checksums if weights.name == WEIGHTS else {})
     return Trained(model, about or About(), place, record).to(device)
 
 

@@ -736,11 +736,37 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path: Path, tail: bytes) -> None
     assert outcome(there) == outcome(tmp_path / "whole")
 
 
-def test_lines_before_the_checkpoint_must_be_there(tmp_path: Path) -> None:
-    stopped(tmp_path, 8)
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"metrics\.jsonl has lost or changed lines"):
-        fit(tmp_path, resume=True)
+def _flipped(content: bytes) -> bytes:
+    return content[:40] + bytes([content[40] ^ 0x80]) + content[41:]
+
+
+LOSSES: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "shortened": lambda content: content[: len(content) // 3],
+    "zeros": lambda content: b"\0" * len(content),
+    "a flipped bit": _flipped,
+    "another run's": lambda content: content.replace(b'"step": ', b'"step": 9'),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES.keys())
+def test_a_damaged_log_costs_lines_and_not_the_checkpoint(
+    tmp_path: Path, lose: Callable[[bytes], bytes | None]
+) -> None:
+    """The training ends the same, and the log has every evaluation."""
+    whole = fit(tmp_path / "whole")
+    there = tmp_path / "damaged"
+    stopped(there, 8)
+    log = there / "metrics.jsonl"
+    content = lose(log.read_bytes())
+    log.unlink() if content is None else log.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has lost or changed lines"):
+        assert_same(fit(there, resume=True), whole)
+    lines = [json.loads(text) for text in log.read_text().splitlines()]
+    wanted = [json.loads(text) for text in (tmp_path / "whole" / log.name).read_text().splitlines()]
+    measured = [[(x["phase"], x["step"], x["scores"]) for x in y if "scores" in x] for y in (lines, wanted)]
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.parametrize("log_every", [1, 5])

@@ -368,8 +368,17 @@ def _variable(folder: Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def make_folder(path: Path) -> None:
-    """Makes the folder that results will go to, now rather than after the work."""
+def make_folder(path: Path, data: str | None = None, run: bool = False) -> None:
+    """Makes the folder that results will go to, now rather than after the work.
+
+    One in the folder of ``data`` is refused, where it would be read as data; and, unless for a ``run``, that
+    of one.
+    """
+    real = Path(os.path.realpath(path))
+    if data and Path(data).is_dir() and Path(os.path.realpath(data)) in (real, *real.parents):
+        raise InputError(f"--out {str(path)!r} is in the folder of the data, {data!r}; choose another.")
+    if not run and (path / "config.yaml").exists():
+        raise InputError(f"--out {str(path)!r} holds a single run; choose another folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -148,6 +148,7 @@ def run(given: Any) -> None:
 
 def _run(given: Any) -> None:
     from shoal.bench.record import Store
+    from shoal.files import check_output
 
     configs, notes = planned(given)
     dataset = configs[0].dataset
@@ -155,7 +156,8 @@ def _run(given: Any) -> None:
     plan = given.out / f"{dataset}.plan.json"
     check_plan(plan, configs)
     store = Store(given.out / "runs")
-    make_folder(given.out)
+    make_folder(given.out, given.dataset)
+    check_output(given.out / f"compare-{dataset}.csv", [given.dataset])
     try:
         if not given.plan and not given.no_run and store.missing(configs):
             show_columns(given, given.out)

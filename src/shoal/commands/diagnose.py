@@ -83,7 +83,7 @@ def run(given: Any) -> None:
         data = sets.load(name, **options)
     if hasattr(data.examples, "unguarded"):
         data = replace(data, examples=data.examples.unguarded())
-    make_folder(given.out)
+    make_folder(given.out, given.dataset)
     try:
         show_columns(given, given.out)
     except OSError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import io
 import json
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from shoal.commands.arguments import (
     workers,
 )
 from shoal.errors import InputError
+from shoal.files import replacing
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
@@ -70,11 +70,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @warnings_in_words()
 def run(given: Any) -> None:
     from shoal.trained import load
+    from shoal.training.folder import check_output, files_of
     from shoal.training.processes import pick_device
     from shoal.training.stopping import Interrupted
 
     if given.workers < 0:
         raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
+    inputs = [*given.data, *files_of(given.model)]
+    if given.out is not None:
+        check_output(given.out, inputs)
     model = load(given.model, device=pick_device(given.device))
     if given.proba and model.about.classes is None:
         raise InputError("--proba: this model predicts numbers, not classes.")
@@ -83,7 +87,7 @@ def run(given: Any) -> None:
             f"--id {given.id}: what is predicted has this name in the answer; rename the column."
         )
     try:
-        with _written(given.out, given.json) as file:
+        with _written(given.out, given.json, inputs) as file:
             said = _predicted(model, file, given)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
@@ -92,34 +96,25 @@ def run(given: Any) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path | None, machine: bool) -> Iterator[TextIO | None]:
+def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterator[TextIO | None]:
     """A file that takes its name when all is in it; or the terminal's, where there is none."""
     if path is None:
         yield None if machine else sys.stdout
         return
-    if path.is_dir():
-        raise InputError(f"--out {str(path)!r} is a folder; give a file.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
     try:
         # Names of files may be bytes that are not UTF-8; they come out as they are.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
+        with replacing(path, inputs) as raw:
+            file = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+            try:
+                yield file
+                file.flush()
+            finally:
+                with contextlib.suppress(OSError):
+                    file.detach()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any]:
@@ -183,7 +178,8 @@ def _tell(said: dict[str, Any], given: Any) -> None:
     if given.out is not None:
         classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
         print(
-            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}."
+            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
+            file=sys.stdout if given.out.is_file() else sys.stderr,  # it may be /dev/stdout
         )
 
 

@@ -73,8 +73,10 @@ def write(
     from shoal.files import write_atomically
     from shoal.report import page
     from shoal.report.groups import grouped
+    from shoal.training.folder import check_output
 
     runs, kept, troubles = collect(paths)
+    check_output(out, [*(path for path in paths if path.is_file()), *(run.path for run in runs)])
     if only is not None:
         runs = [r for r in runs if r.identity in only]
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
@@ -258,9 +260,11 @@ def _strips(run: Run, number: int) -> list[Strip]:
     from shoal.data.loader import collate_of
     from shoal.report.page import Strip
     from shoal.training.checkpoint import load_weights
+    from shoal.training.folder import check_files
 
     training = prepare(run.record.config, "cpu", begun=True)
     model, data = training.model, training.data
+    check_files(Path(run.path).parent, run.record.files)
     model.load_state_dict(load_weights(str(Path(run.path).parent / "model.safetensors")))
     model.eval()
     examples: Any = data.examples

@@ -53,10 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: Any) -> None:
     from shoal.bench.results import load
+    from shoal.training.folder import check_output
 
     if given.group and given.columns:
         raise InputError("--columns and --group cannot be had together: groups have columns of their own.")
     results = load(given.folder)
+    if given.csv:
+        check_output(
+            given.csv,
+            [given.folder / path for path in (*(row["path"] for row in results.kept), *results.broken)],
+        )
     if not results:
         raise InputError(_nothing(results, given.folder))
     chosen = results.where(given.query) if given.query is not None else results

@@ -220,7 +220,7 @@ def _run(config: RunConfig, given: Any) -> None:
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
     if baselines.is_one(config):
-        make_folder(out)
+        make_folder(out, given.dataset, run=True)
         try:
             show_run(baselines.train(config, out), out, given)
         except InputError:
@@ -231,7 +231,7 @@ def _run(config: RunConfig, given: Any) -> None:
     if given.seeds:
         several(config, given.seeds, out, how, given)
         return
-    make_folder(out)
+    make_folder(out, given.dataset, run=True)
     record = run_one(config, given.device, not given.json, out, how, given.wandb)
     show_run(record, out, given)
 
@@ -326,8 +326,6 @@ def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given
         raise InputError("--seeds runs whole trainings side by side; start it without torchrun.")
     if given.wandb:
         raise InputError("--wandb logs one run; give --seed instead of --seeds.")
-    make_folder(out)
-    if (out / "config.yaml").exists():
-        raise InputError(f"{str(out)!r} holds a single run; choose another folder for several seeds.")
+    make_folder(out, given.dataset)
     configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
     run_seeds(configs, out, how, given)

@@ -151,6 +151,7 @@ def fit(
         journal.begin(config)
         found = run(training, journal)
         if name := training.options.predictions:
+            journal.hold()
             seed = ("seed", str(training.options.seed))
             predictions.write(training, Path(folder) / "predictions", "data" if name is True else name, seed)
         record = {**summary(training), "config": config}
