@@ -23,19 +23,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shoal.bench.config import RunConfig
+from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
-from shoal.data.text import is_folder
 from shoal.errors import InputError
-from shoal.models import build, options_of
+from shoal.models import build, language, options_of
 from shoal.training.checkpoint import load_weights
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
 LARGEST = 2**28
 """Bytes of a JSON file that are read."""
-WIDEST = 2**22
-"""Above any number in an encoder's configuration, such as the size of its vocabulary."""
 NUMBERS, TENSORS = 2**26, 10_000
 """What a network may have beside the weights in its file while it is built."""
 
@@ -274,25 +272,11 @@ def _name(place: Path, about: About) -> str:
             raise _damaged(place / ABOUT, "a name of a model or tokenizer is not a short text")
     if tokenizer != TOKENIZER and is_folder(tokenizer):
         raise _damaged(place / ABOUT, f"its tokenizer is not in the folder {TOKENIZER!r} beside it")
-    described = place / ENCODER / "config.json"
-    if described.is_file():
-        _check_sizes(described, _json(described))
+    if (place / ENCODER / "config.json").is_file():
         return str((place / ENCODER).resolve())
-    if is_folder(name):
-        raise _damaged(
-            place / ABOUT, f"its model {name!r} is a folder elsewhere; there is no {ENCODER!r} here"
-        )
+    if language.known(name) and (name not in language.CONFIGURATIONS or is_folder(name)):
+        raise _damaged(place / ABOUT, f"its model {name!r} is elsewhere; there is no {ENCODER!r} here")
     return str(name)
-
-
-def _check_sizes(path: Path, content: Any) -> None:
-    """Refuses a configuration that would fill the memory before there is a network."""
-    parts = [content]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, int) and abs(part) > WIDEST:
-            raise _damaged(path, "it has a number that is too large for an encoder")
-        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 
 class Bounded(TorchFunctionMode):

@@ -24,10 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from shoal.data.hub import Source, need_transformers
 from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
 from shoal.data.reading import Rows, Table, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
-from shoal.data.text import load_tokenizer, need_transformers, padded, refusing
+from shoal.data.text import load_tokenizer, padded
 from shoal.data.tree import ENDINGS
 from shoal.errors import InputError, unknown_name
 
@@ -223,17 +224,14 @@ class Texts(Reader):
     def tokenizer(self) -> Any:
         if self.options.folder is None:
             return load_tokenizer(self.name)
-        inside = self.name == Path(self.name).name != ".."
         place = self.options.folder / self.name
+        if Path(self.name).name != self.name or self.name == ".." or not place.is_dir():
+            raise InputError(
+                f"there is no tokenizer {self.name!r} beside the model in {str(place.parent)!r}."
+            )
+        need_transformers()
         with offline():
-            if not inside or not place.is_dir():
-                return load_tokenizer(self.name)
-            need_transformers()
-            from transformers import AutoTokenizer
-
-            failure = f"the tokenizer in {str(place)!r} cannot be had"
-            safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-            return refusing(AutoTokenizer.from_pretrained, str(place.resolve()), failure, **safe)
+            return Source(str(place.resolve()), "tokenizer", "").tokenizer()
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         for names, texts in self._texts(source, batch_size):
