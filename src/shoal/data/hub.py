@@ -244,7 +244,10 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
     taken = {key: value for key, value in content.items() if key in allowed}
     for key, value in taken.items():
         if not _plain(value, 2 if key.startswith("rope_") else 0) or ("layers" in key and _large(value)):
-            raise InputError(f"{failure}: {key} in config.json is {str(value)[:60]!r}.")
+            raise InputError(
+                f"{failure}: {key} in config.json is {repr(value)[:60]}; it must be a word or a number that is "
+                "not too large for an encoder."
+            )
     return made(**taken)
 
 
