@@ -245,8 +245,8 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
     for key, value in taken.items():
         if not _plain(value, 2 if key.startswith("rope_") else 0) or ("layers" in key and _large(value)):
             raise InputError(
-                f"{failure}: {key} in config.json is {repr(value)[:60]}; it must be a word or a number that is "
-                "not too large for an encoder."
+                f"{failure}: {key} in config.json is {repr(value)[:60]}; it must be a word or a number that "
+                "is not too large for an encoder."
             )
     return made(**taken)
 
