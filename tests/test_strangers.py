@@ -62,12 +62,10 @@ class Watch:
             return
         if event == "open":
             self.opened(args[0])
-        elif (
-            event == "pickle.find_class"
-            or event in self.PROCESS
-            or event in self.NETWORK
-            or (event == "subprocess.Popen" and Path(os.fsdecode(args[0])).name != "git")
-        ):
+        elif event == "subprocess.Popen":
+            if Path(os.fsdecode(args[0])).name != "git":  # of the record of a run
+                self.bad.append(f"{event} {args!r}")
+        elif event == "pickle.find_class" or event in self.PROCESS or event in self.NETWORK:
             self.bad.append(f"{event} {args!r}")
         elif event == "exec" and not self.own(getattr(args[0], "co_filename", "")):
             self.bad.append(f"{event} {args[0]!r}")

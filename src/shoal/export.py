@@ -30,7 +30,7 @@ from shoal.data.cells import MISSING
 from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
-from shoal.files import write_atomically
+from shoal.files import read_bytes, write_atomically
 from shoal.trained import ABOUT, RECORD, WEIGHTS, Trained
 
 TOLERANCE = 1e-4
@@ -221,7 +221,7 @@ def to_onnx(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
 
 def _session(path: Path) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
-    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(read_bytes(path, None), providers=["CPUExecutionProvider"])
 
 
 def _shapes(network: nn.Module, x: Any) -> Any:

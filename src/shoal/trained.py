@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -27,6 +26,7 @@ from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError
+from shoal.files import parse_yaml, read_json
 from shoal.models import build, language, options_of
 from shoal.training.checkpoint import load_weights
 
@@ -394,9 +394,9 @@ def _yaml(value: Any) -> str:
 def _is_text(value: str) -> bool:
     """Whether the command line takes it for text without quotes."""
     try:
-        if yaml.safe_load(value) != value:
+        if parse_yaml(value) != value:
             return False
-    except (yaml.YAMLError, ValueError):
+    except ValueError:
         return False
     try:
         float(value)
@@ -407,17 +407,13 @@ def _is_text(value: str) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file():
-            raise _damaged(path, "it is no file")
-        if path.stat().st_size > LARGEST:
-            raise _damaged(path, "it is too large")
-        content = json.loads(path.read_bytes())
+        content = read_json(path, LARGEST)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise _damaged(path, str(error) or "nested too deep") from error
+        raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
         raise _damaged(path, "it is no mapping")
     return content

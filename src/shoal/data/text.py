@@ -29,7 +29,7 @@ from torch.utils.data import Dataset
 from shoal.data.folders import SAY_WHERE
 from shoal.data.hub import Source, need_transformers
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
 
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
@@ -147,7 +147,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Table:
 def _key(path: Path) -> str:
     try:
         about = path.stat()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(ENDS)
             file.seek(max(0, about.st_size - ENDS))
             ends = hashlib.sha256(start + file.read(ENDS)).hexdigest()
@@ -169,10 +169,10 @@ def _packed(table: Table) -> dict[str, NDArray[Any]]:
 
 def _unpacked(path: Path, columns: Sequence[str], key: str, found: Mapping[str, NDArray[Any]]) -> Table:
     values = {
-        name: Column(found[f"codes{n}"], json.loads(found[f"values{n}"].tobytes()))
+        name: Column(found[f"codes{n}"], parse_json(found[f"values{n}"].tobytes()))
         for n, name in enumerate(columns)
     }
-    header = tuple(json.loads(found["header"].tobytes()))
+    header = tuple(parse_json(found["header"].tobytes()))
     return Table(path, header, found["starts"], found["lengths"], values, key)
 
 
@@ -185,8 +185,8 @@ def scan(path: Path, columns: Sequence[str], key: str = "") -> Table:
     limit = csv.field_size_limit(LONGEST)
     try:
         # One character a byte, so that lengths are bytes; what is kept is read as UTF-8 below.
-        with path.open(encoding="latin-1", newline="") as file:
-            return _scanned(path, _Counted(file), columns, key)
+        with open_text(path, "latin-1") as file:
+            return _scanned(path, _Counted(lines_of(file, path)), columns, key)
     except csv.Error as error:
         raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
     except OSError as error:
@@ -490,7 +490,7 @@ def identity(tokenizer: Any) -> str:
     """Stands for all that decides what tokens a text becomes."""
     inside = getattr(tokenizer, "backend_tokenizer", None)
     if inside is not None:
-        told = {k: v for k, v in json.loads(inside.to_str()).items() if k not in ("truncation", "padding")}
+        told = {k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")}
     else:
         told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
     return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
