@@ -126,6 +126,11 @@ def parse_json(content: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def dump_json(content: Any) -> bytes:
+    """For people to read too; bytes of a file's name that are no text become escapes, as JSON has them."""
+    return json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
+
+
 def read_yaml(path: str | Path) -> Any:
     """What a YAML file holds; ValueError where it is none."""
     return parse_yaml(read_text(path, LARGEST_YAML))

@@ -1,12 +1,16 @@
-"""The one place where text for people is made safe to print.
+"""The one place where text for people is made safe to print, and to open in a spreadsheet.
 
 Names of domains, classes and files, and other programs' messages, come from anywhere. On a terminal, control
-characters in them would move the cursor, change its title or hide text.
+characters in them would move the cursor, change its title or hide text; in a spreadsheet, a cell that begins
+with ``=`` is a formula, which can start programs and send data.
 """
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
+import re
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator
@@ -15,6 +19,9 @@ from typing import Any, TextIO
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 JOINERS = "\u200c\u200d"  # part of words in Persian and of emoji; they move nothing
 CLEAR_LINE = "\r\x1b[K"
+FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
+"""How a cell begins that spreadsheets take for a formula."""
+NUMERIC = re.compile(r"[+-]?[\d\s.,±–−%eE()]*")
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -51,6 +58,46 @@ class Printable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+class Csv:
+    """Writes CSV with an apostrophe before text that a spreadsheet would run as a formula, unless ``raw``.
+
+    Numbers stay as they are, ``-1.5`` and ``+2.0 ± 0.1`` too. ``marked`` counts the apostrophes.
+    """
+
+    def __init__(self, file: TextIO, *, raw: bool = False, line_end: str = "\n") -> None:
+        self.rows, self.raw, self.marked = csv.writer(file, lineterminator=line_end), raw, 0
+
+    def write(self, rows: Iterable[Iterable[Any]]) -> None:
+        self.rows.writerows(rows if self.raw else (map(self._cell, row) for row in rows))
+
+    def _cell(self, value: Any) -> Any:
+        if not isinstance(value, str) or not FORMULA.match(value) or NUMERIC.fullmatch(value.strip()):
+            return value
+        self.marked += 1
+        return f"'{value}"
+
+
+def as_csv(rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
+    file = io.StringIO()
+    Csv(file, line_end=line_end).write(rows)
+    return file.getvalue()
+
+
+@contextlib.contextmanager
+def exact(stream: Any) -> Iterator[Any]:
+    """``stream`` for data: on a terminal as it is, elsewhere UTF-8 without a change, whatever is in it."""
+    inside = getattr(stream, "stream", stream)
+    if inside.isatty() or not hasattr(inside, "buffer"):
+        yield stream
+        return
+    inside.flush()
+    data = io.TextIOWrapper(inside.buffer, "utf-8", "surrogateescape", newline="", write_through=True)
+    try:
+        yield data
+    finally:
+        data.detach()
 
 
 def clear_line(stream: Any) -> None:

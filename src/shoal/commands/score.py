@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @warnings_in_words()
 def run(given: Any) -> None:
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.scoring import score
     from shoal.training.processes import pick_device
 
@@ -67,7 +66,7 @@ def run(given: Any) -> None:
         path = given.out if given.out.suffix.lower() == ".json" else given.out / "score.json"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1).encode())
+            write_atomically(path, dump_json(content))
         except OSError as error:
             raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
         text = f"{text}\n\nSaved in {path}."

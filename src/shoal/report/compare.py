@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal import terminal
 from shoal.errors import InputError
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean
@@ -387,17 +386,15 @@ OF_ROW = ("average", "worst", "worst_domain")
 
 def as_csv(result: Mapping[str, Any]) -> str:
     """A line for every trial, with its row's average and worst domain; the settings it chose as JSON."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*COLUMNS, *OF_ROW, "settings"])
+    lines: list[list[Any]] = [[*COLUMNS, *OF_ROW, "settings"]]
     rows = {row["algorithm"]: row for row in result["rows"]}
     for trial in result["trials"]:
         settings = json.dumps(trial["settings"]) if "settings" in trial else ""
         row = rows[trial["algorithm"]]
         worst = row.get("worst") or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        writer.writerow([*(trial.get(name) for name in COLUMNS), *whole, settings])
-    return file.getvalue()
+        lines.append([*(trial.get(name) for name in COLUMNS), *whole, settings])
+    return terminal.as_csv(lines)
 
 
 def figure(result: Mapping[str, Any]) -> Any:
