@@ -36,7 +36,7 @@ def count(text: str) -> int:
 
 def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
     """``name=value`` pairs; values are read as YAML: numbers, true, null, [1, 2], and else text."""
-    import yaml
+    from shoal.files import parse_yaml
 
     found = {}
     for pair in pairs:
@@ -44,8 +44,8 @@ def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
         if not equals or not name:
             raise InputError(f"{option} takes NAME=VALUE pairs, got {pair!r}.")
         try:
-            value = _as_written(yaml.safe_load(text), text)
-        except (yaml.YAMLError, ValueError) as error:  # a ValueError of the 31st of February
+            value = _as_written(parse_yaml(text), text)
+        except ValueError as error:
             raise InputError(
                 f"{option} {pair}: this value cannot be read; text with marks such as [ or : needs quotes."
             ) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -262,10 +261,12 @@ def _check_domains(each_step: int | None, where: Layout) -> None:
 
 def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
     """Refuses other runs than those of a plan that was written before."""
+    from shoal.files import read_json
+
     if not path.exists():
         return
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))
+        runs = read_json(path)
         if not isinstance(runs, list):
             raise TypeError("it holds no list")
         before = {run["identity"] for run in runs}

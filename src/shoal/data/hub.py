@@ -234,9 +234,9 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
     if "auto_map" in content:
         raise InputError(f"{failure}: it needs code of its own (auto_map), which is not run.")
     if not isinstance(kind, str) or kind not in ENCODERS or kind not in CONFIG_MAPPING:
-        known = ", ".join(name for name in ENCODERS if name in CONFIG_MAPPING)
         raise InputError(
-            f"{failure}: its architecture {str(kind)[:60]!r} is no encoder of text that is known: {known}."
+            f"{failure}: its architecture {str(kind)[:60]!r} is no encoder of text that is known, such as "
+            "bert, distilbert, roberta, deberta-v2 or modernbert."
         )
     made = CONFIG_MAPPING[kind]
     own = set(inspect.signature(made).parameters) | set(getattr(made, "attribute_map", {}))
