@@ -21,7 +21,7 @@ JOINERS = "\u200c\u200d"  # part of words in Persian and of emoji; they move not
 CLEAR_LINE = "\r\x1b[K"
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 """How a cell begins that spreadsheets take for a formula."""
-NUMERIC = re.compile(r"[+-]?[\d\s.,±–−%eE()]*")
+NUMERIC = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?[\d\s.,±–−%()]*|[+-](inf|nan)?")
 
 
 def clean(text: str, keep: str = "") -> str:
@@ -66,11 +66,18 @@ class Csv:
     Numbers stay as they are, ``-1.5`` and ``+2.0 ± 0.1`` too. ``marked`` counts the apostrophes.
     """
 
-    def __init__(self, file: TextIO, *, raw: bool = False, line_end: str = "\n") -> None:
-        self.rows, self.raw, self.marked = csv.writer(file, lineterminator=line_end), raw, 0
+    def __init__(self, file: TextIO, *, raw: bool = False) -> None:
+        self.file, self.raw, self.marked = file, raw, 0
 
     def write(self, rows: Iterable[Iterable[Any]]) -> None:
-        self.rows.writerows(rows if self.raw else (map(self._cell, row) for row in rows))
+        lines = io.StringIO(newline="")
+        # A cell with a line end is quoted only if that is in the writer's own, which is CR LF.
+        writer = csv.writer(lines)
+        for row in rows:
+            writer.writerow(row if self.raw else map(self._cell, row))
+            self.file.write(f"{lines.getvalue()[:-2]}\n")
+            lines.seek(0)
+            lines.truncate()
 
     def _cell(self, value: Any) -> Any:
         if not isinstance(value, str) or not FORMULA.match(value) or NUMERIC.fullmatch(value.strip()):
@@ -79,9 +86,9 @@ class Csv:
         return f"'{value}"
 
 
-def as_csv(rows: Iterable[Iterable[Any]], line_end: str = "\n") -> str:
-    file = io.StringIO()
-    Csv(file, line_end=line_end).write(rows)
+def as_csv(rows: Iterable[Iterable[Any]]) -> str:
+    file = io.StringIO(newline="")
+    Csv(file).write(rows)
     return file.getvalue()
 
 

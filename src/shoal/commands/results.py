@@ -221,9 +221,7 @@ def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, A
         values = (row.get(name) for name in columns)
         return [json.dumps(v) if isinstance(v, list | dict | bool) else v for v in values]
 
-    # With its own line ends it quotes those in labels too.
-    content = as_csv([columns, *map(line, rows)], line_end="\r\n")
     try:
-        write_atomically(path, content.encode(errors="replace"))
+        write_atomically(path, as_csv([columns, *map(line, rows)]).encode(errors="replace"))
     except OSError as error:
         raise InputError(f"--csv {str(path)!r} cannot be written: {error.strerror}.") from error
