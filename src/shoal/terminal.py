@@ -21,6 +21,8 @@ JOINERS = "\u200c\u200d"  # part of words in Persian and of emoji; they move not
 CLEAR_LINE = "\r\x1b[K"
 FORMULA = re.compile(r"[=+\-@\t\r\n＝＋－＠]")
 """How a cell begins that spreadsheets take for a formula."""
+MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
+"""What means something within a line of Markdown, and what makes a link of an address."""
 NUMERIC = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?[\d\s.,±–−%()]*|[+-](inf|nan)?")
 
 
@@ -58,6 +60,12 @@ class Printable:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def in_markdown(value: object) -> str:
+    """Text from outside as text in Markdown, on one line, whatever marks are in it."""
+    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return MARKS.sub(r"\\\1", text)
 
 
 class Csv:

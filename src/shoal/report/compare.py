@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal import terminal
 from shoal.errors import InputError
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean
+from shoal.terminal import as_csv as rows_as_csv
+from shoal.terminal import in_markdown
 
 NAMED = 8
 """How many trials with missing runs a text names; the JSON names all."""
@@ -370,10 +371,10 @@ def _cut(name: str) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    heading = f"# Algorithms on {html.escape(result.get('title') or result['dataset'])}"
+    heading = f"# Algorithms on {in_markdown(result.get('title') or result['dataset'])}"
     first = recommended(result)
     lead, rest = (
-        [f"- {html.escape(line, quote=False)}" for line in lines]
+        [f"- {in_markdown(line)}" for line in lines]
         for lines in (first, [line for line in words(result) if line not in first])
     )
     shown = table(result, html.escape).markdown()
@@ -394,7 +395,7 @@ def as_csv(result: Mapping[str, Any]) -> str:
         worst = row.get("worst") or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
         lines.append([*(trial.get(name) for name in COLUMNS), *whole, settings])
-    return terminal.as_csv(lines)
+    return rows_as_csv(lines)
 
 
 def figure(result: Mapping[str, Any]) -> Any:
