@@ -30,7 +30,7 @@ from shoal.data.cells import MISSING
 from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
-from shoal.files import replacing, write_atomically
+from shoal.files import read_bytes, replacing, write_atomically
 from shoal.trained import Trained
 from shoal.training.folder import check_output, files_of
 
@@ -219,7 +219,7 @@ def to_onnx(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
 
 def _session(path: Path) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
-    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(read_bytes(path, None), providers=["CPUExecutionProvider"])
 
 
 def _shapes(network: nn.Module, x: Any) -> Any:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import os
 import re
 import stat
+import struct
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, TextIO
 
 import yaml
 
@@ -20,6 +24,10 @@ from shoal.errors import InputError
 LARGEST = 2**30
 """Most bytes of a file that is read whole, such as a record, unless the caller allows more."""
 LARGEST_YAML = 2**20
+BOMB, SMALL = 200, 2**30
+"""Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
+LONGEST = 2**24
+"""Characters of a line of a text file."""
 DEEPEST = 100
 """Most levels of nesting in JSON or YAML from a file."""
 
@@ -32,7 +40,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """``path`` for reading bytes. A pipe or a device, on which reading could hang or never end, is refused.
 
     Raises InputError for those, and OSError where there is no such file or it may not be read.
@@ -57,6 +65,42 @@ def _check_regular(mode: int, path: str | Path) -> None:
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise InputError(f"{str(path)!r} is {kind}, not a regular file.")
+
+
+def open_text(path: str | Path, encoding: str = "utf-8-sig", errors: str = "strict") -> TextIO:
+    """``path`` for reading text, with line ends as they are, as :mod:`csv` wants it."""
+    return io.TextIOWrapper(open_regular(path), encoding, errors, newline="")
+
+
+def lines_of(file: TextIO, where: str | Path, most: float = math.inf) -> Iterator[str]:
+    """The rest of a text file. One with an endless line, or more than ``most`` characters, is refused."""
+    while line := file.readline(LONGEST):
+        most -= len(line)
+        if len(line) == LONGEST or most < 0:
+            what = (
+                "is far larger than it says" if most < 0 else f"has a line of {LONGEST:,} characters or more"
+            )
+            raise InputError(f"{str(where)!r} {what}; it is not read.")
+        yield line
+
+
+def check_expansion(path: str | Path, size: int | None = None) -> float:
+    """Refuses a packed file said to hold ``size`` bytes, far more than its own; gives the most it may."""
+    own = os.stat(path).st_size
+    most = max(SMALL, BOMB * own)
+    if size is not None and size > most:
+        raise InputError(f"{str(path)!r} says to hold {size:,} bytes, which is not believed of {own:,}.")
+    return most
+
+
+def check_zip(path: str | Path) -> None:
+    """Refuses a zip file, such as an ``.npz``, that would fill the memory; ValueError where it is none."""
+    check_regular(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            check_expansion(path, sum(member.file_size for member in file.infolist()))
+    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+        raise ValueError(str(error)) from error
 
 
 def read_bytes(path: str | Path, limit: int | None = LARGEST) -> bytes:
@@ -99,6 +143,11 @@ def _check_depth(content: Any) -> None:
         depth += 1
         if depth > DEEPEST:
             raise ValueError("it is nested too deeply")
+
+
+def dump_json(content: Any) -> bytes:
+    """For people to read too; bytes of a file's name that are no text become escapes, as JSON has them."""
+    return json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
 
 
 def read_yaml(path: str | Path) -> Any:

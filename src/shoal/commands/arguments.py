@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
 import re
 import sys
@@ -254,7 +253,7 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if "label" not in options or "domain" not in options or "columns" in options:
         return
     from shoal.data.own import check_table
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.report import columns
 
     path, names = Path(options["file"]), ("label", "domain", "group", "kinds", "decimal", "day_first", "task")
@@ -263,7 +262,7 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if not given.json:
         print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
     if folder is not None:
-        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
+        write_atomically(folder / "columns.json", dump_json(report))
 
 
 def _listed(names: Any) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -268,10 +267,12 @@ def _check_domains(each_step: int | None, where: Layout) -> None:
 
 def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
     """Refuses other runs than those of a plan that was written before."""
+    from shoal.files import read_json
+
     if not path.exists():
         return
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))
+        runs = read_json(path)
         if not isinstance(runs, list):
             raise TypeError("it holds no list")
         before = {run["identity"] for run in runs}
@@ -287,10 +288,10 @@ def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
 
 
 def write_plan(path: Path, configs: Sequence[RunConfig], store: Store, given: Any) -> None:
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
 
     content = [{"identity": c.identity, "config": c.to_dict()} for c in configs]
-    write_atomically(path, json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode())
+    write_atomically(path, dump_json(content))
     text = f"{_counted(configs, store, given)} Written to {path}."
     show({"plan": str(path), "runs": len(configs)}, text, given)
 
@@ -364,7 +365,7 @@ def _said(error: Exception) -> str:
 def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], given: Any) -> None:
     """Writes the results down and shows them."""
     from shoal.bench import compare
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.report import compare as view
 
     result = compare.results(configs, store.found(configs), criterion=given.criterion) | more
@@ -376,10 +377,10 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     contents = {
         "md": view.markdown(result),
         "csv": view.as_csv(result),
-        "json": json.dumps(result, ensure_ascii=False, indent=1),
+        "json": dump_json(result).decode(),
     }
     for ending, content in contents.items():
-        write_atomically(given.out / f"{name}.{ending}", content.encode())
+        write_atomically(given.out / f"{name}.{ending}", content.encode(errors="backslashreplace"))
     pictures = draw(lambda: view.figure(result), given.out / name)
     written = ", ".join(f"{name}.{ending}" for ending in contents)
     text = f"{view.text(result)}\n\nSaved in {given.out}: {written}."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import io
 import json
 import signal
@@ -23,7 +22,7 @@ from shoal.commands.arguments import (
 )
 from shoal.errors import InputError
 from shoal.files import replacing
-from shoal.terminal import clear_line
+from shoal.terminal import Csv, clear_line, exact
 
 if TYPE_CHECKING:
     from shoal.trained import Trained
@@ -52,6 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--proba", action="store_true", help="also the probability of every class")
     parser.add_argument(
         "--id", metavar="COLUMN", help="of a table: what to call rows (default: their number)"
+    )
+    parser.add_argument(
+        "--raw-csv",
+        action="store_true",
+        help="write names as they are; by default text that begins with = + - or @ and is no number gets an "
+        "apostrophe, since spreadsheets run it as a formula",
     )
     parser.add_argument("--column", metavar="COLUMN", help="of a table of texts: where they are")
     parser.add_argument(
@@ -99,7 +104,8 @@ def run(given: Any) -> None:
 def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterator[TextIO | None]:
     """A file that takes its name when all is in it; or the terminal's, where there is none."""
     if path is None:
-        yield None if machine else sys.stdout
+        with contextlib.nullcontext() if machine else exact(sys.stdout) as out:
+            yield out
         return
     try:
         # Names of files may be bytes that are not UTF-8; they come out as they are.
@@ -128,7 +134,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     columns = [given.id or _called(model), PREDICTION]
     wanted = classes if given.proba else ()
     titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
-    table = csv.writer(file, lineterminator="\n") if file is not None else None
+    table = Csv(file, raw=given.raw_csv) if file is not None else None
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     done, shown = 0, time.monotonic()
@@ -137,7 +143,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
         lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
         if table:
-            table.writerows([titles, *lines] if not done else lines)
+            table.write([titles, *lines] if not done else lines)
         else:
             rows += [_row(columns[0], line, wanted) for line in lines]
         counts.update(map(str, labels) if model.about.classes is not None else ())
@@ -150,6 +156,11 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         clear_line(sys.stderr)
     if not done:
         raise InputError("there is nothing to predict for: the input is empty.")
+    if table and table.marked:
+        reader.notes.append(
+            f"an apostrophe was put before {table.marked:,} cells that a spreadsheet would run as formulas; "
+            "--raw-csv writes them as they are."
+        )
     said = {
         "model": str(given.model),
         "predictions": done,

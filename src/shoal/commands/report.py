@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.commands.arguments import add_data_dir, count, in_data_dir
 from shoal.commands.showing import show
 from shoal.errors import InputError
+from shoal.files import read_json, read_text
 
 if TYPE_CHECKING:
     from shoal.report.groups import Kept, Run, Trouble
@@ -169,7 +170,7 @@ def _failed(folder: Path) -> list[Trouble]:
 
     found = []
     for path in sorted(folder.rglob("failed/*.txt")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
         last = (text.strip().splitlines() or [""])[-1]
         found.append(Trouble(f"Failed: {path}: {last[:200]}", text[-8000:]))
     return found
@@ -197,7 +198,7 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
     found = []
     for path in sorted(folder.rglob("compare-*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             lacks = {"dataset", "rows", "trials", "left_out", "seeds", "steps", "runs"} - set(content)
             if lacks:
                 raise KeyError(*sorted(lacks))
@@ -218,7 +219,7 @@ def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, A
     for folder in [path if path.is_dir() else path.parent for path in paths]:
         for path in sorted([*folder.rglob("columns.json"), *folder.rglob("inputs.json")]):
             try:
-                report = json.loads(path.read_text(encoding="utf-8"))
+                report = read_json(path)
                 if path.name == "inputs.json":
                     report = {"file": path.parent.name, "columns": report.get("columns_report") or []}
                 if lacks := [key for column in report["columns"] for key in COLUMN - set(column)]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @warnings_in_words()
 def run(given: Any) -> None:
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.scoring import score
     from shoal.training.folder import check_output, files_of
     from shoal.training.processes import pick_device
@@ -76,7 +75,7 @@ def run(given: Any) -> None:
     content, text = found.to_dict(), found.text()
     if path is not None:
         try:
-            write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1).encode())
+            write_atomically(path, dump_json(content))
         except OSError as error:
             raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
         text = f"{text}\n\nSaved in {path}."

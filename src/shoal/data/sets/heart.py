@@ -16,6 +16,7 @@ from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
 from shoal.data.splits import hold_out, leave_out
 from shoal.errors import InputError, unknown_name
+from shoal.files import lines_of, open_text
 from shoal.settings import Seed
 
 SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
@@ -130,8 +131,8 @@ def _scale(values: Table) -> tuple[float, float]:
 def read(path: Path) -> Table:
     """A hospital's patients, (n, 14), with NaN for what is missing."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as lines:
-            rows = csv.reader(lines)
+        with open_text(path, "utf-8", "replace") as lines:
+            rows = csv.reader(lines_of(lines, path))
             table = [_numbers(row, f"{str(path)!r}, line {rows.line_num}") for row in rows if row]
     except (OSError, csv.Error) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
