@@ -31,6 +31,7 @@ from torch.utils.data import Dataset
 from shoal.data.folders import SAY_WHERE
 from shoal.errors import InputError
 from shoal.files import write_atomically
+from shoal.vision import allow_torchvision
 
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
@@ -515,6 +516,7 @@ def load_tokenizer(name: str) -> Any:
 
 
 def need_transformers() -> None:
+    allow_torchvision()
     try:
         import transformers  # noqa: F401
     except ImportError:

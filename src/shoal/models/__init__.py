@@ -60,7 +60,10 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
         return maker
     if language.known(str(name)):  # timm has none of these, and takes seconds to say so
         return partial(language.build, str(name))
-    if backbones.known(name):
-        return partial(backbones.build, name)
     names = [*registry.names(), *language.NAMES]
-    raise InputError(f"{unknown_name('model', name, names)}{backbones.why_not()}")
+    try:
+        if backbones.known(name):
+            return partial(backbones.build, name)
+    except InputError as error:  # the cause before the list: most names are timm's
+        raise InputError(f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}.") from error
+    raise unknown_name("model", name, names)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, with which image datasets come normalised."""
@@ -18,23 +19,8 @@ CLASSIFIERS = ("fc.", "classifier.", "head.")
 
 
 def known(name: str) -> bool:
-    """Whether timm is there and has a model of this name."""
-    try:
-        import timm
-    except (ImportError, RuntimeError):
-        return False
-    return bool(timm.is_model(name))
-
-
-def why_not() -> str:
-    """Why timm's models cannot be had, if they cannot."""
-    try:
-        import timm  # noqa: F401
-    except ImportError:
-        return " timm's models need: pip install 'shoal[timm]'."
-    except RuntimeError as error:  # a torchvision that was made for another torch
-        return f" timm's models cannot be had: {(str(error).splitlines() or [''])[0]}."
-    return ""
+    """Whether timm has a model of this name; InputError where timm cannot be used."""
+    return bool(load_timm().is_model(name))
 
 
 def build(
@@ -54,8 +40,7 @@ def build(
             it: small batches of one domain would spoil them. Its scale and shift are trained.
         dropout: the share of features left out in training, before the head.
     """
-    import timm
-
+    timm = load_timm()
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
     if not 0 <= dropout < 1:
