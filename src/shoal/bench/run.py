@@ -27,7 +27,7 @@ from shoal.data.folders import VARIABLE
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import build
-from shoal.models.backbones import fitting
+from shoal.models.weights import fitting
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
@@ -148,8 +148,10 @@ def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
     found = load_weights(path)
     try:
-        model.load_state_dict(fitting(found, model) or found)
-    except RuntimeError as error:
+        model.load_state_dict(fitting(found, model))
+    except InputError as error:
+        raise InputError(f"the weights in {path!r} do not fit: {error}") from error
+    except RuntimeError as error:  # shapes
         first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
 

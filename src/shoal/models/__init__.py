@@ -16,7 +16,7 @@ from shoal.registry import Registry
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
-registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model", "language"}))
+registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model", "language", "weights"}))
 
 
 def build(

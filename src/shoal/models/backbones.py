@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -14,8 +11,6 @@ from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, with which image datasets come normalised."""
-CLASSIFIERS = ("fc.", "classifier.", "head.")
-"""What the last layer is called in other people's files."""
 
 
 def known(name: str) -> bool:
@@ -103,18 +98,3 @@ class Backbone(nn.Module):
             x = x * self.scale + self.shift
         features: Tensor = self.body(x)
         return features
-
-
-def fitting(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
-    """A bare backbone's weights, such as torchvision's or timm's, under the names they have in ``model``.
-
-    Its classifier is left out and the model's own head stays. ``None`` where the names do not fit.
-    """
-    if not isinstance(model, FeatureModel) or not isinstance(model.features, Backbone):
-        return None
-    own = model.state_dict()
-    found = {f"features.body.{k}": v for k, v in weights.items() if not k.startswith(CLASSIFIERS)}
-    body = {k for k in own if k.startswith("features.body.")}
-    if set(found) - body or {k for k in body - set(found) if not k.endswith("num_batches_tracked")}:
-        return None
-    return {**own, **found}
