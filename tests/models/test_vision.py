@@ -62,7 +62,9 @@ def test_torchvision_is_prepared_without_importing_it(found: str, operators: str
     if found:
         (tmp_path / "torchvision").mkdir()
         (tmp_path / "torchvision" / "__init__.py").write_text(found)
-    hide = "import importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda n: None\n" if not found else ""
+    hide = (
+        "import importlib.util as u\nfind = u.find_spec\nu.find_spec = lambda n: None\n" if not found else ""
+    )
     done = python(
         f"{hide}import logging, torch\n"
         "logging.basicConfig(level=logging.INFO)\n"

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from shoal import models
+from shoal.data.sets import registry
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
+from shoal.models import language
 from shoal.training.metrics import metric
 
 # torch.optim classes by the names used in configurations.
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 SCHEDULES = ("cosine", "linear")
+RATE = {False: 1e-3, True: 5e-5}
+"""The default learning rate, of random and of pretrained weights (which 1e-3 destroys)."""
+WARMUP, LONGEST_WARMUP = 0.05, 500
+"""The share of steps over which the learning rate of a pretrained model rises by default, and the most."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +57,8 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     schedule: str | None = None
-    """The learning rate's way to zero: ``cosine`` or ``linear``; ``step:0.96:1000`` multiplies it by 0.96
-    every 1,000 steps."""
+    """How the learning rate changes: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies it by
+    0.96 every 1,000 steps. With ``warmup:50`` it rises linearly over 50 steps; ``warmup:50,cosine`` is both."""
     average: str | None = None
     average_start: int | None = None
     on_nan: str = "stop"
@@ -70,8 +78,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
-        if self.schedule is not None and self.decay is None:
-            check_names("schedule", [self.schedule], SCHEDULES)
+        if self.after_warmup is not None and self.decay is None:
+            check_names("schedule", [self.after_warmup], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
         if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
@@ -100,9 +108,25 @@ class RunConfig:
             raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
 
     @property
+    def warmup(self) -> int:
+        """Over how many steps the learning rate rises to its full value."""
+        first = str(self.schedule).partition(",")[0]
+        kind, _, steps = first.partition(":")
+        if kind != "warmup":
+            return 0
+        if not (steps.isdecimal() and int(steps) > 0):
+            raise InputError(f"schedule={self.schedule!r}; a warm-up is warmup:STEPS, such as warmup:50.")
+        return int(steps)
+
+    @property
+    def after_warmup(self) -> str | None:
+        """The schedule without its warm-up."""
+        return (str(self.schedule).partition(",")[2] or None) if self.warmup else self.schedule
+
+    @property
     def decay(self) -> tuple[float, int] | None:
         """The factor and the number of steps of a schedule ``step:FACTOR:EVERY``."""
-        kind, *rest = str(self.schedule).split(":")
+        kind, *rest = str(self.after_warmup).split(":")
         if kind != "step":
             return None
         try:
@@ -143,6 +167,44 @@ class RunConfig:
         if missing := {"dataset", "algorithm", "steps"} - set(content):
             raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
         return cls(**content)
+
+
+def is_pretrained(config: RunConfig) -> bool:
+    """Whether a file's weights, timm's own or a text encoder's are trained on, and not frozen."""
+    if config.model_options.get("frozen"):
+        return False
+    if config.weights is not None or "pretrained" in config.model_options:
+        return bool(config.weights is not None or config.model_options["pretrained"])
+    option = inspect.signature(registry.module(config.dataset).load).parameters.get("tokenizer")
+    usual = config.data_options.get("tokenizer", option.default) if option else None
+    name = config.model or usual
+    return isinstance(name, str) and name not in models.registry.names() and language.known(name)
+
+
+def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
+    """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
+
+    A rate that is not given follows the model (:data:`RATE`); a pretrained one for which neither was given
+    is warmed up too. ``constant`` is no schedule.
+    """
+    pretrained, shown = is_pretrained(config), ""
+    rate = RATE[pretrained] if lr is None else lr
+    if lr is None and schedule is None and pretrained:
+        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
+        schedule = f"warmup:{steps}"
+    chosen = replace(
+        config,
+        optimizer_options={**config.optimizer_options, "lr": rate},
+        schedule=None if schedule == "constant" else schedule,
+    )
+    if lr is None and pretrained:
+        warm = f", with a warm-up of {_many(chosen.warmup)}" if chosen.warmup else ""
+        shown = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
+    return chosen, shown
+
+
+def _many(steps: int) -> str:
+    return f"{steps:,} step{'s' * (steps > 1)}"
 
 
 def read_file(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
+from shoal.bench.frozen import features_of
 from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
@@ -90,8 +92,11 @@ def prepare(
         seed=config.seed,
         **config.model_options,
     )
-    if config.weights and not begun:
+    frozen = bool(config.model_options.get("frozen"))
+    if config.weights and (frozen or not begun):
         start_from(model, config.weights)
+    if frozen:
+        data = replace(data, examples=features_of(data, model, where, bool(tell)))
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
     same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     if config.eval_splits is not None:
@@ -134,6 +139,8 @@ SAME = (
 def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
     if config.schedule is None:
         return None
+    if config.warmup:
+        return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_factor, config))
     if config.decay is not None:
         factor, every = config.decay
         return partial(torch.optim.lr_scheduler.StepLR, step_size=every, gamma=factor)
@@ -142,6 +149,17 @@ def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
     return partial(
         torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=config.steps
     )
+
+
+def _factor(config: RunConfig, step: int) -> float:
+    """By what the learning rate is multiplied at ``step``, from 0: a warm-up and what follows it."""
+    done = step / config.steps
+    factor = min(1.0, (step + 1) / config.warmup)
+    if config.decay is not None:
+        return factor * config.decay[0] ** (step // config.decay[1])
+    if config.after_warmup is None:
+        return factor
+    return factor * ((1 + math.cos(math.pi * done)) / 2 if config.after_warmup == "cosine" else 1 - done)
 
 
 def start_from(model: nn.Module, path: str) -> None:

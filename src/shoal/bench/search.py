@@ -17,6 +17,8 @@ Space = Mapping[str, Mapping[str, Any]]
 
 OPTIMIZER_SPACE: Space = {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}}
 """DomainBed's, for small images."""
+PRETRAINED_SPACE: Space = {"lr": {"default": 5e-5, "log10": [-5, -3.5]}}
+"""DomainBed's, for large images, whose models are pretrained."""
 
 RANGES = {"uniform": None, "log10": 10.0, "log2": 2.0}
 """Each from a lower to an upper end, with the base to which the number drawn is the exponent."""
@@ -33,16 +35,16 @@ class Candidate:
     optimizer_options: Mapping[str, Any]
 
 
-def candidates(algorithm: str, count: int, lr: float, seed: int = 0) -> list[Candidate]:
+def candidates(
+    algorithm: str, count: int, lr: float, seed: int = 0, rates: Space = OPTIMIZER_SPACE
+) -> list[Candidate]:
     """The defaults at the rate ``lr``, and ``count`` − 1 draws; a draw's rate is the same for all algorithms.
 
     A search with more candidates begins with those of a shorter one.
     """
     space = algorithm_class(algorithm).search_space
     check_space(space)
-    drawn = [
-        Candidate(n, draw(space, seed, n), draw(OPTIMIZER_SPACE, seed, n)) for n in range(1, max(1, count))
-    ]
+    drawn = [Candidate(n, draw(space, seed, n), draw(rates, seed, n)) for n in range(1, max(1, count))]
     return [Candidate(0, {}, {"lr": lr}), *drawn]
 
 

@@ -16,7 +16,9 @@ from shoal.registry import Registry
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
-registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model", "language", "weights"}))
+registry = Registry(
+    "model", "shoal.models", support=frozenset({"backbones", "feature_model", "language", "weights"})
+)
 
 
 def build(
@@ -65,5 +67,7 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
         if backbones.known(name):
             return partial(backbones.build, name)
     except InputError as error:  # the cause before the list: most names are timm's
-        raise InputError(f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}.") from error
+        raise InputError(
+            f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}."
+        ) from error
     raise unknown_name("model", name, names)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +27,7 @@ def build(
     *,
     pretrained: bool = False,
     freeze_batchnorm: bool = True,
+    frozen: bool = False,
     dropout: float = 0.0,
 ) -> FeatureModel:
     """timm's ``name`` without its classifier, and a linear head of our own.
@@ -33,6 +36,7 @@ def build(
         pretrained: with timm's weights, which it fetches and keeps; from a file see ``--weights``.
         freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training, as DomainBed has
             it: small batches of one domain would spoil them. Its scale and shift are trained.
+        frozen: only the head is trained, on features of the images as they are evaluated.
         dropout: the share of features left out in training, before the head.
     """
     timm = load_timm()
@@ -48,7 +52,7 @@ def build(
             f"the weights of {name!r} cannot be had ({first}); give a file in --weights."
         ) from error
     config = timm.data.resolve_model_data_config(body)
-    features = Backbone(body, freeze_batchnorm, config["mean"], config["std"])
+    features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
     head = linear_head(_width(name, features, input_shape), classes)
     return FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
 
@@ -98,3 +102,19 @@ class Backbone(nn.Module):
             x = x * self.scale + self.shift
         features: Tensor = self.body(x)
         return features
+
+
+class Frozen(Backbone):
+    """A backbone that is not trained. Beside images (B, c, h, w) it takes their features (B, d), as they are:
+    so the same model trains its head on features that were computed once, and predicts from images."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        nn.Module.train(self, False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.dim() == 2 else super().forward(x)

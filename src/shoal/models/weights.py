@@ -14,8 +14,11 @@ from shoal.errors import InputError
 from shoal.models.backbones import Backbone
 from shoal.models.feature_model import FeatureModel
 
-SAME = r"resnet\d+|resnext\d+_\d+x\d+d|wide_resnet\d+_2|densenet\d+|vgg\d+(_bn)?|inception_v3|efficientnet_b[0-7]"
-SAME += "|convnext_(tiny|small|base|large)"
+SAME = (
+    r"resnet(18|34|50|101|152)|resnext(50_32x4d|101_32x8d|101_64x4d)|wide_resnet(50|101)_2"
+    r"|densenet(121|161|169|201)|vgg(11|13|16|19)(_bn)?|inception_v3|efficientnet_b[0-7]"
+    r"|convnext_(tiny|small|base|large)"
+)
 """Models that timm and torchvision call by the same name."""
 OTHERS = {
     "mobilenetv2_100": "mobilenet_v2",
@@ -65,7 +68,7 @@ def torchvision_name(name: str) -> str | None:
 
 
 def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """``weights`` under the names and in the shapes that they have in ``model``; InputError if they do not fit.
+    """``weights`` under the names and in the shapes of ``model``; InputError where they do not fit.
 
     They are the whole model's, or those of timm's backbone under timm's or torchvision's names, with anything
     in front of the names. Then the classifier in the file is not used, and the model keeps its own head.
@@ -113,7 +116,7 @@ def _under_prefix(
 def _classifiers(body: nn.Module) -> tuple[str, ...]:
     """How the names of timm's classifier begin."""
     names = getattr(body, "pretrained_cfg", {}).get("classifier") or ()
-    return tuple(f"{name}." for name in ([names] if isinstance(names, str) else names)) + ("AuxLogits.",)
+    return (*(f"{name}." for name in ([names] if isinstance(names, str) else names)), "AuxLogits.")
 
 
 def _of_torchvision(weights: Mapping[str, Tensor], name: str, body: nn.Module) -> dict[str, Tensor] | None:
@@ -180,7 +183,7 @@ def _fold_normalisation(found: dict[str, Tensor], features: Backbone) -> None:
     """
     if not features.normalising:
         return
-    name = features.body.pretrained_cfg["first_conv"]  # type: ignore[union-attr, index]
+    name = features.body.pretrained_cfg["first_conv"]  # type: ignore[index]
     weight, scale, shift = found[f"{name}.weight"], features.scale, features.shift
     found[f"{name}.weight"] = weight / scale
     found[f"{name}.bias"] = found[f"{name}.bias"] - (weight / scale * shift).sum((1, 2, 3))
@@ -211,7 +214,7 @@ def _differences(needed: Iterable[str], there: Iterable[str]) -> tuple[list[str]
 def _misfit(model: nn.Module, own: Iterable[str], weights: Mapping[str, Tensor]) -> InputError:
     name = (getattr(model, "recipe", None) or {}).get("name", type(model).__name__)
     needed = [k for k in own if not k.endswith(DERIVED)]
-    lacking, unknown = _differences(needed, weights)
+    lacking, unknown = _differences(needed, [k for k in weights if not k.endswith(DERIVED)])
     text = f"the {len(weights):,} tensors are not those of model {name!r}"
     text += f"; it needs {_some(lacking)}" if lacking else ""
     text += f"; the file has {_some(unknown)}" if unknown else ""

@@ -19,7 +19,7 @@ DOMAINS = tuple(COLOUR_NOISE)
 
 
 def load(
-    *, test: str = "-90%", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+    *, test: str | list[str] = "-90%", seed: int = 0, folder: str | None = None, per_domain: int | None = None
 ) -> DomainData:
     """Shuffle MNIST, deal it to three domains and colour it, as DomainBed does.
 

@@ -19,7 +19,7 @@ DOMAINS = tuple(ANGLES)
 
 
 def load(
-    *, test: str = "75°", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+    *, test: str | list[str] = "75°", seed: int = 0, folder: str | None = None, per_domain: int | None = None
 ) -> DomainData:
     """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
 
