@@ -21,11 +21,11 @@ import numpy as np
 
 from shoal.algorithms import algorithm_class
 from shoal.bench import baselines
-from shoal.bench.config import RunConfig, is_pretrained
+from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord
 from shoal.bench.results import spread
 from shoal.bench.run import prepare
-from shoal.bench.search import OPTIMIZER_SPACE, PRETRAINED_SPACE, candidates
+from shoal.bench.search import OPTIMIZER_SPACE, PRETRAINED_SPACE, candidates, is_pretrained
 from shoal.bench.selection import lower_is_better
 from shoal.data import sets
 from shoal.data.batch import DomainData

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from shoal import models
-from shoal.data.sets import registry
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
-from shoal.models import language
 from shoal.training.metrics import metric
 
 # torch.optim classes by the names used in configurations.
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 SCHEDULES = ("cosine", "linear")
-RATE = {False: 1e-3, True: 5e-5}
-"""The default learning rate, of random and of pretrained weights (which 1e-3 destroys)."""
-WARMUP, LONGEST_WARMUP = 0.05, 500
-"""The share of steps over which the learning rate of a pretrained model rises by default, and the most."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class RunConfig:
     accumulate: int = 1
     schedule: str | None = None
     """How the learning rate changes: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies it by
-    0.96 every 1,000 steps. With ``warmup:50`` it rises linearly over 50 steps; ``warmup:50,cosine`` is both."""
+    0.96 every 1,000 steps. It rises linearly over 50 steps with ``warmup:50`` or ``warmup:50,cosine``."""
     average: str | None = None
     average_start: int | None = None
     on_nan: str = "stop"
@@ -167,44 +159,6 @@ class RunConfig:
         if missing := {"dataset", "algorithm", "steps"} - set(content):
             raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
         return cls(**content)
-
-
-def is_pretrained(config: RunConfig) -> bool:
-    """Whether a file's weights, timm's own or a text encoder's are trained on, and not frozen."""
-    if config.model_options.get("frozen"):
-        return False
-    if config.weights is not None or "pretrained" in config.model_options:
-        return bool(config.weights is not None or config.model_options["pretrained"])
-    option = inspect.signature(registry.module(config.dataset).load).parameters.get("tokenizer")
-    usual = config.data_options.get("tokenizer", option.default) if option else None
-    name = config.model or usual
-    return isinstance(name, str) and name not in models.registry.names() and language.known(name)
-
-
-def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
-    """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
-
-    A rate that is not given follows the model (:data:`RATE`); a pretrained one for which neither was given
-    is warmed up too. ``constant`` is no schedule.
-    """
-    pretrained, shown = is_pretrained(config), ""
-    rate = RATE[pretrained] if lr is None else lr
-    if lr is None and schedule is None and pretrained:
-        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
-        schedule = f"warmup:{steps}"
-    chosen = replace(
-        config,
-        optimizer_options={**config.optimizer_options, "lr": rate},
-        schedule=None if schedule == "constant" else schedule,
-    )
-    if lr is None and pretrained:
-        warm = f", with a warm-up of {_many(chosen.warmup)}" if chosen.warmup else ""
-        shown = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
-    return chosen, shown
-
-
-def _many(steps: int) -> str:
-    return f"{steps:,} step{'s' * (steps > 1)}"
 
 
 def read_file(folder: Path) -> dict[str, Any]:

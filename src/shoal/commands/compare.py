@@ -193,7 +193,8 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
     domains that are ``excluded`` from being held out, and those held out whose score says little."""
     from shoal.algorithms import registry
     from shoal.bench import baselines, compare
-    from shoal.bench.config import RunConfig, with_rate
+    from shoal.bench.config import RunConfig
+    from shoal.bench.search import with_rate
     from shoal.data import sets
     from shoal.data.sampler import Draw
 

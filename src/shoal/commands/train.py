@@ -247,7 +247,8 @@ def _data(given: Any) -> tuple[str, dict[str, Any]]:
 
 def configuration(given: Any) -> RunConfig:
     from shoal.bench.baselines import SPACES
-    from shoal.bench.config import RunConfig, with_rate
+    from shoal.bench.config import RunConfig
+    from shoal.bench.search import with_rate
 
     given.algorithm = given.algorithm.lower().replace("_", "-")
     if given.algorithm in SPACES:

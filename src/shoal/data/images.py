@@ -333,7 +333,7 @@ def load_published(
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
-    """``test`` (a domain or several) held out, and a fifth of every other for validation, under the same name.
+    """``test`` (a domain or several) held out, and a fifth of every other for validation under its name.
 
     ``[]`` holds none out, for a model that is to be used.
     """
