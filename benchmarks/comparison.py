@@ -40,12 +40,12 @@ SPRITES = [
 COMPARISONS: dict[str, list[list[str]]] = {
     "heart": [["heart", *ALL, "--seeds", "5", "--search", "3", "--steps", "300", "--batch", "32"]],
     "digits": [
-        ["coloured-digits", "--leave-out=-90%", *DIGITS],
-        ["rotated-digits", "--leave-out", "75°", *DIGITS],
+        ["coloured-digits", "--held-out=-90%", *DIGITS],
+        ["rotated-digits", "--held-out", "75°", *DIGITS],
     ],
     "mnist": [
-        ["coloured-mnist", "--leave-out=-90%", "--algorithms", *SIXTEEN, *MNIST],
-        ["rotated-mnist", "--leave-out", "0°", "--algorithms", *SIXTEEN, "fish:regrouped", *MNIST],
+        ["coloured-mnist", "--held-out=-90%", "--algorithms", *SIXTEEN, *MNIST],
+        ["rotated-mnist", "--held-out", "0°", "--algorithms", *SIXTEEN, "fish:regrouped", *MNIST],
     ],
     "cdsprites": [["cdsprites", *SPRITES]],
 }

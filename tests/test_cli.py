@@ -1060,7 +1060,7 @@ class TestDataDir:
         several = ["--seeds", "2", "--at-once", "2", "--data-dir", str(data)]
         assert self.typed(*self.HEART, *several) == 0
         assert "over 2 seeds" in capsys.readouterr().out
-        few = ["--algorithms", "erm", "--leave-out", "va", "--seeds", "1", "--search", "1", "--steps", "2"]
+        few = ["--algorithms", "erm", "--held-out", "va", "--seeds", "1", "--search", "1", "--steps", "2"]
         compare = ["compare", "heart", *few, "--at-once", "1", "--device", "cpu"]
         assert self.typed(*compare, "--data-dir", str(data)) == 0
         assert self.typed(*compare) == 2

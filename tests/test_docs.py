@@ -29,7 +29,7 @@ TYPED = ("", "console")
 """Languages of blocks with commands: those of consoles are run, the others read."""
 CHEAPER = {
     "diagnose": "--examples 200 --steps 5 --device cpu",
-    "compare": "--algorithms erm fish --seeds 1 --search 1 --steps 5 --leave-out va --no-baselines",
+    "compare": "--algorithms erm fish --seeds 1 --search 1 --steps 5 --held-out va --no-baselines",
     "train": "--steps 10 --device cpu",
 }
 """What a test adds to a command of the tutorial; a later option counts."""
@@ -168,5 +168,5 @@ def test_site_builds_without_warnings_and_loads_nothing(tmp_path: Path) -> None:
         assert not re.search(r":(?:class|func|meth|mod|data|attr):<code>", html), name
     assert "Domain generalization" in pages["index.html"]
     assert "Fish" in pages["reference/optim.html"]
-    assert "--leave-out" in pages["reference/cli.html"]
+    assert "--held-out" in pages["reference/cli.html"]
     assert "plain loop" in pages["files/examples/plain_loop.py.html"]

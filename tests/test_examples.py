@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import shoal
 from shoal.data import Domains
+from shoal.vision import allow_torchvision
 
 # Lightning's warnings are of its own kinds. The process that gets them from xdist's workers would have to
 # import Lightning, which fails where torchvision does not fit torch.
@@ -29,8 +30,7 @@ EXAMPLES = ROOT / "examples"
 @pytest.fixture(scope="module", autouse=True)
 def on_the_path() -> Any:
     """Examples find hospitals.py beside them; what they import finds torchvision as tests can have it."""
-    import shim.sitecustomize  # noqa: F401
-
+    allow_torchvision()
     sys.path.insert(0, str(EXAMPLES))
     yield
     sys.path.remove(str(EXAMPLES))
@@ -327,7 +327,8 @@ def test_accelerate_can_split_batches_itself() -> None:
 TOGETHER = """
 import sys
 sys.path[:0] = sys.argv[3:]
-import shim.sitecustomize
+from shoal.vision import allow_torchvision
+allow_torchvision()
 import torch
 from importlib import import_module
 from hospitals import difference, network, ours

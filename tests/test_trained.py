@@ -35,6 +35,7 @@ from shoal.errors import InputError
 from shoal.export import export
 from shoal.trained import train_command
 from shoal.training.card import escaped
+from shoal.vision import allow_torchvision
 
 SITES = ("oslo", "<script>alert(1)</script>", "li|ma")
 CLASSES = ("1", "no *way*")
@@ -477,7 +478,6 @@ def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def text_model(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
-    import shim.sitecustomize  # noqa: F401
     from shoal.data.fake_text import fake_amazon
 
     with pytest.MonkeyPatch.context() as patch:
@@ -541,9 +541,7 @@ def test_an_encoder_that_is_not_here_is_not_fetched(text_model: Path, tmp_path: 
 
 
 def test_published_weights_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import shim.sitecustomize  # noqa: F401
-
-    pytest.importorskip("torchvision")
+    allow_torchvision()
     timm = pytest.importorskip("timm")
     build = shoal.models.build
     model = build("resnet18", input_shape=(3, 32, 32), classes=2, seed=3)

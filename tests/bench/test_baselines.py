@@ -202,7 +202,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for n, (a, c, r) in enumerate(zip(age, colour, risk, strict=True))
     ]
     Path("t.csv").write_text("\n".join(["age,colour,site,ill,risk", *lines]))
-    return ["--dataset", "t.csv", "--domain", "site", "--leave-out", "b"]
+    return ["--dataset", "t.csv", "--domain", "site", "--held-out", "b"]
 
 
 @pytest.mark.parametrize(

@@ -514,7 +514,7 @@ class TestReport:
 
 SMALL = ["--algorithms", "erm", "fish", "--seeds", "2", "--search", "2", "--steps", "4", "--batch", "8"]
 SMALL += ["--device", "cpu", "--at-once", "1"]
-TINY = ["compare", "rotated-digits", "--leave-out", "75°", *SMALL]
+TINY = ["compare", "rotated-digits", "--held-out", "75°", *SMALL]
 
 
 @pytest.fixture
@@ -575,7 +575,7 @@ class TestCommand:
             assert set(scores["train"]["domains"]) == set("abc") - set(scores["test"]["domains"])
 
     def test_a_control_is_a_row(self, capsys: Captured) -> None:
-        given = ["compare", "rotated-digits", "--leave-out", "75°", "--seeds", "1", "--search", "1"]
+        given = ["compare", "rotated-digits", "--held-out", "75°", "--seeds", "1", "--search", "1"]
         given += ["--steps", "4", "--batch", "8", "--device", "cpu", "--at-once", "1", "--json"]
         assert main([*given, "--algorithms", "fish", "fish:regrouped"]) == 0
         rows = {r["algorithm"]: r["average"]["mean"] for r in json.loads(capsys.readouterr().out)["rows"]}
@@ -614,7 +614,7 @@ class TestCommand:
             (["--algorithms", "erm", "fsh"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
             (["--algorithms", "fish:regruped"], "unknown draw 'regruped'. Did you mean 'regrouped'"),
             (["--algorithms", "fsh:regrouped"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
-            (["--leave-out", "75"], "domain to hold out: '75'. Did you mean '75°'"),
+            (["--held-out", "75"], "domain to hold out: '75'. Did you mean '75°'"),
             (["--data", "seeed=1"], "'seeed'. Did you mean 'seed'"),
             (["--data", "test=0°"], "name them in --held-out"),
             (["--optimizer", "adm"], "Did you mean 'adam'"),
@@ -638,7 +638,7 @@ class TestCommand:
     def test_a_name_with_a_dash_in_front(self, capsys: Captured) -> None:
         arguments = ["compare", "coloured-digits", "--algorithms", "erm", "--seeds", "1", "--search", "1"]
         arguments += ["--plan", "--json", "--device", "cpu"]
-        assert main([*arguments, "--leave-out=-90%", "--leave-out=+80%"]) == 0
+        assert main([*arguments, "--held-out=-90%", "--held-out=+80%"]) == 0
         assert json.loads(capsys.readouterr().out)["runs"] == 2
 
     def test_an_unknown_dataset(self, capsys: Captured) -> None:
@@ -647,7 +647,7 @@ class TestCommand:
 
     def test_errors_have_no_percent(self, made: Any, capsys: Captured) -> None:
         name = made(False, {}, ("a", "b", "c"), classes=None)
-        assert main(["compare", name, *SMALL, "--search", "1", "--leave-out", "a", "b"]) == 0
+        assert main(["compare", name, *SMALL, "--search", "1", "--held-out", "a", "b"]) == 0
         shown = capsys.readouterr()
         assert "erm, held out: a, seed 0: mse " in shown.err
         assert "%" not in shown.err
@@ -659,7 +659,7 @@ class TestCommand:
     ) -> None:
         monkeypatch.setattr(algorithm_class("fish"), "regression", False)
         name = made(False, {}, ("a", "b", "c"), classes=None)
-        arguments = ["compare", name, *SMALL, "--search", "1", "--leave-out", "a"]
+        arguments = ["compare", name, *SMALL, "--search", "1", "--held-out", "a"]
         assert main(arguments) == 0
         shown = capsys.readouterr()
         assert "fish is not compared: needs classes." in shown.err

@@ -247,7 +247,7 @@ class TestCommand:
         said = capsys.readouterr().out
         assert "with the hyperparameters chosen in 4 of 4 splits" in said
         command = next(line for line in said.splitlines() if line.startswith("  shoal train "))
-        assert " --dataset patients.csv --label ill --domain site --leave-out none " in command
+        assert " --dataset patients.csv --label ill --domain site --held-out none " in command
         folder = command.split()[-1]
         for following in (f"  shoal predict {folder} NEW.csv", f"  shoal export {folder}"):
             assert following in said.splitlines()
@@ -272,7 +272,7 @@ class TestCommand:
         assert compare.usual_settings([one, other], trials, "erm") is None
 
     def test_a_changed_file_is_run_anew(self, capsys: Captured) -> None:
-        few = [*self.GIVEN, "--no-baselines", "--leave-out", "oslo"]
+        few = [*self.GIVEN, "--no-baselines", "--held-out", "oslo"]
         assert main(few) == 0
         with Path("patients.csv").open("a") as file:
             file.write("\n48.5,red,lima,no")
@@ -291,7 +291,7 @@ class TestCommand:
         def full(*given: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        few = [*self.GIVEN, "--leave-out", "oslo"]
+        few = [*self.GIVEN, "--held-out", "oslo"]
         for where in (Store, "shoal.files.write_atomically"):
             with monkeypatch.context() as patch:
                 patch.setattr(where, "save", full) if where is Store else patch.setattr(str(where), full)
@@ -302,7 +302,7 @@ class TestCommand:
 
     def test_without_scikit_learn(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install scikit-learn")
-        assert main([*self.GIVEN, "--leave-out", "oslo"]) == 0
+        assert main([*self.GIVEN, "--held-out", "oslo"]) == 0
         shown = capsys.readouterr()
         for name in ("gradient-boosting", "logistic-regression"):
             assert f"{name} is not compared: needs scikit-learn" in shown.err
@@ -319,7 +319,7 @@ class TestCommand:
             return usual(config)
 
         monkeypatch.setattr(baselines, "run", run_or_fail)
-        assert main([*self.GIVEN, "--leave-out", "oslo"]) == 0
+        assert main([*self.GIVEN, "--held-out", "oslo"]) == 0
         assert "A run of gradient-boosting failed: RuntimeError: out of memory" in capsys.readouterr().out
 
     def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,7 +339,7 @@ class TestCommand:
     def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:
         table(Path("risk.csv"), label="risk")
         given = ["compare", "risk.csv", "--label", "risk", "--domain", "site", *SMALL]
-        assert main([*given, "--leave-out", "oslo"]) == 0
+        assert main([*given, "--held-out", "oslo"]) == 0
         shown = capsys.readouterr()
         assert "so it is a quantity: regression." in shown.err
         assert "ridge-regression" in shown.out
@@ -347,7 +347,7 @@ class TestCommand:
         assert "Mse (lower is better)" in shown.out
 
     def test_auc_may_select(self, capsys: Captured) -> None:
-        assert main([*self.GIVEN, "--leave-out", "oslo", "--metric", "auc", "--json"]) == 0
+        assert main([*self.GIVEN, "--held-out", "oslo", "--metric", "auc", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
         assert (found["metric"], found["lower_is_better"]) == ("AUC", False)
         assert all(list(r["also"]) == ["accuracy"] for r in found["rows"])
@@ -376,7 +376,7 @@ class TestCommand:
         assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 0)
         assert Path("shoal-compare/pets/compare-image-folder.json").exists()
         train = ["train", "erm", "--dataset", "pets", "--data", "size=8", "--steps", "2", "--device", "cpu"]
-        assert main([*train, "--leave-out", "none", "--json"]) == 0
+        assert main([*train, "--held-out", "none", "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert {name: list(s["domains"]) for name, s in scores.items()} == {
             "train": ["in", "out"],
@@ -388,7 +388,7 @@ class TestCommand:
         named = [f"p{n},{line}" if n else f"name,{line}" for n, line in enumerate(lines)]
         Path("named.csv").write_text("\n".join(named))
         given = ["compare", "named.csv", "--label", "ill", "--domain", "site", *SMALL, "--no-baselines"]
-        assert main([*given, "--leave-out", "oslo"]) == 0
+        assert main([*given, "--held-out", "oslo"]) == 0
         said = capsys.readouterr().err
         assert said.count("column 'name': not used, as it is different in (almost) every row") == 1
         assert "UserWarning" not in said
@@ -404,7 +404,7 @@ class TestCommand:
         told = json.dumps(json.loads(capsys.readouterr().out))
         assert "shoal compare patients.csv --label ill --domain site --drop colour" in told
         train = ["train", "fish", "--dataset", "patients.csv", "--label", "ill", "--domain", "site"]
-        train += ["--steps", "3", "--device", "cpu", "--leave-out", "lima"]
+        train += ["--steps", "3", "--device", "cpu", "--held-out", "lima"]
         assert main([*train, "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert list(scores["test"]["domains"]) == ["lima"]

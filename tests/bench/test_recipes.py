@@ -18,7 +18,6 @@ from shoal.data.fake import WILDS, maker
 from shoal.data.sets import load
 from shoal.errors import InputError
 
-SHIM = Path(__file__).parents[1] / "shim"  # processes of their own need it to import transformers
 TEXT = ("civilcomments", "amazon")
 SMALL = Changes(epochs=1, seeds=1)
 
@@ -173,7 +172,6 @@ def test_from_files_to_a_table(
     """Train ERM and, from a warm start, Fish; select, predict; score what was predicted again; ablate."""
     if dataset in TEXT:
         pytest.importorskip("transformers")
-        monkeypatch.setenv("PYTHONPATH", str(SHIM))
         tiny = str(data / "tiny-bert")
         options = ["--model", tiny, "--data", f"tokenizer={tiny}", "max_tokens=16"]
     else:

@@ -324,8 +324,6 @@ def test_wilds_recipes(dataset: str, wilds: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     given = ["--model", "small-cnn", "--data", "size=16"]
     if dataset in ("civilcomments", "amazon"):
-        import shim.sitecustomize  # noqa: F401 (transformers imports torchvision)
-
         pytest.importorskip("transformers")
         tiny = str(wilds / "tiny-bert")
         given = ["--model", tiny, "--data", f"tokenizer={tiny}", "max_tokens=16"]

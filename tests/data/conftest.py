@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from shoal.vision import allow_torchvision
+
 
 def stub(name: str, **contents: Any) -> None:
     """An imitation of a module, where it is not installed."""
@@ -31,8 +33,7 @@ def scatter(src: torch.Tensor, index: torch.Tensor, dim_size: int, reduce: str) 
 def wilds_package() -> Any:
     """`wilds`, whose import neither asks the network for a newer version nor needs torch_scatter."""
     pytest.importorskip("pandas")
-    import shim.sitecustomize  # noqa: F401
-
+    allow_torchvision()
     sys.modules["outdated"] = ModuleType("outdated")  # has no check_outdated: no check
     stub("torch_scatter", scatter=scatter)
     stub("pytz", UTC=datetime.UTC)

@@ -570,8 +570,6 @@ class TestOtherSources:
         assert self.fitted(data).scores("test").names == ("out",)
 
     def test_hugging_face_text(self, tmp_path: Path) -> None:
-        import shim.sitecustomize  # noqa: F401
-
         hub = pytest.importorskip("datasets")
         pytest.importorskip("transformers")
         fake_tokenizer(tmp_path)

@@ -13,7 +13,8 @@ import shoal
 from shoal.bench.run import start_from
 from shoal.errors import InputError
 from shoal.models import FeatureModel, build
-from shoal.models.backbones import DEVIATION, MEAN, Backbone, fitting
+from shoal.models.backbones import DEVIATION, MEAN, Backbone
+from shoal.models.weights import OTHERS, fitting, torchvision_name
 
 pytestmark = pytest.mark.usefixtures("timm")
 SMALL = (3, 32, 32)
@@ -95,43 +96,141 @@ def test_images_come_to_each_model_as_it_wants_them() -> None:
     assert torch.equal(Backbone(body, False, MEAN, DEVIATION)(given), given.flatten(1))
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet121"])
-def test_takes_the_weights_of_a_bare_backbone(name: str) -> None:
-    """Under the names they have in torchvision, whose ResNet and DenseNet timm follows."""
-    import torchvision
+def torchvision_model(name: str) -> nn.Module:
+    """With random weights and statistics, under which outputs depend on the image, unlike under its own."""
+    from torchvision.models import get_model
 
-    theirs = getattr(torchvision.models, name)(num_classes=7)
-    model = made(name)
+    options: Any = {"init_weights": False, "transform_input": True} if name == "inception_v3" else {}
+    draw = torch.Generator().manual_seed(0)
+    model = get_model(name, weights=None, **options).eval()
+    for key, value in model.state_dict().items():
+        if key.endswith("running_var") or ("layer_scale" in key):
+            value.uniform_(0.5, 1.5, generator=draw)
+        elif value.is_floating_point() and value.dim() > 1:
+            value.normal_(0, 1.4 / max(1, value[0].numel()) ** 0.5, generator=draw)
+        elif value.is_floating_point():
+            value.normal_(float(key.endswith("weight")), 0.1, generator=draw)
+    return model
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("mobilenetv2_100", 64),
+        ("mobilenetv3_small_100", 64),
+        ("mobilenetv3_large_100", 64),
+        ("efficientnet_b0", 64),
+        ("mnasnet_050", 64),
+        ("resnet18", 64),
+        ("densenet121", 64),
+        ("convnext_tiny", 64),
+        ("regnetx_004_tv", 64),
+        ("regnety_004", 64),
+        pytest.param("resnext50_32x4d", 64, marks=SLOW),
+        pytest.param("wide_resnet50_2", 64, marks=SLOW),
+        pytest.param("efficientnetv2_s", 64, marks=SLOW),
+        pytest.param("regnety_008_tv", 64, marks=SLOW),
+        pytest.param("regnety_080_tv", 64, marks=SLOW),
+        pytest.param("vgg11", 224, marks=SLOW),
+        pytest.param("vgg11_bn", 224, marks=SLOW),
+        pytest.param("inception_v3", 128, marks=SLOW),
+        pytest.param("vit_base_patch32_224", 224, marks=SLOW),
+        pytest.param("swin_tiny_patch4_window7_224", 224, marks=SLOW),
+    ],
+)
+def test_takes_the_weights_of_torchvision(name: str, size: int) -> None:
+    """Of each family: the features that torchvision's own model computes, and a head that stays."""
+    theirs = torchvision_model(torchvision_name(name) or "").double()
+    model = made(name, (3, size, size)).double()
     head = model.head.weight.clone()
-    found = fitting(theirs.state_dict(), model)
-    assert found is not None
-    model.load_state_dict(found)
+    # In no order, as in a safetensors file, and behind a prefix.
+    shuffled = sorted(theirs.state_dict().items(), key=lambda pair: pair[0][::-1])
+    model.load_state_dict(fitting({f"module.{k}": v for k, v in shuffled}, model))
     assert torch.equal(model.head.weight, head)
-    last = "fc" if name == "resnet18" else "classifier"
-    setattr(theirs, last, nn.Identity())
-    x = torch.randn(2, *SMALL)
-    torch.testing.assert_close(model.eval().features(x), theirs.eval()(x))
+    for last in ("fc", "classifier", "head", "heads"):
+        if isinstance(layer := getattr(theirs, last, None), nn.Sequential):
+            layer[-1] = nn.Identity()
+        elif layer is not None:
+            setattr(theirs, last, nn.Identity())
+    x = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        ours, wanted = model.eval().features(x), theirs(x)
+    scale = wanted.abs().max()
+    assert (wanted[0] - wanted[1]).abs().max() > 1e-3 * scale  # else nothing would be shown
+    assert (ours - wanted).abs().max() < 1e-6 * scale
+
+
+def test_every_name_of_torchvision_is_one() -> None:
+    from timm import is_model
+    from torchvision.models import list_models
+
+    known = list_models()
+    same = [name for name in known if torchvision_name(name) == name]
+    assert {"resnet50", "convnext_base", "vgg19_bn", "inception_v3", "efficientnet_b7"} <= set(same)
+    assert all(is_model(name) for name in (*same, *OTHERS))
+    assert set(OTHERS.values()) <= set(known)
+    assert torchvision_name("resnet50.tv_in1k") == "resnet50"
+    for other in ("resnet50d", "resnet26", "swinv2_tiny_window8_256", "regnety_008", "small-cnn"):
+        assert torchvision_name(other) is None
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "backbone.", "encoder.", "model.backbone."])
+def test_takes_timms_names_behind_a_prefix(prefix: str) -> None:
+    theirs, model = made("mobilenetv2_035", classes=9), made("mobilenetv2_035")
+    start = torch.randn_like(theirs.features.body.conv_stem.weight)
+    theirs.features.body.conv_stem.weight.data = start
+    weights = {f"{prefix}{k}": v for k, v in theirs.features.body.state_dict().items()}
+    weights[f"{prefix}classifier.weight"] = torch.zeros(1000, 1280)
+    if prefix:
+        weights["head.bias"] = torch.zeros(9)  # a model around the backbone
+    model.load_state_dict(fitting(weights, model))
+    assert torch.equal(model.features.body.conv_stem.weight, start)
+
+
+@pytest.mark.parametrize("channels", [1, 8])
+def test_another_number_of_channels(channels: int) -> None:
+    """As timm adapts its own: summed for grey images, else repeated and scaled by 3 / channels."""
+    from torchvision.models import resnet18
+
+    theirs, model = resnet18().state_dict(), made(shape=(channels, 32, 32))
+    with pytest.warns(UserWarning, match=f"3 channels and the images have {channels}"):
+        model.load_state_dict(fitting(theirs, model))
+    weight, first = theirs["conv1.weight"], model.features.body.conv1.weight
+    wanted = weight.sum(1, keepdim=True) if channels == 1 else weight.repeat(1, 3, 1, 1)[:, :8] * 3 / 8
+    torch.testing.assert_close(first.detach(), wanted)
 
 
 def test_a_file_of_torchvision_is_a_start(tmp_path: Path) -> None:
     import torchvision
 
-    theirs = torchvision.models.resnet18()
-    torch.save(theirs.state_dict(), tmp_path / "resnet18.pth")
-    model = made()
-    start_from(model, str(tmp_path / "resnet18.pth"))
-    assert torch.equal(model.features.body.layer4[1].conv2.weight, theirs.layer4[1].conv2.weight)
-    with pytest.raises(InputError, match="do not fit the model"):
-        start_from(made("densenet121"), str(tmp_path / "resnet18.pth"))
+    theirs = torchvision.models.mobilenet_v2()
+    torch.save({"state_dict": theirs.state_dict()}, tmp_path / "mobilenet.pth")
+    model = made("mobilenetv2_100")
+    start_from(model, str(tmp_path / "mobilenet.pth"))
+    assert torch.equal(model.features.body.conv_head.weight, theirs.features[18][0].weight)
+    for other in ("densenet121", "resnet50d", "small-cnn"):
+        with pytest.raises(InputError, match=f"not those of model '{other}'") as error:
+            start_from(made(other), str(tmp_path / "mobilenet.pth"))
+        assert "mobilenet.pth" in str(error.value)
+        assert len(str(error.value).splitlines()) <= 3
+        assert len(str(error.value)) < 600
 
 
 def test_weights_that_do_not_fit_are_not_bent() -> None:
     model = made()
     weights = dict(model.features.body.state_dict())
-    assert fitting({**weights, "extra": torch.zeros(1)}, model) is None
+    with pytest.raises(InputError, match="the file has 'extra'"):
+        fitting({**weights, "extra": torch.zeros(1)}, model)
+    with pytest.raises(InputError, match=r"'layer1\.0\.conv1\.weight': \(1,\) in the file, \(64, 64, 3, 3\)"):
+        fitting({**weights, "layer1.0.conv1.weight": torch.zeros(1)}, model)
     weights.pop("conv1.weight")
-    assert fitting(weights, model) is None
-    assert fitting(weights, nn.Linear(2, 2)) is None
+    with pytest.raises(InputError, match=r"it needs 'conv1\.weight'"):
+        fitting(weights, model)
+    with pytest.raises(InputError, match="not those of model 'Linear'"):
+        fitting(weights, nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from shoal.bench.config import RunConfig
 from shoal.bench.record import RunRecord, judged
 from shoal.bench.results import spread
 from shoal.bench.run import prepare
-from shoal.bench.search import candidates
+from shoal.bench.search import OPTIMIZER_SPACE, PRETRAINED_SPACE, candidates, is_pretrained
 from shoal.bench.selection import lower_is_better
 from shoal.data import sets
 from shoal.data.batch import DomainData
@@ -266,7 +266,8 @@ def plan(
     the search; the trials come in their order.
     """
     seeds, rate = list(seeds), base.optimizer_options["lr"]
-    tried = {(a, s): candidates(parted(a)[0], search, rate, s) for a in algorithms for s in seeds}
+    rates = PRETRAINED_SPACE if is_pretrained(base) else OPTIMIZER_SPACE
+    tried = {(a, s): candidates(parted(a)[0], search, rate, s, rates) for a in algorithms for s in seeds}
     return [
         replace(
             own,

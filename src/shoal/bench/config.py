@@ -57,8 +57,8 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     schedule: str | None = None
-    """The learning rate's way to zero: ``cosine`` or ``linear``; ``step:0.96:1000`` multiplies it by 0.96
-    every 1,000 steps."""
+    """How the learning rate changes: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies it by
+    0.96 every 1,000 steps. It rises linearly over 50 steps with ``warmup:50`` or ``warmup:50,cosine``."""
     average: str | None = None
     average_start: int | None = None
     on_nan: str = "stop"
@@ -79,8 +79,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         self._check_kinds()
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
-        if self.schedule is not None and self.decay is None:
-            check_names("schedule", [self.schedule], SCHEDULES)
+        if self.after_warmup is not None and self.decay is None:
+            check_names("schedule", [self.after_warmup], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
         if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
@@ -122,9 +122,25 @@ class RunConfig:
             raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
 
     @property
+    def warmup(self) -> int:
+        """Over how many steps the learning rate rises to its full value."""
+        first = str(self.schedule).partition(",")[0]
+        kind, _, steps = first.partition(":")
+        if kind != "warmup":
+            return 0
+        if not (steps.isdecimal() and int(steps) > 0):
+            raise InputError(f"schedule={self.schedule!r}; a warm-up is warmup:STEPS, such as warmup:50.")
+        return int(steps)
+
+    @property
+    def after_warmup(self) -> str | None:
+        """The schedule without its warm-up."""
+        return (str(self.schedule).partition(",")[2] or None) if self.warmup else self.schedule
+
+    @property
     def decay(self) -> tuple[float, int] | None:
         """The factor and the number of steps of a schedule ``step:FACTOR:EVERY``."""
-        kind, *rest = str(self.schedule).split(":")
+        kind, *rest = str(self.after_warmup).split(":")
         if kind != "step":
             return None
         try:

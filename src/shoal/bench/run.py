@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from shoal import models
 from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
+from shoal.bench.frozen import features_of
 from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
 from shoal.data import sets
@@ -28,7 +30,7 @@ from shoal.data.folders import VARIABLE
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import build
-from shoal.models.backbones import fitting
+from shoal.models.weights import fitting
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
@@ -96,8 +98,11 @@ def prepare(
         seed=config.seed,
         **config.model_options,
     )
-    if config.weights and not begun:
+    frozen = bool(config.model_options.get("frozen"))
+    if config.weights and (frozen or not begun):
         start_from(model, config.weights)
+    if frozen:
+        data = replace(data, examples=features_of(data, model, where, bool(tell)))
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
     same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     if config.eval_splits is not None:
@@ -140,6 +145,8 @@ SAME = (
 def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
     if config.schedule is None:
         return None
+    if config.warmup:
+        return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_factor, config))
     if config.decay is not None:
         factor, every = config.decay
         return partial(torch.optim.lr_scheduler.StepLR, step_size=every, gamma=factor)
@@ -150,12 +157,25 @@ def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
     )
 
 
+def _factor(config: RunConfig, step: int) -> float:
+    """By what the learning rate is multiplied at ``step``, from 0: a warm-up and what follows it."""
+    done = step / config.steps
+    factor = min(1.0, (step + 1) / config.warmup)
+    if config.decay is not None:
+        return factor * config.decay[0] ** (step // config.decay[1])
+    if config.after_warmup is None:
+        return factor
+    return factor * ((1 + math.cos(math.pi * done)) / 2 if config.after_warmup == "cosine" else 1 - done)
+
+
 def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
     found = load_weights(path)
     try:
-        model.load_state_dict(fitting(found, model) or found)
-    except RuntimeError as error:
+        model.load_state_dict(fitting(found, model))
+    except InputError as error:
+        raise InputError(f"the weights in {path!r} do not fit: {error}") from error
+    except RuntimeError as error:  # shapes
         first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
 

@@ -167,6 +167,61 @@ def data_options(given: Any) -> dict[str, Any]:
     return options
 
 
+def add_model(parser: argparse._ActionsContainer, default: str) -> None:
+    """The options of models; :func:`model_options` reads them."""
+    parser.add_argument(
+        "--model",
+        help=f"one of Shoal's, of timm's, or a text encoder: its name or folder (default: {default})",
+    )
+    parser.add_argument(
+        "--model-set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the model's options",
+    )
+    parser.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="start from these: safetensors, or a .pt that holds weights only; for timm's models with timm's "
+        "or torchvision's names",
+    )
+    parser.add_argument(
+        "--freeze-backbone",
+        action="store_true",
+        help="train only the head, on features that are computed once (images are not augmented)",
+    )
+
+
+def add_rate(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--lr", type=rate, help="learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models)"
+    )
+    parser.add_argument(
+        "--schedule",
+        help="how it changes: constant, cosine, linear, step:0.96:1000, warmup:50, or warmup:50,cosine",
+    )
+
+
+def show_chosen(given: Any) -> None:
+    """Says which learning rate was chosen for the model, where it was."""
+    if (chosen := getattr(given, "chosen", "")) and not given.json:
+        print(f"{chosen[0].upper()}{chosen[1:]}.", file=sys.stderr, flush=True)
+
+
+def model_options(given: Any) -> dict[str, Any]:
+    """The fields of a run's configuration that describe its model."""
+    options = values(given.model_set, "--model-set")
+    if given.freeze_backbone:
+        if not options.get("frozen", True):
+            raise InputError("--freeze-backbone, but --model-set frozen=false; give one of them.")
+        if given.model is None:
+            raise InputError("--freeze-backbone needs one of timm's models: --model mobilenetv2_100.")
+        options["frozen"] = True
+    return {"model": given.model, "model_options": options, "weights": given.weights}
+
+
 def add_source(parser: argparse.ArgumentParser) -> None:
     """What to look at: a dataset by name, or the user's own; :func:`source` reads it."""
     parser.add_argument(

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from shoal.commands.arguments import (
     OPTIMIZERS,
     PRECISIONS,
+    add_model,
+    add_rate,
     add_running,
     add_source,
     count,
@@ -21,7 +23,8 @@ from shoal.commands.arguments import (
     given_table,
     in_data_dir,
     make_folder,
-    rate,
+    model_options,
+    show_chosen,
     show_columns,
     source,
     warnings_in_words,
@@ -66,8 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--held-out",
-        "--leave-out",
-        dest="leave_out",
         nargs="+",
         action="extend",
         default=[],
@@ -116,14 +117,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--domains", type=count, metavar="S", help="domains per step (default: all up to 16, else 5)"
     )
-    group.add_argument("--model", help="(default: the dataset's own)")
+    add_model(group, "the dataset's own")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
-    group.add_argument(
-        "--lr",
-        type=rate,
-        default=1e-3,
-        help="default learning rate; the search varies it (default: %(default)s)",
-    )
+    add_rate(group)
     group.add_argument(
         "--metric",
         help='selects on validation and is compared: AUC, "macro F1" … (default: the dataset\'s own)',
@@ -202,6 +198,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
     from shoal.algorithms import registry
     from shoal.bench import baselines, compare
     from shoal.bench.config import RunConfig
+    from shoal.bench.search import with_rate
     from shoal.data import sets
     from shoal.data.sampler import Draw
 
@@ -210,7 +207,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
     named([n for n in asked if n != "all"], registry)
     dataset, options = source(given)
     (dataset,) = named([dataset], sets.registry)
-    where = compare.layout(dataset, options, given.leave_out, given.metric)
+    where = compare.layout(dataset, options, given.held_out, given.metric)
     _check_domains(given.domains, where)
     usual = {**USUAL, **where.usual}
     asked = asked or usual["algorithms"]
@@ -222,9 +219,8 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
         algorithm=compare.parted(algorithms[0])[0],
         steps=steps,
         data_options=options,
-        model=given.model,
+        **model_options(given),
         optimizer=given.optimizer,
-        optimizer_options={"lr": given.lr},
         batch_size=given.batch or usual["batch"],
         domains_per_step=given.domains,
         eval_every=given.eval_every or max(1, steps // 10),
@@ -233,6 +229,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
         holdout=where.holdout,
         metric=given.metric,
     )
+    base, given.chosen = with_rate(base, given.lr, given.schedule)
     unable = compare.unable(algorithms, where)
     able = [name for name in algorithms if name not in unable]
     configs = compare.plan(base, able, where.left_out, range(given.seeds), given.search)
@@ -242,6 +239,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
     unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
     if not (configs := [c for c in configs if c.name not in unable]):
         raise InputError("; ".join(f"{name} {why}" for name, why in unable.items()) + ": nothing to compare.")
+    show_chosen(given)
     for line in [*where.said, *compare.try_each(configs, given.device)]:
         print(f"{line[:1].upper()}{line[1:]}.", file=sys.stderr)
     if where.flat and not given.no_baselines:
@@ -422,7 +420,7 @@ def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> s
     given_data += ["--data-dir", str(given.data_dir)] if given.data_dir else []
     old = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
     words = shlex.split(command.splitlines()[0])[len(old) :]
-    words = [*old[:-1], given.dataset, *given_data, "--leave-out", "none", *words]
+    words = [*old[:-1], given.dataset, *given_data, "--held-out", "none", *words]
     folder = words[-1] = f"runs/{config.algorithm}-{whole.identity[:8]}"  # another file has another folder
     kind = Path(given.dataset).suffix if Path(given.dataset).is_file() else ""
     lines = [shlex.join(words), shlex.join(["shoal", "predict", folder, f"NEW{kind}"])]

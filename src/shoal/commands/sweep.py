@@ -12,11 +12,13 @@ from shoal.commands.arguments import (
     add_data,
     add_data_dir,
     add_device,
+    add_model,
     count,
     data_options,
     few,
     in_data_dir,
     make_folder,
+    model_options,
     number,
     positive,
 )
@@ -58,10 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval-every", type=count, metavar="K", help="(default: 100, large images 300, DomainNet 1,000)"
     )
-    parser.add_argument(
-        "--model",
-        help="one of Shoal's, of timm's, or a text encoder: its name or folder (default: each dataset's own)",
-    )
+    add_model(parser, "each dataset's own")
     parser.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
     parser.add_argument(
         "--domainbed", type=Path, metavar="DIR", help="tables of DomainBed's own sweep folder"
@@ -131,7 +130,7 @@ def planned(given: Any) -> list[RunConfig]:
         pairs="leave-one-out" in given.rules,
         steps=given.steps,
         eval_every=given.eval_every,
-        model=given.model,
+        **model_options(given),
         precision=given.precision,
     )
 

@@ -15,14 +15,17 @@ from shoal.commands.arguments import (
     add_data,
     add_data_dir,
     add_device,
+    add_model,
+    add_rate,
     add_table,
     count,
     few,
     in_data_dir,
     make_folder,
+    model_options,
     positive,
-    rate,
     seed,
+    show_chosen,
     show_columns,
     source,
     values,
@@ -40,7 +43,7 @@ SUMMARY = "Train one algorithm on a dataset or on data of your own."
 EXAMPLE = (
     "Examples: shoal train fish --dataset cdsprites --data size=32 per_domain=2000 "
     "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64; "
-    "shoal train erm --dataset patients.csv --label ill --domain hospital --leave-out none --out model. "
+    "shoal train erm --dataset patients.csv --label ill --domain hospital --held-out none --out model. "
     "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
     "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
@@ -56,7 +59,7 @@ HOW = (
     "track_layers",
 )
 """Options that change no result."""
-OF_BASELINES = ("algorithm", "dataset", "leave_out", "set", "seed", "metric", "out")
+OF_BASELINES = ("algorithm", "dataset", "held_out", "set", "seed", "metric", "out")
 """What a baseline takes beside the options of the data; others belong to the training of a network."""
 
 
@@ -73,9 +76,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser, "the dataset's")
     add_data_dir(parser)
     parser.add_argument(
-        "--leave-out",
+        "--held-out",
+        nargs="+",
+        action="extend",
+        default=[],
         metavar="DOMAIN",
-        help="not trained on, to test on; none: all of your own data are trained on (default: the set's)",
+        help="domains to test on and not train on; none: all of your own data are trained on (default: the "
+        "dataset's)",
     )
     parser.add_argument(
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="the algorithm's settings"
@@ -85,21 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
-    parser.add_argument(
-        "--model",
-        help="one of Shoal's, of timm's, or a text encoder: its name or folder (default: the dataset's own)",
-    )
-    parser.add_argument(
-        "--model-set",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="the model's options",
-    )
-    parser.add_argument(
-        "--weights", metavar="FILE", help="start from these: safetensors, or a .pt that holds weights only"
-    )
+    add_model(parser, "the dataset's own")
     parser.add_argument("--draw", choices=DRAWS, help="how batches are drawn (default: the algorithm's own)")
     parser.add_argument(
         "--warm-start",
@@ -117,10 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_optimization(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimization")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
-    group.add_argument("--lr", type=rate, default=1e-3, help="its learning rate (default: %(default)s)")
-    group.add_argument(
-        "--schedule", help="the rate's way to zero: cosine, linear or step:0.96:1000 (default: constant)"
-    )
+    add_rate(group)
     group.add_argument("--clip", type=positive, metavar="NORM", help="the largest norm of a gradient")
     group.add_argument(
         "--accumulate", type=count, default=1, metavar="K", help="take each batch in K pieces, to save memory"
@@ -216,6 +206,7 @@ def _run(config: RunConfig, given: Any) -> None:
     from shoal.bench.run import run as run_one
 
     show_columns(given)
+    show_chosen(given)
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
@@ -269,35 +260,35 @@ def _of_baseline(given: Any) -> RunConfig:
 
 
 def _data(given: Any) -> tuple[str, dict[str, Any]]:
-    """The dataset and its options, --leave-out among them."""
+    """The dataset and its options, --held-out among them."""
     dataset, options = source(given)
-    if given.leave_out is not None:
+    names = list(dict.fromkeys(given.held_out))
+    if names:
         if "test" in options:
-            raise InputError("--leave-out and --data test=… say the same thing; give one of them.")
-        options["test"] = [] if given.leave_out == "none" else given.leave_out
+            raise InputError("--held-out and --data test=… say the same thing; give one of them.")
+        if "none" in names and len(names) > 1:
+            raise InputError("--held-out none holds no domain out; give no other name with it.")
+        options["test"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return dataset, options
 
 
 def configuration(given: Any) -> RunConfig:
     from shoal.bench.baselines import SPACES
     from shoal.bench.config import RunConfig
+    from shoal.bench.search import with_rate
 
     given.algorithm = given.algorithm.lower().replace("_", "-")
     if given.algorithm in SPACES:
         return _of_baseline(given)
     dataset, options = _data(given)
-    return RunConfig(
+    config = RunConfig(
         dataset=dataset,
         algorithm=given.algorithm,
         steps=given.steps,
         data_options=options,
         settings=values(given.set, "--set"),
-        model=given.model,
-        model_options=values(given.model_set, "--model-set"),
-        weights=given.weights,
+        **model_options(given),
         optimizer=given.optimizer,
-        optimizer_options={"lr": given.lr},
-        schedule=given.schedule,
         clip=given.clip,
         accumulate=given.accumulate,
         precision=given.precision,
@@ -316,6 +307,8 @@ def configuration(given: Any) -> RunConfig:
         eval_splits=given.eval_splits,
         warm_start=given.warm_start,
     )
+    config, given.chosen = with_rate(config, given.lr, given.schedule)
+    return config
 
 
 def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given: Any) -> None:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shoal.data.domains import Domains
-from shoal.errors import InputError, unknown_name
+from shoal.data.splits import held_out_names
+from shoal.errors import InputError
 
 SIZE = 16
 ANGLES = {f"{angle}°": angle for angle in (0, 15, 30, 45, 60, 75)}
@@ -46,19 +47,18 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
 
 
-def deal(names: Sequence[str], count: int, test: str) -> dict[str, Domains]:
+def deal(names: Sequence[str], count: int, test: str | list[str]) -> dict[str, Domains]:
     """Deal ``count`` shuffled examples round-robin to the named domains and leave the ``test`` domain out.
 
     A fifth of every training domain is held out for validation, under the same name.
     """
-    if test not in names:
-        raise unknown_name("test domain", test, names)
+    held_out = held_out_names(test, names)
     dealt = {name: torch.arange(i, count, len(names)).numpy() for i, name in enumerate(names)}
-    left_out = dealt.pop(test)
+    left_out = {name: dealt.pop(name) for name in held_out}
     return {
         "train": Domains.from_indices({name: rows[len(rows) // 5 :] for name, rows in dealt.items()}),
         "validation": Domains.from_indices({name: rows[: len(rows) // 5] for name, rows in dealt.items()}),
-        "test": Domains.from_indices({test: left_out}),
+        "test": Domains.from_indices(left_out),
     }
 
 

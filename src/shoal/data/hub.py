@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from shoal.errors import InputError
 from shoal.files import check_regular, read_bytes, read_json
+from shoal.vision import allow_torchvision
 
 T = TypeVar("T")
 
@@ -75,6 +76,7 @@ TOKEN = {"content", "single_word", "lstrip", "rstrip", "normalized", "special", 
 
 
 def need_transformers() -> None:
+    allow_torchvision()
     try:
         import transformers  # noqa: F401
     except ImportError:

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from shoal.data.augment import Augment, Box
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.splits import hold_out, leave_out
+from shoal.data.splits import held_out_names, hold_out, leave_out
 from shoal.data.tree import FileList, Layout
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, open_regular
@@ -188,6 +188,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             try:
                 return i, *self._decoded(i, crop)
             except Unreadable as error:
+                if not os.path.isdir(self.files.root):
+                    raise InputError(f"the folder {self.files.root!r} is no longer there.") from error
                 if self.bad == "stop":
                     why = str(error)
                     break
@@ -225,8 +227,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def _is_small(self, cache: bool | None) -> bool:
         if cache is False or 3 * SMALL**2 * len(self) > KEPT:
             return False
-        sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
-        return all(_longest_side(self.files.path(i)) <= SMALL for i in sample)
+        return all(max(_size(self.files.path(i))) <= SMALL for i in _sample(len(self)))
 
     def _keep(self, limit: int | None) -> Kept | None:
         kept = Kept()
@@ -273,15 +274,26 @@ class Kept:
         return Image.fromarray(pixels.reshape(*self.shapes[index], 3))
 
 
-def _longest_side(path: str) -> float:
+def usual_size(files: FileList) -> tuple[int, int]:
+    """The most frequent width and height, in a sample."""
+    return Counter(_size(files.path(i)) for i in _sample(len(files))).most_common(1)[0][0]
+
+
+def _sample(count: int) -> list[int]:
+    found: list[int] = np.linspace(0, count - 1, min(64, count), dtype=np.int64).tolist()
+    return found
+
+
+def _size(path: str) -> tuple[int, int]:
+    """Width and height; 0 where the file cannot be read."""
     from PIL import Image
 
     try:
         check_regular(path)
         with Image.open(path) as image:
-            return max(image.size)
+            return image.size
     except Exception:
-        return 0
+        return 0, 0
 
 
 def need_pillow() -> None:
@@ -294,7 +306,7 @@ def need_pillow() -> None:
 def load_published(
     layout: Layout,
     *,
-    test: str,
+    test: str | list[str],
     folder: str | None = None,
     seed: Seed = 0,
     size: Pixels = SIZE,
@@ -302,14 +314,14 @@ def load_published(
     bad: str = "stop",
     cache: bool | None = None,
 ) -> DomainData:
-    """A published dataset with one domain left out.
+    """A published dataset with one domain held out, or several.
 
     A fifth of every training domain is held out for validation, under the same name. The default model is a
     small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
 
     Args:
         layout: how it lies on disk.
-        test: the domain left out.
+        test: the held-out domain, or a list of them.
         folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
         seed: for the choice of the validation examples.
         size: of the pictures, in pixels each way.
@@ -317,27 +329,23 @@ def load_published(
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; small ones are by default.
     """
-    if test not in layout.domains:
-        raise unknown_name("test domain", test, layout.domains)
+    if test != []:
+        held_out_names(test, list(layout.domains))
     files = layout.read(folder)
     splits = leave_one_out(files, test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
-    """``test`` left out and a fifth of every other domain held out for validation, under the same name.
+    """``test`` (a domain or several) held out, and a fifth of every other for validation under its name.
 
-    ``[]`` leaves none out, for a model that is to be used.
+    ``[]`` holds none out, for a model that is to be used.
     """
     if test == []:
         train, validation = hold_out(Domains.from_indices(files.indices()), 0.2, seed)
         return {"train": train, "validation": validation}
-    test = str(test)
-    if test not in files.domains:
-        raise unknown_name("test domain", test, files.domains)
-    if len(files.domains) < 2:
-        raise InputError(f"there is only one domain, {test!r}; leaving it out leaves nothing to train on.")
-    rest, left_out = leave_out(Domains.from_indices(files.indices()), test)
+    names = held_out_names(str(test) if not isinstance(test, list) else test, files.domains)
+    rest, left_out = leave_out(Domains.from_indices(files.indices()), names)
     train, validation = hold_out(rest, 0.2, seed)
     return {"train": train, "validation": validation, "test": left_out}
 

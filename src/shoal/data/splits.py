@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
-from shoal.errors import InputError
+from shoal.errors import InputError, unknown_name
 
 CHUNK = 2**18  # entries dealt with at a time: bounds the memory for temporaries
 HOLD_OUT, ORDER = 11, 12  # what a key is for
@@ -64,6 +64,23 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
             f"share={share} of {len(examples)} examples in {len(domains)} domains holds out nothing."
         )
     return domains.filter(~held), domains.filter(held)
+
+
+def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:
+    """The domains to hold out, one or several, checked against those that there are."""
+    names = [test] if isinstance(test, str) else list(dict.fromkeys(map(str, test)))
+    if not names:
+        raise InputError("this dataset is for tests in a held-out domain: name one, or several.")
+    for name in names:
+        if name not in known:
+            raise unknown_name("test domain", name, known)
+    if len(known) < 2:
+        raise InputError(
+            f"there is only one domain, {known[0]!r}; leaving it out leaves nothing to train on."
+        )
+    if len(names) == len(known):
+        raise InputError(f"all {len(known)} domains are held out: nothing is left to train on.")
+    return names
 
 
 def _in_smallest_domain(domains: Domains, examples: NDArray[np.integer]) -> NDArray[np.bool_]:

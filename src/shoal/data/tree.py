@@ -19,6 +19,8 @@ from shoal.errors import InputError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LEFT_BEHIND = ("thumbs.db", "desktop.ini")  # by file managers; and hidden files
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "images")
+"""Folders that are called so hold parts of a dataset, and no places that it comes from."""
 SHAPE = "the layout is folder/domain/class/picture"
 
 
@@ -85,6 +87,21 @@ class FileList:
     def indices(self) -> dict[str, NDArray[np.int64]]:
         """The files of each domain."""
         return {name: np.flatnonzero(self.groups == d) for d, name in enumerate(self.domains)}
+
+
+def domain_folders(root: str | Path) -> list[str]:
+    """The folders in ``root``, each a domain; refused where their names are those of splits."""
+    names = subfolders(root)
+    splits = [n for n in names if n.lower() in SPLIT_NAMES]
+    if len(splits) < 2 and (not names or len(splits) < len(names)):
+        return names
+    place, shown = Path(root), ", ".join(f"{n}/" for n in splits)
+    deeper = [n for n in splits if any(subfolders(place / n / d) for d in subfolders(place / n))]
+    advice = f"give {str(place / deeper[0])!r}" if deeper else f"{SHAPE}, and domains are not in it"
+    raise InputError(
+        f"{shown} in {str(root)!r} are splits and not domains: {advice}. "
+        "To take them for domains: --data splits_are_domains=true."
+    )
 
 
 def in_order(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,9 @@ from shoal.settings import check, settings
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
-registry = Registry("model", "shoal.models", support=frozenset({"backbones", "feature_model", "language"}))
+registry = Registry(
+    "model", "shoal.models", support=frozenset({"backbones", "feature_model", "language", "weights"})
+)
 
 
 def build(
@@ -66,7 +68,12 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
         return maker
     if language.known(str(name)):  # timm has none of these, and takes seconds to say so
         return partial(language.build, str(name))
-    if backbones.known(name):
-        return partial(backbones.build, name)
     names = [*registry.names(), *language.NAMES]
-    raise InputError(f"{unknown_name('model', name, names)}{backbones.why_not()}")
+    try:
+        if backbones.known(name):
+            return partial(backbones.build, name)
+    except InputError as error:  # the cause before the list: most names are timm's
+        raise InputError(
+            f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}."
+        ) from error
+    raise unknown_name("model", name, names)

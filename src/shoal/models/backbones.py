@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,31 +9,15 @@ from torch import Tensor, nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, with which image datasets come normalised."""
-CLASSIFIERS = ("fc.", "classifier.", "head.")
-"""What the last layer is called in other people's files."""
 
 
 def known(name: str) -> bool:
-    """Whether timm is there and has a model of this name."""
-    try:
-        import timm
-    except (ImportError, RuntimeError):
-        return False
-    return bool(timm.is_model(name))
-
-
-def why_not() -> str:
-    """Why timm's models cannot be had, if they cannot."""
-    try:
-        import timm  # noqa: F401
-    except ImportError:
-        return " timm's models need: pip install 'shoal[timm]'."
-    except RuntimeError as error:  # a torchvision that was made for another torch
-        return f" timm's models cannot be had: {(str(error).splitlines() or [''])[0]}."
-    return ""
+    """Whether timm has a model of this name; InputError where timm cannot be used."""
+    return bool(load_timm().is_model(name))
 
 
 def build(
@@ -44,6 +27,7 @@ def build(
     *,
     pretrained: bool = False,
     freeze_batchnorm: bool = True,
+    frozen: bool = False,
     dropout: float = 0.0,
 ) -> FeatureModel:
     """timm's ``name`` without its classifier, and a linear head of our own.
@@ -52,10 +36,10 @@ def build(
         pretrained: with timm's weights, which it fetches and keeps; from a file see ``--weights``.
         freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training, as DomainBed has
             it: small batches of one domain would spoil them. Its scale and shift are trained.
+        frozen: only the head is trained, on features of the images as they are evaluated.
         dropout: the share of features left out in training, before the head.
     """
-    import timm
-
+    timm = load_timm()
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
     if not 0 <= dropout < 1:
@@ -68,7 +52,7 @@ def build(
             f"the weights of {name!r} cannot be had ({first}); give a file in --weights."
         ) from error
     config = timm.data.resolve_model_data_config(body)
-    features = Backbone(body, freeze_batchnorm, config["mean"], config["std"])
+    features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
     head = linear_head(_width(name, features, input_shape), classes)
     return FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
 
@@ -120,16 +104,17 @@ class Backbone(nn.Module):
         return features
 
 
-def fitting(weights: Mapping[str, Any], model: nn.Module) -> dict[str, Any] | None:
-    """A bare backbone's weights, such as torchvision's or timm's, under the names they have in ``model``.
+class Frozen(Backbone):
+    """A backbone that is not trained. Beside images (B, c, h, w) it takes their features (B, d), as they are:
+    so the same model trains its head on features that were computed once, and predicts from images."""
 
-    Its classifier is left out and the model's own head stays. ``None`` where the names do not fit.
-    """
-    if not isinstance(model, FeatureModel) or not isinstance(model.features, Backbone):
-        return None
-    own = model.state_dict()
-    found = {f"features.body.{k}": v for k, v in weights.items() if not k.startswith(CLASSIFIERS)}
-    body = {k for k in own if k.startswith("features.body.")}
-    if set(found) - body or {k for k in body - set(found) if not k.endswith("num_batches_tracked")}:
-        return None
-    return {**own, **found}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> Frozen:
+        nn.Module.train(self, False)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.dim() == 2 else super().forward(x)

@@ -16,7 +16,7 @@ PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/a
 DOMAINS = tuple(COLOUR_NOISE)
 
 
-def load(*, test: str = "-90%", seed: Seed = 0) -> DomainData:
+def load(*, test: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
     """Shuffle the digits, deal them to three domains and colour them; ``test`` is the domain left out.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with

@@ -20,7 +20,11 @@ DOMAINS = tuple(COLOUR_NOISE)
 
 
 def load(
-    *, test: str = "-90%", seed: Seed = 0, folder: str | None = None, per_domain: Count | None = None
+    *,
+    test: str | list[str] = "-90%",
+    seed: Seed = 0,
+    folder: str | None = None,
+    per_domain: Count | None = None,
 ) -> DomainData:
     """Shuffle MNIST, deal it to three domains and colour it, as DomainBed does.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 from shoal.data.batch import DomainData
-from shoal.data.images import SIZE, image_data, leave_one_out
-from shoal.data.tree import read_tree, subfolders
+from shoal.data.images import SIZE, image_data, leave_one_out, usual_size
+from shoal.data.tree import domain_folders, read_tree, subfolders
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
@@ -21,10 +22,11 @@ def load(
     folder: str | None = None,
     test: str | list[str] | None = None,
     seed: Seed = 0,
-    size: Pixels = SIZE,
+    size: Pixels | None = None,
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
+    splits_are_domains: bool = False,
 ) -> DomainData:
     """Read the pictures below ``folder``; the classes are those of all domains together, sorted by name.
 
@@ -33,21 +35,32 @@ def load(
 
     Args:
         folder: has a folder for each domain, which has one for each class, which has pictures.
-        test: the domain left out, by default the last by name; ``[]`` leaves none out.
+        test: the held-out domain or a list of them, by default the last by name; ``[]`` holds none out.
         seed: for the choice of the validation examples.
-        size: of the pictures, in pixels each way.
+        size: to which images are resized, in pixels each way; 224 by default.
         augment: whether training pictures are cropped, mirrored and recoloured at random.
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; small ones are by default.
+        splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
-    files = read_tree(_said(folder))
+    names = domains(folder=folder, splits_are_domains=splits_are_domains)
+    files = read_tree(_said(folder), {name: [name] for name in names})
+    if size is None:
+        size = SIZE
+        if (usual := usual_size(files)) != (SIZE, SIZE):
+            wide, high = usual
+            warnings.warn(
+                f"images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high}); "
+                "--data size=N changes it.",
+                stacklevel=2,
+            )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
-def domains(*, folder: str | None = None, **others: Any) -> list[str]:
-    """Those that ``test`` can leave out."""
-    return subfolders(_said(folder))
+def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
+    """Those that ``test`` can hold out."""
+    return (subfolders if splits_are_domains else domain_folders)(_said(folder))
 
 
 def _said(folder: str | None) -> Path:

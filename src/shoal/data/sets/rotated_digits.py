@@ -16,7 +16,7 @@ PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi
 DOMAINS = tuple(ANGLES)
 
 
-def load(*, test: str = "75°", seed: Seed = 0) -> DomainData:
+def load(*, test: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
     """Shuffle the digits, deal them to six angles and turn them; ``test`` is the angle left out."""
     images, digits = shuffled_digits(torch.Generator().manual_seed(seed))
     splits = deal(DOMAINS, len(digits), test)

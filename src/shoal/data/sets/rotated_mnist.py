@@ -20,7 +20,11 @@ DOMAINS = tuple(ANGLES)
 
 
 def load(
-    *, test: str = "75°", seed: Seed = 0, folder: str | None = None, per_domain: Count | None = None
+    *,
+    test: str | list[str] = "75°",
+    seed: Seed = 0,
+    folder: str | None = None,
+    per_domain: Count | None = None,
 ) -> DomainData:
     """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
 

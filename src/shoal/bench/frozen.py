@@ -1,0 +1,98 @@
+"""The features of a frozen backbone, computed once for every example and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.images import ImageFiles
+from shoal.data.text import cache_folder
+from shoal.errors import InputError
+from shoal.files import read_bytes, write_atomically
+from shoal.models.backbones import Frozen
+from shoal.models.feature_model import FeatureModel
+from shoal.training.progress import Progress
+
+BATCH = 64
+LARGEST = 2**36  # bytes of a file of features
+_last: dict[str, TensorData] = {}
+
+
+def features_of(data: DomainData, model: FeatureModel, device: torch.device, shown: bool) -> TensorData:
+    """What ``model.features`` makes of every example of ``data``, as it is evaluated: without augmentation.
+
+    The features stay in memory, and in a file of Shoal's cache that is named by what they follow from: the
+    image files (names, sizes and dates), their preprocessing, and the backbone with its weights.
+    """
+    if not isinstance(model.features, Frozen):
+        raise InputError("only timm's models can be frozen; give one in --model.")
+    examples: Any = data.examples
+    examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
+    key = _key(examples, model)
+    if key not in _last:
+        _last.clear()
+        path = cache_folder() / "features" / f"{key}.safetensors"
+        found = _read(path, len(examples))
+        if found is None:
+            found = _computed(examples, model, device, shown)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, safetensors.torch.save({"x": found.x, "y": found.y}))
+            except OSError as error:
+                warnings.warn(f"the features are not kept in {str(path)!r}: {error.strerror}.", stacklevel=2)
+        _last[key] = found
+    return _last[key].to(device)
+
+
+def _read(path: Any, count: int) -> TensorData | None:
+    try:
+        content = safetensors.torch.load(read_bytes(path, LARGEST))
+        return TensorData(content["x"], content["y"]) if len(content["x"]) == count else None
+    except (OSError, ValueError, KeyError, InputError, safetensors.SafetensorError):
+        return None  # not there, or damaged: computed anew
+
+
+def _computed(examples: Any, model: FeatureModel, device: torch.device, shown: bool) -> TensorData:
+    features = model.features.to(device)
+    progress = Progress("features", len(examples), shown)
+    progress.wait = min(progress.wait, 2.0)
+    found: list[Tensor] = []
+    labels: list[Tensor] = []
+    with torch.inference_mode():
+        for x, y in DataLoader(examples, BATCH):
+            found.append(features(x.to(device)).float().cpu())
+            labels.append(y)
+            progress.update(sum(map(len, labels)))
+    progress.close()
+    return TensorData(torch.cat(found).clone(), torch.cat(labels).clone())
+
+
+def _key(examples: Any, model: FeatureModel) -> str:
+    """A digest of all that the features follow from."""
+    digest = hashlib.sha256(repr((1, torch.__version__, (model.recipe or {}).get("name"))).encode())
+    for name, value in model.features.state_dict().items():
+        digest.update(name.encode())
+        digest.update(value.cpu().contiguous().numpy().tobytes())
+    if isinstance(examples, ImageFiles):
+        files = examples.files
+        digest.update(repr((examples.size, examples.bad, files.classes, files.domains)).encode())
+        parts = [files.letters, files.labels, files.groups, examples.split * (examples.bad == "skip")]
+        parts += [examples.scale.numpy(), examples.shift.numpy()]
+        stats = [os.stat(files.path(i)) for i in range(len(files))]
+        parts.append(np.array([(s.st_size, s.st_mtime_ns) for s in stats], np.int64))
+    elif isinstance(examples, TensorData):
+        parts = [examples.x.cpu().numpy(), examples.y.cpu().numpy()]
+    else:
+        raise InputError("--freeze-backbone takes a folder of images or a dataset of images.")
+    for part in parts:
+        digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""torchvision beside a torch that it was not built for.
+
+timm imports torchvision, and so do transformers' image models. Where its native library was built for another
+torch (a CUDA build beside a CPU one), its import fails for want of two operators that no model needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+from shoal.errors import InputError
+
+OPERATORS = ("nms", "qnms")
+"""Those that torchvision's Python code names when it is imported."""
+REMEDY = "pip install a torchvision built for this torch: https://pytorch.org/get-started has the command"
+_kept: list[Any] = []  # a library's definitions live as long as it does
+
+
+@functools.cache
+def allow_torchvision() -> None:
+    """Makes ``import torchvision`` work where its native library cannot load; elsewhere changes nothing.
+
+    The missing operators are declared without an implementation: models and transforms work, and calling
+    ``torchvision.ops.nms`` raises torch's error of an operator without one. To be called before timm,
+    transformers or torchvision are imported, in each process.
+    """
+    if "torchvision" in sys.modules or (package := importlib.util.find_spec("torchvision")) is None:
+        return
+    import torch
+
+    native = importlib.machinery.PathFinder.find_spec("_C", package.submodule_search_locations)
+    try:
+        if native is None or native.origin is None:
+            raise OSError("its native library is not there")
+        torch.ops.load_library(native.origin)  # torchvision would do the same; twice is once
+    except OSError as error:
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in OPERATORS:
+            if not hasattr(torch.ops.torchvision, name):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _kept.append(library)
+        logging.getLogger("shoal").info(
+            "torchvision was not built for torch %s (%s): used without its operators, which no model needs.",
+            torch.__version__,
+            (str(error).splitlines() or [""])[0],
+        )
+
+
+def load_timm() -> ModuleType:
+    """timm, or an :class:`InputError` that says why it cannot be used and what to do."""
+    allow_torchvision()
+    try:
+        import timm
+    except ModuleNotFoundError as error:
+        missing = error.name or "timm"
+        raise InputError(f"{missing} is not installed: pip install 'shoal[timm]'.") from error
+    except (ImportError, OSError, RuntimeError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"timm cannot be imported ({first[:200]}): {REMEDY}.") from error
+    return timm
