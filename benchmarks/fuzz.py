@@ -34,6 +34,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +68,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="these cases, and what they did")
     parser.add_argument("--timeout", type=float, default=20.0)
     parser.add_argument("--out", type=Path, default=Path("fuzz"), help="for the findings (default: %(default)s)")
+    parser.add_argument("--log", action="store_true", help="write down every case, in fuzz-cases.jsonl")
     parser.add_argument("--world", type=Path, help="keep what the cases work on there, and use it again")
     given = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -158,6 +160,8 @@ class Fuzz:
             if child == 0:
                 try:
                     Case(self.kind, self.given.seed, number, self.world, place).run()
+                except BaseException:  # of the fuzzer's own
+                    (place / "where.txt").write_text(traceback.format_exc())
                 finally:
                     os._exit(3)
             self.running[child] = (number, time.monotonic(), place)
@@ -203,6 +207,9 @@ class Fuzz:
     def _keep(self, result: dict[str, Any]) -> None:
         self.codes[str(result.get("codes", "?"))] += 1
         self.slow.append((result["seconds"], result["number"]))
+        if self.given.log:
+            with (self.given.out / "fuzz-cases.jsonl").open("a") as file:
+                file.write(json.dumps(result) + "\n")
         if result["findings"]:
             self.findings.append(result)
             with (self.given.out / "fuzz-findings.jsonl").open("a") as file:
@@ -392,6 +399,7 @@ class Case:
         if code in (1, 2):
             at = max(err.rfind("shoal: "), err.rfind(": error: "))
             message = err[at:].rstrip("\n")
+            self.result["message"] = message[-200:]
             if at < 0 and not out.strip():
                 self._found("no message", f"exit code {code}, {err[-300:]!r}", where)
             elif at >= 0 and (message.count("\n") >= LINES or len(message) > CHARACTERS):

@@ -26,7 +26,7 @@ SETS: dict[str, list[str]] = {
     "cdsprites": ["--data", "domains=2", "size=32", "per_domain=20"],
 }
 """Built-in datasets, as small as they come."""
-QUERIES = ("test > 0.5", 'algorithm == "fish"', "seed == 0 and steps < 10", "not (test > 0)", "selected", "1", "test")
+QUERIES = ("test > 0.5", 'algorithm == "fish"', "seed == 0 and steps < 10", "not (test > 0)", "steps == 4 or seed == 1")
 VALID: dict[str, Sequence[str]] = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("cosine", "linear", "step:0.5:1"),
@@ -68,6 +68,7 @@ VALID: dict[str, Sequence[str]] = {
     "clip": ("1", "0.1"),
     "seed": ("0", "1", "-1", "12345"),
     "workers": ("0",),
+    "domains": ("2",),
     "at_once": ("1",),
     "address": ("127.0.0.1:1",),
     "mirror": ("folder.csv", "nowhere"),
@@ -79,6 +80,22 @@ WORK = {"steps", "seeds", "trials", "hparams", "search", "rounds", "passes", "ex
 """So many are really done: a huge number is no error, and ends when time is up."""
 KEPT = WORK | {"no_run", "plan", "at_once", "budget", "only", "mirror", "data"}
 """Without these a line would take minutes."""
+OF_TABLES = {"task", "decimal", "day_first", "leave_out", "held_out"}
+OF_NETWORKS = {"steps", "batch", "domains", "model", "model_set", "weights", "draw", "warm_start", "seeds", "optimizer", "lr"} | {
+    *("schedule", "clip", "accumulate", "precision", "average", "average_start", "select", "patience", "on_nan", "workers"),
+    *("eval_every", "eval_splits", "predictions", "log_every", "track_every", "track_layers", "checkpoint_every", "keep"),
+    *("deterministic", "at_once", "metric"),
+}
+HOLDS = {
+    "numeric": ("age", "blood"),
+    "boolean": ("smoker",),
+    "date": ("day",),
+    "categorical": ("ward", "smoker"),
+    "text": ("note",),
+    "drop": ("note", "day", "cost"),
+    "id": ("age", "ward"),
+}
+"""What the columns of patients.csv can be taken as."""
 PROCESSES = {"workers", "at_once"}
 HELD = {
     **dict.fromkeys(("linear", "cost", "theorem", "demo"), {"out": "patients.csv"}),
@@ -184,7 +201,7 @@ def line(draw: random.Random) -> Line:
 
 def _weight(path: tuple[str, ...]) -> float:
     return {"train": 9.0, "compare": 3, "predict": 5, "score": 4, "resume": 3, "results": 3, "diagnose": 1.5}.get(
-        path[0], 0.3 if path[0] in ("reproduce", "track", "demo", "sweep") else 1.5
+        path[0], 0.1 if path[0] in ("reproduce", "demo") else 0.5 if path[0] in ("track", "sweep") or path == ("data",) else 1.5
     )
 
 
@@ -211,7 +228,7 @@ def _valid(path: tuple[str, ...], draw: random.Random) -> Line:
 
 
 def _share(action: argparse.Action) -> float:
-    return 0.25 if action.dest == "json" else 0.08
+    return 0.25 if action.dest == "json" else 0.05
 
 
 def _value(action: argparse.Action, draw: random.Random, context: dict[str, Any]) -> list[str] | None:
@@ -223,7 +240,12 @@ def _value(action: argparse.Action, draw: random.Random, context: dict[str, Any]
         pairs = _settings(action.dest, context)
         return [f"{name}={value}" for name, value in draw.sample(pairs, min(several, len(pairs)))] or None
     if action.metavar == "COLUMN":
-        return draw.sample(world.COLUMNS[:6], several)
+        fitting = context.get("columns", {}).get(action.dest, ())
+        return draw.sample(fitting, min(several, len(fitting))) or None
+    if action.dest in OF_NETWORKS and context.get("algorithm") in BASELINES:
+        return None
+    if action.dest in OF_TABLES and context.get("data") != "table" or action.dest == "bad_images" and context.get("data") == "table":
+        return None
     if action.choices:
         return [str(draw.choice(list(action.choices))) for _ in range(several)]
     if action.dest in VALID:
@@ -338,6 +360,7 @@ Wanted = dict[str, Any]
 def _table(draw: random.Random, context: dict[str, Any]) -> Wanted:
     name = draw.choices(world.TABLES, (6, 2, 2, 1, 1, 1))[0]
     context["data"] = "table"
+    context["columns"] = HOLDS if name.startswith("patients") else {}
     return {"dataset": name, "label": "cost" if name == "numbers.csv" else "ill", "domain": "hospital"}
 
 
@@ -373,14 +396,16 @@ def _diagnose(draw: random.Random, context: dict[str, Any]) -> Wanted:
     return {**_table(draw, context), "steps": "1", "examples": "24", "budget": "2", "out": "out", "device": "cpu"}
 
 
-def _run(draw: random.Random) -> str:
-    return f"runs/{draw.choice(world.RUNS)}"
+def _run(draw: random.Random, *names: str) -> str:
+    return f"runs/{draw.choice(names or ('table', 'number', 'image', 'baseline', 'stopped', 'seeds'))}"
 
 
 def _predict(draw: random.Random, context: dict[str, Any]) -> Wanted:
     pairs = [("table", "same.csv"), ("number", "numbers.csv"), ("image", "images"), ("fit", "array.npy")]
-    pairs += [("baseline", "same.csv"), ("image", "one.png"), ("table", "nasty.csv"), ("seeds/seed-0", "patients.csv")]
+    pairs += [("baseline", "same.csv"), ("image", "one.png"), ("seeds/seed-0", "patients.csv")]
+    pairs += [("table", name) for name in ("patients.tsv", "patients.parquet", "patients.csv.gz", "bom.csv", "patients.xlsx")]
     name, data = draw.choice(pairs)
+    context["columns"] = HOLDS if "runs/table" in name else {}
     return {"model": f"runs/{name}", "data": [data], "device": "cpu", **({"out": "out.csv"} if draw.random() < 0.5 else {})}
 
 
@@ -404,7 +429,7 @@ def _track(draw: random.Random, context: dict[str, Any]) -> Wanted:
 
 
 def _results(draw: random.Random, context: dict[str, Any]) -> Wanted:
-    wanted: Wanted = {"folder": draw.choice((_run(draw), "runs"))}
+    wanted: Wanted = {"folder": draw.choice((_run(draw), "runs", "runs/compared"))}
     wanted |= {"query": draw.choice(QUERIES)} if draw.random() < 0.4 else {}
     wanted |= {"columns": draw.sample(VALID["columns"], 2)} if draw.random() < 0.3 else {}
     return wanted | ({"group": ["algorithm"]} if draw.random() < 0.3 else {})
@@ -420,16 +445,16 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
     ("track",): _track,
     ("results",): _results,
     ("resume",): lambda draw, context: {"folder": _run(draw), "device": "cpu", "at_once": "1"},
-    ("show",): lambda draw, context: {"folder": draw.choice((_run(draw), "runs"))},
+    ("show",): lambda draw, context: {"folder": draw.choice((_run(draw), "runs", "runs/compared"))},
     ("export",): lambda draw, context: {
-        **{"model": _run(draw), "format": draw.choice(("safetensors", "safetensors", "torch-export")), "out": "out"}
+        **{"model": _run(draw, "table", "number", "image", "fit"), "format": draw.choice(("safetensors", "safetensors", "torch-export")), "out": "out"}
     },
-    ("report",): lambda draw, context: {"runs": [draw.choice((_run(draw), "runs"))], "out": "out.html"},
+    ("report",): lambda draw, context: {"runs": [draw.choice((_run(draw), "runs", "runs/compared"))], "out": "out.html"},
     ("list",): lambda draw, context: {"what": draw.choice(("algorithms", "datasets")), "names": []},
-    ("evaluate",): lambda draw, context: {"predictions": [draw.choice(world.PREDICTIONS)]},
-    ("data", "check"): lambda draw, context: {"folder": draw.choice((*world.TABLES, *world.IMAGES)), "workers": "1"},
+    ("evaluate",): lambda draw, context: {"predictions": [world.PREDICTIONS[0]]},
+    ("data", "check"): lambda draw, context: {"folder": draw.choice((*world.TABLES, "images", "patients.xlsx")), "workers": "1"},
     ("data", "fake"): lambda draw, context: {"what": "wilds", "folder": "out", "only": ["poverty"]},
-    ("data", "get"): lambda draw, context: {"names": [draw.choice(("heart", "pacs"))], "to": "out", "mirror": "folder.csv"},
+    ("data", "get"): lambda draw, context: {"names": [draw.choice(("heart", "pacs"))], "to": "out", "mirror": "folder.csv", "plan": []},
 }
 
 

@@ -59,17 +59,22 @@ class Subject:
     """Parameters that go through ``**options``."""
     allowed: tuple[str, ...] = ()
     """Names of errors that are right beside InputError: scikit-learn's contract for its estimators."""
+    of: str = ""
+    """Whose signature it has, where it is a method of what is loaded from a folder."""
 
     def parameters(self) -> dict[str, str]:
         """Name and annotation of each."""
+        every = inspect.signature(evaluate(self.of or self.name)).parameters.values()
         found = {
             p.name: str(p.annotation)
-            for p in inspect.signature(evaluate(self.name)).parameters.values()
-            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+            for p in every
+            if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "self"
         }
         if self.spread is not None:
-            found |= {name: str(a) for name, a in self.spread().items()}
-        return found | {name: "Any" for name in self.valid if name not in found}
+            return found | {name: str(a) for name, a in self.spread().items()}
+        if any(p.kind is p.VAR_KEYWORD for p in every):
+            found |= {name: "Any" for name in self.valid if name not in found}
+        return found
 
 
 def _options() -> dict[str, Any]:
@@ -174,9 +179,9 @@ SUBJECTS = (
     ),
     Subject("Options", OPTIONS, ("steps",)),
     Subject("shoal.load", {"folder": ("'runs/table'", "Path('runs/image')", "'runs/fit'")} | {"model": ("None",)}, ("folder",)),
-    Subject("MODEL.predict", {"source": TABLE[:2], "column": ("None",), "workers": ("0",)}, ("source",)),
-    Subject("IMAGES.predict", {"source": ("'images'", "['one.png']"), "column": ("None",), "workers": ("0",)}, ("source",)),
-    Subject("FITTED.predict_proba", {"source": ("X", "X.numpy()"), "column": ("None",), "workers": ("0",)}, ("source",)),
+    Subject("MODEL.predict", {"source": TABLE[:2], "column": ("None",), "workers": ("0",)}, ("source",), of="shoal.Trained.predict"),
+    Subject("IMAGES.predict", {"source": ("'images'", "['one.png']"), "column": ("None",), "workers": ("0",)}, ("source",), of="shoal.Trained.predict"),
+    Subject("FITTED.predict_proba", {"source": ("X", "X.numpy()"), "column": ("None",), "workers": ("0",)}, ("source",), of="shoal.Trained.predict"),
     Subject(
         "shoal.score",
         {"model": ("'runs/table'", "MODEL"), "data": TABLE[:2], "device": ("'cpu'",), "workers": ("0",), "column": ("None",)}
@@ -333,20 +338,19 @@ class _Estimators:
         return estimator.fit(X, own["Y"].numpy() if Y is None else Y, groups).predict(X)
 
 
-class _Lazy(dict[str, Any]):
-    """Models are loaded when an expression names them."""
+FOLDERS = {"MODEL": "runs/table", "IMAGES": "runs/image", "FITTED": "runs/fit"}
 
-    def __missing__(self, name: str) -> Any:
-        folders = {"MODEL": "runs/table", "IMAGES": "runs/image", "FITTED": "runs/fit"}
-        if name not in folders:
-            raise KeyError(name)
-        import shoal
 
-        return shoal.load(folders[name])
+@functools.cache
+def _load(word: str) -> Any:
+    import shoal
+
+    return shoal.load(FOLDERS[word])
 
 
 def evaluate(expression: str) -> Any:
-    return eval(expression, {"__builtins__": __builtins__}, _Lazy(names()))
+    loaded = {word: _load(word) for word in FOLDERS if f"{word}." in expression or f"={word}" in expression}
+    return eval(expression, {**names(), **loaded})
 
 
 @functools.cache
@@ -362,7 +366,7 @@ def call(draw: random.Random) -> tuple[int, str]:
     chosen = dict.fromkeys(subject.required, "")
     chosen |= {name: "" for name in parameters if name in subject.valid and draw.random() < 0.1}
     chosen = {name: draw.choice(_valid(subject, name, parameters.get(name, ""))) for name in chosen}
-    for _ in range(draw.choice((1, 1, 1, 2))):
+    for _ in range(draw.choice((0, 1, 1, 1, 1, 2))):
         chosen[draw.choice(list(parameters))] = draw.choice(NASTY)
     given = ", ".join(f"{name}={value}" for name, value in chosen.items())
     return number, subject.more.format(f"{subject.name}({given})")
