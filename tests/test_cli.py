@@ -103,7 +103,7 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     assert all(e["cost"] and e["memory"] for e in entries.values())
     assert main(["list", "algorithms", "irm"]) == 0
     alone = capsys.readouterr().out
-    assert "weight=100.0, start=0.1" in alone
+    assert "weight=100.0: a number of at least 0; a search draws 10^U[-1, 5]" in alone
     assert "dann" not in alone
     assert main(["list", "algorithms", "imr"]) == 2
     assert "Did you mean 'irm'" in capsys.readouterr().err

@@ -794,14 +794,14 @@ def test_repr_shows_the_settings_and_the_inner_optimizer():
         ({"inner": "adam"}, "inner must be a torch optimizer, got str"),
         ({"inner": SGD}, "inner must be a torch optimizer, got type"),
         *(
-            ({"inner_steps": bad}, f"inner_steps must be a whole number of at least 1, got {bad!r}")
+            ({"inner_steps": bad}, f"inner_steps of Fish must be a whole number of at least 1, got {bad!r}")
             for bad in (0, -2, 1.5, True, "3", None)
         ),
         *(
-            ({"meta_lr": bad}, f"meta_lr must be above 0 and at most 1, got {bad}")
+            ({"meta_lr": bad}, f"meta_lr of Fish must be a number above 0 and at most 1, got {bad}")
             for bad in (0, -1, 1.5, float("nan"), float("inf"))
         ),
-        ({"inner_state": "cary"}, "inner_state must be 'carry' or 'reset', got 'cary'"),
+        ({"inner_state": "cary"}, "inner_state of Fish must be 'carry' or 'reset', got 'cary'"),
     ],
     ids=lambda x: next(f"{k}={v!r}" for k, v in x.items()) if isinstance(x, dict) else "",
 )

@@ -18,11 +18,18 @@ class InputError(ValueError):
     """
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of ``known`` that was probably meant."""
+    found = difflib.get_close_matches(str(name)[:100].lower(), list(known), n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
-    near = difflib.get_close_matches(str(name).lower(), known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    near = nearest(name, known)
+    hint = f" Did you mean {near!r}?" if near else ""
+    name = name if len(str(name)) <= 100 else f"{str(name)[:80]}…"
     return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
 
 

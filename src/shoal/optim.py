@@ -6,13 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from shoal.errors import InputError
+from shoal.settings import Range, checked
 
 
 class Fish(Optimizer):
@@ -56,21 +57,16 @@ class Fish(Optimizer):
     # GradScaler then calls step() also when it found an infinite gradient, and tells so in `found_inf`.
     _step_supports_amp_scaling = True
 
+    @checked
     def __init__(
         self,
         inner: Optimizer,
-        inner_steps: int,
-        meta_lr: float = 0.5,
+        inner_steps: Annotated[int, Range(1)],
+        meta_lr: Annotated[float, Range(above=0, most=1)] = 0.5,
         inner_state: Literal["carry", "reset"] = "carry",
     ) -> None:
         if not isinstance(inner, Optimizer):
             raise InputError(f"inner must be a torch optimizer, got {type(inner).__name__}.")
-        if isinstance(inner_steps, bool) or not isinstance(inner_steps, int) or inner_steps < 1:
-            raise InputError(f"inner_steps must be a whole number of at least 1, got {inner_steps!r}.")
-        if not 0 < meta_lr <= 1:
-            raise InputError(f"meta_lr must be above 0 and at most 1, got {meta_lr}.")
-        if inner_state not in ("carry", "reset"):
-            raise InputError(f"inner_state must be 'carry' or 'reset', got {inner_state!r}.")
         # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
         super().__setstate__(
             {

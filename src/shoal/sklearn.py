@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.algorithms import Algorithm, algorithm_class, settings_of
+from shoal.algorithms import Algorithm, algorithm_class, check_settings
 from shoal.bench.config import OPTIMIZERS
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
@@ -141,7 +141,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
                 f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {self.settings!r}."
             )
         settings = dict(self.settings or {})
-        check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
+        settings = check_settings(cls, settings)
         if len(domains) > 1 or not (cls.compares_domains or cls.knows_domains):
             drawn = {"draw": self.draw, "domains_per_step": self.domains_per_step}
             return {"algorithm": cls, "settings": settings, **drawn}

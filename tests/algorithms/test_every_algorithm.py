@@ -12,6 +12,7 @@ import shoal
 from shoal.algorithms import algorithm_class, build, registry, settings_of
 from shoal.errors import InputError
 from shoal.models import FeatureModel
+from shoal.settings import search_space
 
 
 def test_a_file_in_the_folder_is_an_algorithm() -> None:
@@ -99,7 +100,7 @@ class TestEveryAlgorithm:
         settings = settings_of(cls)
         assert inspect.Parameter.empty not in settings.values()
         build(name, network(), nn.functional.cross_entropy, TASK, **settings)
-        for setting, space in cls.search_space.items():
+        for setting, space in search_space(cls).items():
             assert space["default"] == settings[setting]
 
     def test_refuses_a_setting_it_does_not_know(self, name: str) -> None:

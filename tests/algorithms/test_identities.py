@@ -254,11 +254,11 @@ class TestIDGM:
     @pytest.mark.parametrize(
         ("setting", "message"),
         [
-            ({"trust": 0.0}, "trust must be positive.*got 0.0"),
-            ({"trust": -1.0}, "trust must be positive.*got -1.0"),
-            ({"gamma": -1.0}, "weight must not be negative, got -1.0"),
-            ({"start": -3}, "start must not be negative, got -3"),
-            ({"method": "exakt"}, "unknown method 'exakt'. Did you mean 'exact'"),
+            ({"trust": 0.0}, "trust of IDGM must be a number above 0 or None.*got 0.0"),
+            ({"trust": -1.0}, "trust of IDGM must be a number above 0.*got -1.0"),
+            ({"gamma": -1.0}, "gamma of IDGM must be a number of at least 0, got -1.0"),
+            ({"start": -3}, "start of IDGM must be a number of steps of at least 0 .*, got -3"),
+            ({"method": "exakt"}, "method of IDGM must be 'exact' .* got 'exakt'. Did you mean 'exact'"),
         ],
     )
     def test_wrong_settings_are_refused_when_it_is_made(self, setting: dict[str, Any], message: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.bench.search import OPTIMIZER_SPACE, candidates, draw
 from shoal.errors import InputError
+from shoal.settings import search_space
 
 SPACE: dict[str, dict[str, Any]] = {
     "weight": {"default": 1.0, "log10": [-2, 1]},
@@ -123,4 +124,5 @@ def test_every_search_space_is_of_the_algorithms_settings(name: str) -> None:
     """Candidate 0 leaves the defaults unsaid, so both must say the same."""
     cls = algorithm_class(name)
     own = settings_of(cls)
-    assert {s: own.get(s) for s in cls.search_space} == draw(cls.search_space, 0, 0)
+    space = search_space(cls)
+    assert {s: own.get(s) for s in space} == draw(space, 0, 0)

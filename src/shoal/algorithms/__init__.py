@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -12,7 +13,10 @@ from shoal.data.batch import Task
 from shoal.errors import InputError, check_names
 from shoal.models import FeatureModel
 from shoal.registry import Registry
+from shoal.settings import check, settings
 
+GIVEN = ("model", "loss", "task")
+"""What every algorithm is made from, beside its settings."""
 registry = Registry("algorithm", "shoal.algorithms", support=frozenset({"base", "penalty"}))
 
 
@@ -31,12 +35,7 @@ def algorithm_class(name: str) -> type[Algorithm]:
 
 def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
     """The settings an algorithm takes, with their defaults, those of its parents included."""
-    found: dict[str, Any] = {}
-    for cls in reversed(algorithm.__mro__):
-        if "__init__" in vars(cls) and issubclass(cls, Algorithm):
-            parameters = inspect.signature(cls.__init__).parameters.values()
-            found |= {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    return found
+    return {name: s.default for name, s in settings(algorithm).items() if name not in GIVEN}
 
 
 def build(
@@ -44,9 +43,15 @@ def build(
 ) -> Algorithm:
     """An algorithm by name or class, with its settings checked against the ones it takes."""
     cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
-    check_names(f"setting of {cls.__name__}:", settings, settings_of(cls))
+    settings = check_settings(cls, settings)
     check_fit(cls, model, task)
     return cls(model, loss, task, **settings)
+
+
+def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as the algorithm takes them; raises InputError where it does not."""
+    check_names(f"setting of {cls.__name__}:", given, settings_of(cls))
+    return check(cls, given, cls.__name__)
 
 
 def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
@@ -64,4 +69,13 @@ def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
         raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
 
 
-__all__ = ["Algorithm", "Loss", "algorithm_class", "build", "check_fit", "registry", "settings_of"]
+__all__ = [
+    "Algorithm",
+    "Loss",
+    "algorithm_class",
+    "build",
+    "check_fit",
+    "check_settings",
+    "registry",
+    "settings_of",
+]

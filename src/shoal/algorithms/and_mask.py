@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
+from shoal.settings import Range, uniform
 
 
 class ANDMask(Algorithm):
@@ -30,14 +31,16 @@ class ANDMask(Algorithm):
     passes = "apart"
     compares_domains = True
     capturable = True
-    search_space = {"tau": {"default": 1.0, "uniform": [0.5, 1.0]}}  # noqa: RUF012
 
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, tau: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1.0))] = 1.0,
+    ) -> None:
         super().__init__(model, loss, task)
-        if not 0 <= tau <= 1:
-            raise InputError(
-                f"tau must lie between 0 (all gradients) and 1 (only where all agree), got {tau}."
-            )
         self.tau = tau
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:

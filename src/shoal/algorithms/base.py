@@ -16,6 +16,7 @@ from shoal.data.batch import DomainBatch, Task, cut, pool
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
 from shoal.gradients import Parts
+from shoal.settings import checked
 
 Loss = Callable[[Any, Tensor], Tensor]
 Log = dict[str, Tensor]
@@ -86,9 +87,9 @@ class Algorithm(nn.Module):
     * :meth:`step` if it is an update rule,
 
     and states how its batches are drawn. Its settings are keyword arguments of ``__init__`` with the paper's
-    defaults. Whatever it remembers between steps is a parameter or a buffer, so that it is saved with the
-    rest; what it keeps for each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over
-    examples.
+    defaults and what they may be (:mod:`shoal.settings`), which is checked before they come in. Whatever it
+    remembers between steps is a parameter or a buffer, so that it is saved with the rest; what it keeps for
+    each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over examples.
     """
 
     family: ClassVar[str] = ""
@@ -115,9 +116,13 @@ class Algorithm(nn.Module):
     """Draws random numbers of its own."""
     capturable: ClassVar[bool] = False
     """A step is the same sequence of tensor operations whatever the batches hold, their domain included."""
-    search_space: ClassVar[Mapping[str, Any]] = {}
 
     numbers: Tensor
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "__init__" in vars(cls):
+            cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task) -> None:
         super().__init__()

@@ -23,7 +23,6 @@ class CORAL(Penalised):
     family = "feature alignment"
     reference = "Sun & Saenko 2016"
     needs_features = True
-    search_space = {"weight": {"default": 1.0, "log10": [-1, 1]}}  # noqa: RUF012
 
     def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
         means, covariances = [], []

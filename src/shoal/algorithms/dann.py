@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, check_state
-from shoal.algorithms.penalty import PenaltyWeight, flat
+from shoal.algorithms.penalty import PenaltyWeight, Steps, flat
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
 from shoal.gradients import gradient
+from shoal.settings import Range, choice, log2, log10
 
 
 class DANN(Algorithm):
@@ -43,13 +44,6 @@ class DANN(Algorithm):
     needs_features = True
     trains_adversary = True
     capturable = True
-    search_space = {  # noqa: RUF012
-        "weight": {"default": 1.0, "log10": [-2, 2]},
-        "adversary_steps": {"default": 1, "log2": [0, 3], "whole": True},
-        "gradient_penalty": {"default": 0.0, "log10": [-2, 1]},
-        "adversary_lr": {"default": 1e-3, "log10": [-4.5, -2.5]},
-        "beta1": {"default": 0.5, "choice": [0.0, 0.5]},
-    }
 
     def __init__(
         self,
@@ -57,25 +51,17 @@ class DANN(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 1.0,
-        start: float = 0,
-        ramp: float = 0,
-        adversary_steps: int = 1,
-        gradient_penalty: float = 0.0,
-        adversary_lr: float = 1e-3,
-        beta1: float = 0.5,
-        width: int = 256,
-        depth: int = 3,
+        weight: Annotated[float, Range(0, search=log10(-2, 2))] = 1.0,
+        start: Steps = 0,
+        ramp: Steps = 0,
+        adversary_steps: Annotated[int, Range(1, 100, search=log2(0, 3))] = 1,
+        gradient_penalty: Annotated[float, Range(0, search=log10(-2, 1))] = 0.0,
+        adversary_lr: Annotated[float, Range(above=0, most=1e6, search=log10(-4.5, -2.5))] = 1e-3,
+        beta1: Annotated[float, Range(0, below=1, search=choice(0.0, 0.5))] = 0.5,
+        width: Annotated[int, Range(1, 2**14)] = 256,
+        depth: Annotated[int, Range(1, 100)] = 3,
     ) -> None:
         super().__init__(model, loss, task)
-        for name, value in (("adversary_steps", adversary_steps), ("width", width), ("depth", depth)):
-            if not value >= 1:
-                raise InputError(f"{name} must be at least 1, got {value}.")
-        if not adversary_lr > 0 or not gradient_penalty >= 0 or not 0 <= beta1 < 1:
-            raise InputError(
-                "adversary_lr must be positive, gradient_penalty not negative and beta1 in [0, 1), got "
-                f"{adversary_lr}, {gradient_penalty} and {beta1}."
-            )
         assert task.features is not None
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty

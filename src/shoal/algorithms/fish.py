@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
 from shoal.optim import Fish as FishOptimizer
+from shoal.settings import Range, choice
 
 
 class Fish(Algorithm):
@@ -37,7 +37,6 @@ class Fish(Algorithm):
     passes = "apart"
     compares_domains = True
     capturable = True
-    search_space = {"meta_lr": {"default": 0.5, "choice": [0.05, 0.1, 0.5]}}  # noqa: RUF012
 
     def __init__(
         self,
@@ -45,13 +44,11 @@ class Fish(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        meta_lr: float = 0.5,
+        meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5,
         inner_state: Literal["carry", "reset"] = "carry",
         buffers: Literal["walk", "interpolate"] = "walk",
     ) -> None:
         super().__init__(model, loss, task)
-        if buffers not in ("walk", "interpolate"):
-            raise InputError(f"buffers must be 'walk' or 'interpolate', got {buffers!r}.")
         self.settings: dict[str, Any] = {"meta_lr": meta_lr, "inner_state": inner_state}
         self.buffers_mode = buffers
 

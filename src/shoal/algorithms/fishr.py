@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, View, check_state, full_precision
-from shoal.algorithms.penalty import Penalised, flat, plain_output
+from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, flat, plain_output
 from shoal.data.batch import Task
 from shoal.errors import InputError
+from shoal.settings import Range, log10, uniform
 
 RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
 
@@ -42,11 +43,6 @@ class Fishr(Penalised):
     reference = "Rame et al. 2022"
     needs_features = True
     knows_domains = True
-    search_space = {  # noqa: RUF012
-        "weight": {"default": 1000.0, "log10": [1, 4]},
-        "start": {"default": 0.3, "uniform": [0.0, 1.0]},
-        "ema": {"default": 0.95, "uniform": [0.9, 0.99]},
-    }
 
     variances: Tensor
 
@@ -56,14 +52,12 @@ class Fishr(Penalised):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 1000.0,
-        start: float = 0.3,
-        ramp: float = 0,
-        ema: float = 0.95,
+        weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
+        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=uniform(0.0, 1.0))] = 0.3,
+        ramp: Steps = 0,
+        ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
-        if not 0 <= ema < 1:
-            raise InputError(f"ema must be at least 0 and below 1, got {ema}.")
         self.ema = ema
         head: Any = model.head
         self.place, last = _linear(head)

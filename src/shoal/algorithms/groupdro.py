@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, View
 from shoal.data.batch import Task
-from shoal.errors import InputError
+from shoal.settings import Range, log10
 
 
 class GroupDRO(Algorithm):
@@ -29,14 +30,18 @@ class GroupDRO(Algorithm):
     compares_domains = True
     knows_domains = True
     capturable = True
-    search_space = {"step_size": {"default": 0.01, "log10": [-3, -1]}}  # noqa: RUF012
 
     log_weights: Tensor
 
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, step_size: float = 0.01) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        step_size: Annotated[float, Range(0, search=log10(-3, -1))] = 0.01,
+    ) -> None:
         super().__init__(model, loss, task)
-        if not step_size >= 0:
-            raise InputError(f"step_size must not be negative, got {step_size}.")
         self.step_size = step_size
         self.register_buffer("log_weights", torch.zeros(task.domains, dtype=torch.float64))
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import get_args
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.algorithms.penalty import PenaltyWeight
+from shoal.algorithms.penalty import PenaltyWeight, Steps
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError, check_names
 from shoal.gradients import Method, inner_product, match
+from shoal.settings import Range, choice, log10
 
 
 class IDGM(Algorithm):
@@ -46,10 +46,6 @@ class IDGM(Algorithm):
     capturable = True
     second_order = True
     repeats_passes = True
-    search_space = {  # noqa: RUF012
-        "gamma": {"default": 1.0, "log10": [-2, 1]},
-        "trust": {"default": 0.9, "choice": [0.5, 0.8, 0.9]},
-    }
 
     def __init__(
         self,
@@ -57,18 +53,15 @@ class IDGM(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        gamma: float = 1.0,
+        gamma: Annotated[float, Range(0, search=log10(-2, 1))] = 1.0,
         normalize: bool = True,
-        trust: float | None = 0.9,
-        start: float = 0,
-        ramp: float = 0,
+        trust: Annotated[float | None, Range(above=0, search=choice(0.5, 0.8, 0.9))] = 0.9,
+        start: Steps = 0,
+        ramp: Steps = 0,
         method: Method = "exact",
-        softening: float = 0.0,
+        softening: Annotated[float, Range(0)] = 0.0,
     ) -> None:
         super().__init__(model, loss, task)
-        if trust is not None and not trust > 0:
-            raise InputError(f"trust must be positive, or None for no limit, got {trust}.")
-        check_names("method", [method], get_args(Method))
         self.trust = trust
         self.gamma = PenaltyWeight(gamma, start, ramp, steps=task.steps)
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)

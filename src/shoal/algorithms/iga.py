@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import get_args
+from typing import Annotated
 
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.algorithms.penalty import PenaltyWeight
+from shoal.algorithms.penalty import PenaltyWeight, Steps
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import check_names
 from shoal.gradients import Method, match
+from shoal.settings import Range, log10
 
 
 class IGA(Algorithm):
@@ -38,7 +38,6 @@ class IGA(Algorithm):
     capturable = True
     second_order = True
     repeats_passes = True
-    search_space = {"weight": {"default": 1000.0, "log10": [1, 5]}}  # noqa: RUF012
 
     def __init__(
         self,
@@ -46,13 +45,12 @@ class IGA(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 1000.0,
-        start: float = 0,
-        ramp: float = 0,
+        weight: Annotated[float, Range(0, search=log10(1, 5))] = 1000.0,
+        start: Steps = 0,
+        ramp: Steps = 0,
         method: Method = "exact",
     ) -> None:
         super().__init__(model, loss, task)
-        check_names("method", [method], get_args(Method))
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.matching = partial(match, measure="variance", method=method, model=model)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, View
-from shoal.algorithms.penalty import Penalised, plain_output
+from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, plain_output
 from shoal.data.batch import Task
+from shoal.settings import Range, log10
 
 
 class IRM(Penalised):
@@ -27,10 +29,6 @@ class IRM(Penalised):
     family = "invariant predictor"
     reference = "Arjovsky et al. 2019"
     before = 1.0
-    search_space = {  # noqa: RUF012
-        "weight": {"default": 100.0, "log10": [-1, 5]},
-        "start": {"default": 0.1, "log10": [-3.7, 0.3]},
-    }
 
     def __init__(
         self,
@@ -38,9 +36,9 @@ class IRM(Penalised):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 100.0,
-        start: float = 0.1,
-        ramp: float = 0,
+        weight: Annotated[float, Range(0, search=log10(-1, 5))] = 100.0,
+        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
+        ramp: Steps = 0,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 

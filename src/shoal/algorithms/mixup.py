@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, full_precision
 from shoal.data.batch import DomainBatch, Task, tensors_in
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.models import FeatureModel
-
-Where = Literal["input", "features"]
+from shoal.settings import Range, log10
 
 
 class Mixup(Algorithm):
@@ -38,15 +37,17 @@ class Mixup(Algorithm):
     compares_domains = True
     draws_numbers = True
     capturable = True
-    search_space = {"alpha": {"default": 0.2, "log10": [-1, 1]}}  # noqa: RUF012
 
     def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, alpha: float = 0.2, where: Where = "input"
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        alpha: Annotated[float, Range(above=0, search=log10(-1, 1))] = 0.2,
+        where: Literal["input", "features"] = "input",
     ) -> None:
         super().__init__(model, loss, task)
-        if not alpha > 0:
-            raise InputError(f"alpha must be positive, got {alpha}.")
-        check_names("where", [where], get_args(Where))
         if where == "features" and not isinstance(model, FeatureModel):
             raise InputError(
                 "where='features' needs a shoal.models.FeatureModel(features, head), your model in two "

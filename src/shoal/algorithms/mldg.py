@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import leaves_no_trace, random_state
-
-Order = Literal["first", "exact"]
+from shoal.settings import Range, log10
 
 
 class MLDG(Algorithm):
@@ -38,10 +38,6 @@ class MLDG(Algorithm):
     passes = "apart"
     compares_domains = True
     capturable = True
-    search_space = {  # noqa: RUF012
-        "beta": {"default": 1.0, "log10": [-1, 1]},
-        "inner_lr": {"default": 0.1, "log10": [-2, 0]},
-    }
 
     def __init__(
         self,
@@ -49,26 +45,24 @@ class MLDG(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        beta: float = 1.0,
-        inner_lr: float = 0.1,
-        held_out: int = 1,
-        order: Order = "first",
+        beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
+        inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
+        held_out: Annotated[int, Range(1)] = 1,
+        order: Literal["first", "exact"] = "first",
     ) -> None:
         super().__init__(model, loss, task)
-        for name, value in (("beta", beta), ("inner_lr", inner_lr)):
-            if not value >= 0:
-                raise InputError(f"{name} must not be negative, got {value}.")
-        if not held_out >= 1:
-            raise InputError(f"held_out must be at least 1, got {held_out}.")
-        check_names("order", [order], get_args(Order))
         self.beta, self.inner_lr, self.held_out = beta, inner_lr, held_out
         self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        if self.held_out >= len(batches):
+    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
+        if self.held_out >= domains_per_step:
             raise InputError(
-                f"held_out={self.held_out} leaves none of {len(batches)} domains a step for the virtual step."
+                f"held_out={self.held_out} leaves none of {domains_per_step} domains per step for the "
+                "virtual step."
             )
+        return optimizer
+
+    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
         kept, held = batches[: -self.held_out], batches[-self.held_out :]
         before = random_state(self.model) if self.second_order else None
         g, log = self.mean_gradient(kept, engine)

@@ -25,7 +25,6 @@ class MMD(Penalised):
     family = "feature alignment"
     reference = "Li et al. CVPR 2018"
     needs_features = True
-    search_space = {"weight": {"default": 1.0, "log10": [-1, 1]}}  # noqa: RUF012
 
     def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
         count = len(views)

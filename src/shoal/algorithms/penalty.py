@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,13 @@ from torch import Tensor, nn
 from shoal.algorithms.base import Algorithm, Log, Loss, View
 from shoal.data.batch import Task
 from shoal.errors import InputError
+from shoal.settings import Range, checked, log10
 
 USUAL_STEPS = 5000
+STEPS = Range(0, what="a number of steps")
+SHARE = Range(0, 2, what="a share of the training")
+"""More than 1 is after its end: never."""
+Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
 
 
 class PenaltyWeight(nn.Module):
@@ -32,21 +36,17 @@ class PenaltyWeight(nn.Module):
 
     count: Tensor
 
+    @checked
     def __init__(
         self,
-        weight: float,
-        start: float = 0,
-        ramp: float = 0,
+        weight: Annotated[float, Range(0)],
+        start: Steps = 0,
+        ramp: Steps = 0,
         before: float = 0.0,
         steps: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in (("weight", weight), ("start", start), ("ramp", ramp)):
-            if not value >= 0:
-                raise InputError(f"the penalty's {name} must not be negative, got {value}.")
-            if value == math.inf:
-                raise InputError(f"the penalty's {name} must be finite, got {value}.")
-        self.weight = float(weight)
+        self.weight = weight
         self.before = min(before, self.weight)
         self.start = _steps(start, steps)
         self.ramp = _steps(ramp, steps)
@@ -83,9 +83,9 @@ class Penalised(Algorithm):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 1.0,
-        start: float = 0,
-        ramp: float = 0,
+        weight: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
+        start: Steps = 0,
+        ramp: Steps = 0,
     ) -> None:
         super().__init__(model, loss, task)
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task, pool
-from shoal.errors import InputError
 from shoal.gradients import inner_product, moved
 from shoal.replay import leaves_no_trace, random_state
+from shoal.settings import Range, log10
 
 
 class SAM(Algorithm):
@@ -31,12 +32,16 @@ class SAM(Algorithm):
     additive = True
     capturable = True
     repeats_passes = True
-    search_space = {"rho": {"default": 0.05, "log10": [-2, 0]}}  # noqa: RUF012
 
-    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, rho: float = 0.05) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        rho: Annotated[float, Range(0, search=log10(-2, 0))] = 0.05,
+    ) -> None:
         super().__init__(model, loss, task)
-        if not rho >= 0:
-            raise InputError(f"rho must not be negative, got {rho}.")
         self.rho = rho
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from shoal.algorithms.and_mask import rescaled
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
+from shoal.settings import Range, log10, uniform
 
 
 class SANDMask(Algorithm):
@@ -32,19 +33,17 @@ class SANDMask(Algorithm):
     passes = "apart"
     compares_domains = True
     capturable = True
-    search_space = {  # noqa: RUF012
-        "tau": {"default": 0.5, "uniform": [0.0, 0.9]},
-        "k": {"default": 10.0, "log10": [-3, 5]},
-    }
 
     def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, tau: float = 0.5, k: float = 10.0
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        tau: Annotated[float, Range(0, below=1, search=uniform(0.0, 0.9))] = 0.5,
+        k: Annotated[float, Range(above=0, search=log10(-3, 5))] = 10.0,
     ) -> None:
         super().__init__(model, loss, task)
-        if not 0 <= tau < 1:
-            raise InputError(f"tau must be at least 0 and below 1, where nothing passes, got {tau}.")
-        if not k > 0:
-            raise InputError(f"k must be positive, got {k}.")
         self.tau, self.k = tau, k
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from shoal.algorithms.base import Engine, Log, Loss
 from shoal.algorithms.fish import Fish
 from shoal.data.batch import DomainBatch, Task
-from shoal.errors import InputError
 from shoal.optim import Fish as FishOptimizer
 from shoal.optim import clone_state, copy_where
 from shoal.replay import leaves_no_trace
+from shoal.settings import Range, choice
 
 
 class SmoothFish(Fish):
@@ -33,17 +33,17 @@ class SmoothFish(Fish):
     """
 
     repeats_passes = True
-    search_space = {  # noqa: RUF012
-        **Fish.search_space,
-        "gamma": {"default": 0.5, "choice": [0.1, 0.2, 0.5, 0.8]},
-    }
 
     def __init__(
-        self, model: nn.Module, loss: Loss, task: Task, *, gamma: float = 0.5, **fish_settings: Any
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        gamma: Annotated[float, Range(0, 1, search=choice(0.1, 0.2, 0.5, 0.8))] = 0.5,
+        **fish_settings: Any,
     ) -> None:
         super().__init__(model, loss, task, **fish_settings)
-        if not 0 <= gamma <= 1:
-            raise InputError(f"gamma must lie between 0 (ERM) and 1 (Fish), got {gamma}.")
         self.gamma = gamma
 
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, View
-from shoal.algorithms.penalty import Penalised
+from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps
 from shoal.data.batch import Task
+from shoal.settings import Range, log10
 
 
 class VREx(Penalised):
@@ -22,10 +24,6 @@ class VREx(Penalised):
     family = "risk extrapolation"
     reference = "Krueger et al. 2021"
     before = 1.0
-    search_space = {  # noqa: RUF012
-        "weight": {"default": 10.0, "log10": [-1, 5]},
-        "start": {"default": 0.1, "log10": [-3.7, 0.3]},
-    }
 
     def __init__(
         self,
@@ -33,9 +31,9 @@ class VREx(Penalised):
         loss: Loss,
         task: Task,
         *,
-        weight: float = 10.0,
-        start: float = 0.1,
-        ramp: float = 0,
+        weight: Annotated[float, Range(0, search=log10(-1, 5))] = 10.0,
+        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
+        ramp: Steps = 0,
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 

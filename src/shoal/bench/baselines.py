@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -34,8 +34,9 @@ from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.models import FeatureModel, build
+from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.card import files_beside
 from shoal.training.evaluate import Scores, scored
 from shoal.training.history import Point
@@ -56,17 +57,33 @@ SUMMARIES = {
     RIDGE: "A linear model: scikit-learn's least squares with an L2 penalty.",
     BOOSTING: "Decision trees: scikit-learn's gradient boosting, the number of trees chosen on validation.",
 }
-SPACES: dict[str, Space] = {
-    MAJORITY: {},
-    BOOSTING: {
-        "learning_rate": {"default": 0.1, "log10": [-2, -0.5]},
-        "max_leaf_nodes": {"default": 31, "log2": [2, 6], "whole": True},
-        "min_samples_leaf": {"default": 20, "log2": [1, 6], "whole": True},
-        "l2_regularization": {"default": 0.0, "log10": [-3, 2]},
-    },
-    LOGISTIC: {"C": {"default": 1.0, "log10": [-3, 2]}},
-    RIDGE: {"alpha": {"default": 1.0, "log10": [-2, 3]}},
+
+
+@dataclass
+class BoostingSettings:
+    learning_rate: Annotated[float, Range(above=0, most=1e6, search=log10(-2, -0.5))] = 0.1
+    max_leaf_nodes: Annotated[int, Range(2, 2**16, search=log2(2, 6))] = 31
+    min_samples_leaf: Annotated[int, Range(1, 2**31, search=log2(1, 6))] = 20
+    l2_regularization: Annotated[float, Range(0, search=log10(-3, 2))] = 0.0
+
+
+@dataclass
+class LogisticSettings:
+    C: Annotated[float, Range(above=0, search=log10(-3, 2))] = 1.0
+
+
+@dataclass
+class RidgeSettings:
+    alpha: Annotated[float, Range(0, search=log10(-2, 3))] = 1.0
+
+
+SETTINGS: dict[str, type] = {
+    MAJORITY: object,
+    BOOSTING: BoostingSettings,
+    LOGISTIC: LogisticSettings,
+    RIDGE: RidgeSettings,
 }
+SPACES: dict[str, Space] = {name: search_space(taken) for name, taken in SETTINGS.items()}
 TREES, LOOK = 200, 20
 """How many rounds of boosting there are at most, and after how many the model is judged. A round is one tree,
 or one for each class where there are more than two."""
@@ -170,16 +187,16 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
     return record
 
 
-def check(config: RunConfig) -> None:
+def check_baseline(config: RunConfig) -> None:
     """Refuses settings that the baseline does not have."""
-    check_names(f"setting of {config.algorithm}:", config.settings, SPACES[config.algorithm])
+    check(SETTINGS[config.algorithm], config.settings, config.algorithm)
     if config.algorithm != MAJORITY and (why := lacking()):
         raise InputError(f"{config.algorithm} {why}.")
 
 
 def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
     """The record, and the network that is best on validation."""
-    check(config)
+    check_baseline(config)
     began = time.perf_counter()
     data = _data(config)
     if not applies(data):
@@ -411,13 +428,13 @@ def _threads(rows: int) -> AbstractContextManager[Any]:
 
 
 def _model(config: RunConfig, classes: int | None, features: int) -> Any:
-    settings = dict(config.settings)
+    settings = check(SETTINGS[config.algorithm], config.settings, config.algorithm)
     if config.algorithm == BOOSTING:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         make = HistGradientBoostingRegressor if classes is None else HistGradientBoostingClassifier
         bins = min(max(BINS // features, 31), 255)
-        return make(early_stopping=False, random_state=config.seed, max_bins=bins, **settings)
+        return make(early_stopping=False, random_state=config.seed % 2**32, max_bins=bins, **settings)
     from sklearn.linear_model import LogisticRegression, Ridge
 
     return Ridge(**settings) if classes is None else LogisticRegression(max_iter=1000, **settings)

@@ -27,6 +27,7 @@ from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
+from shoal.settings import search_space
 
 OUT = 0.2
 """The share of a domain in its out-split."""
@@ -202,7 +203,7 @@ def _config(
     base: RunConfig, algorithm: str, model: str, sizes: Sizes, out: list[str], trial: int, number: int
 ) -> RunConfig:
     name, _, way = algorithm.partition(":")
-    space, options = algorithm_class(name).search_space, models.options_of(base.model or model)
+    space, options = search_space(algorithm_class(name)), models.options_of(base.model or model)
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
     return replace(
         base,

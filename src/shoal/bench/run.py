@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from shoal.algorithms import algorithm_class, registry, settings_of
+from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.protocol import resplit
 from shoal.bench.record import RunRecord, read_record
@@ -263,9 +263,9 @@ def check(config: RunConfig) -> None:
 
     sets.registry.module(config.dataset)
     if baselines.is_one(config):
-        baselines.check(config)
+        baselines.check_baseline(config)
         return
     if str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
         raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
     algorithm = algorithm_class(config.algorithm)
-    check_names(f"setting of {algorithm.__name__}:", config.settings, settings_of(algorithm))
+    check_settings(algorithm, config.settings)

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.algorithms import algorithm_class
 from shoal.data.sampler import key
 from shoal.errors import InputError
+from shoal.settings import search_space
 
 Space = Mapping[str, Mapping[str, Any]]
 """Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``; ``whole`` rounds."""
@@ -38,7 +39,7 @@ def candidates(algorithm: str, count: int, lr: float, seed: int = 0) -> list[Can
 
     A search with more candidates begins with those of a shorter one.
     """
-    space = algorithm_class(algorithm).search_space
+    space = search_space(algorithm_class(algorithm))
     check_space(space)
     drawn = [
         Candidate(n, draw(space, seed, n), draw(OPTIMIZER_SPACE, seed, n)) for n in range(1, max(1, count))

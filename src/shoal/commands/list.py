@@ -12,6 +12,7 @@ from shoal.errors import check_names
 
 if TYPE_CHECKING:
     from shoal.algorithms import Algorithm
+    from shoal.settings import Setting
 
 SUMMARY = "List the algorithms or the datasets."
 
@@ -54,7 +55,8 @@ def algorithms_costs() -> dict[str, Any]:
 
 
 def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
-    from shoal.algorithms import algorithm_class, settings_of
+    from shoal.algorithms import GIVEN, algorithm_class
+    from shoal.settings import settings
 
     cls = algorithm_class(name)
     return {
@@ -67,21 +69,26 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
         "needs": _needs(cls),
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),
-        "settings": settings_of(cls),
-        "search": {k: _space(v) for k, v in cls.search_space.items()},
+        **_settings({name: s for name, s in settings(cls).items() if name not in GIVEN}),
+    }
+
+
+def _settings(declared: dict[str, Setting], called: str = "settings") -> dict[str, Any]:
+    """Their defaults, what they may be, and from what a search draws them."""
+    spaces = {name: s.space() for name, s in declared.items()}
+    return {
+        called: {name: s.default for name, s in declared.items()},
+        "allowed": {name: s.words() for name, s in declared.items()},
+        "search": {name: _space(space) for name, space in spaces.items() if space},
     }
 
 
 def _baseline(name: str) -> dict[str, Any]:
-    from shoal.bench.baselines import SPACES, SUMMARIES
+    from shoal.bench.baselines import SETTINGS, SUMMARIES
+    from shoal.settings import settings
 
-    return {
-        "name": name,
-        "summary": SUMMARIES[name],
-        "family": "baseline",
-        "settings": {k: v["default"] for k, v in SPACES[name].items()},
-        "search": {k: _space({**v}) for k, v in SPACES[name].items()},
-    }
+    taken = _settings(settings(SETTINGS[name]))
+    return {"name": name, "summary": SUMMARIES[name], "family": "baseline", **taken}
 
 
 def _needs(cls: type[Algorithm]) -> list[str]:
@@ -126,14 +133,14 @@ def _footnote(costs: dict[str, Any]) -> str:
 
 
 def _dataset(name: str) -> dict[str, Any]:
-    import inspect
-
     from shoal.data.sets import registry
+    from shoal.settings import settings
 
     module = registry.module(name)
-    options = {p.name: p.default for p in inspect.signature(module.load).parameters.values()}
+    options = _settings(settings(module.load), "options")
+    del options["search"]
     domains = {"test takes": list(module.DOMAINS)} if hasattr(module, "DOMAINS") else {}
-    return {"name": name, "summary": module.SUMMARY, "options": options, **domains, "paper": module.PAPER}
+    return {"name": name, "summary": module.SUMMARY, **options, **domains, "paper": module.PAPER}
 
 
 def _in_full(entries: list[dict[str, Any]]) -> str:
@@ -142,10 +149,15 @@ def _in_full(entries: list[dict[str, Any]]) -> str:
     for entry in entries:
         lines.append(f"{entry['name']}: {entry['summary']}")
         for key, value in entry.items():
-            if key in ("name", "summary"):
+            if key in ("name", "summary", "allowed", "search"):
                 continue
             if isinstance(value, dict):
-                value = ", ".join(f"{k}={v}" for k, v in value.items())
+                lines += [f"    {key}:"] if value else [f"    {key}: none"]
+                for k, v in value.items():
+                    drawn = f"; a search draws {entry['search'][k]}" if k in entry.get("search", ()) else ""
+                    text = f"{k}={v}: {entry['allowed'][k]}{drawn}"
+                    lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 8)
+                continue
             if isinstance(value, list):
                 value = ", ".join(value)
             text = f"{key}: {'none' if value in (None, '') else value}"
