@@ -110,7 +110,7 @@ class Kind(NamedTuple):
             return [_take(self.items, item) for item in value]
         if not isinstance(value, wanted):
             raise TypeError
-        if "\0" in str(value):  # no name and no path has it
+        if isinstance(value, (str, Path)) and "\0" in str(value):  # no name and no path has it
             raise ValueError
         return value
 
@@ -137,7 +137,8 @@ class Kind(NamedTuple):
         if self.type in (int, float):
             noun = "a whole number" if self.type is int else "a number"
             return f"{self.range.what or noun}{self.range.words()}"
-        return {bool: "true or false", Mapping: "a mapping"}.get(self.type, "text")
+        known = {bool: "true or false", Mapping: "a mapping", Callable: "a function", str: "text", Path: "a path"}
+        return known.get(self.type) or f"a {self.type.__name__}"
 
 
 class Setting(NamedTuple):
@@ -270,8 +271,10 @@ def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # no
         return (Kind(annotation),)
     if origin in (list, tuple, Sequence):
         return (Kind(list, items=kinds_of(args[0]) if args else ()),)
-    if origin in (dict, Mapping):
-        return (Kind(Mapping),)
+    if origin in (dict, Mapping, Callable):
+        return (Kind(Callable if origin is Callable else Mapping),)
+    if inspect.isclass(annotation) and annotation not in (object, Any) and not origin:
+        return () if getattr(annotation, "_is_protocol", False) else (Kind(annotation),)
     return ()
 
 
@@ -288,6 +291,7 @@ def _take(kinds: Sequence[Kind], value: Any) -> Any:
     return value
 
 
+@functools.cache
 def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
     names, found = _names(function, cls), {}
     for p in inspect.signature(function).parameters.values():
