@@ -31,8 +31,10 @@ from shoal.commands import (
     track,
     train,
 )
+from shoal.commands.arguments import Parser
 from shoal.commands.showing import main_process
 from shoal.errors import InputError
+from shoal.settings import shown
 from shoal.terminal import printable
 
 COMMANDS = {
@@ -56,6 +58,10 @@ COMMANDS = {
 }
 
 
+NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+"""In the words of torch, which raises a RuntimeError."""
+
+
 class _Help(argparse.HelpFormatter):
     """Room for the longest option beside its explanation."""
 
@@ -77,7 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(
+    for text in sys.argv[1:] if arguments is None else arguments:
+        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
+            return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
+    parser = Parser(
         prog="shoal",
         description="Domain generalization: train models that work in places they have never seen.",
         epilog="Start with `shoal demo`. Each command has its own --help.",
@@ -108,10 +117,16 @@ def _main(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return 0
     except OSError as error:  # a full disk, a folder without permission, a server that does not answer
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{shown(error.filename)}: " if error.filename else ""
         return _failed(f"shoal: {where}{error.strerror or error}.", 1)
-    except MemoryError as error:
-        return _failed(f"shoal: out of memory{f' ({error})' if str(error) else ''}; use smaller batches.", 1)
+    except (MemoryError, RuntimeError) as error:
+        text = str(error).splitlines()[0] if str(error) else ""
+        if text.startswith("Could not determine home"):  # of ~nobody
+            return _failed(f"shoal: {text} Write the path without ~.", 2)
+        if isinstance(error, RuntimeError) and not any(words in text for words in NO_MEMORY):
+            _abandon()
+            raise
+        return _failed(f"shoal: out of memory{f' ({text[:200]})' if text else ''}; use smaller batches.", 1)
     except BaseException:
         _abandon()
         raise

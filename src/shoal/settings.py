@@ -83,6 +83,12 @@ class Range(NamedTuple):
         return " and".join(f"{words} {_number(end)}" for words, end in ends if end is not None)
 
 
+Count = Annotated[int, Range(1, 10**9)]
+Seed = Annotated[int, Range(0, LARGEST_INT)]
+Rate = Annotated[float, Range(above=0, most=1e6)]
+"""A learning rate; with more, a step of Adam's is beyond single precision."""
+
+
 class Kind(NamedTuple):
     """One of the types that a setting may have."""
 
@@ -180,9 +186,8 @@ def coerce(kind: Any, value: Any, name: str) -> Any:
     try:
         return _take(kinds, value) if kinds else value
     except (TypeError, ValueError, OverflowError):
-        raise InputError(
-            f"{name} must be {allowed(kinds)}, got {shown(value)}.{_hint(kinds, value)}"
-        ) from None
+        message = f"{name} must be {allowed(kinds)}, got {shown(value)}.{_hint(kinds, value)}"
+        raise InputError(message.lstrip()) from None
 
 
 def allowed(kinds: Sequence[Kind]) -> str:
@@ -324,7 +329,7 @@ def _names(function: Any, cls: type | None) -> Mapping[str, Any]:
 
 
 def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**15 else f"{value:g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _hint(kinds: Sequence[Kind], value: Any) -> str:

@@ -11,9 +11,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from shoal.errors import InputError, TableWarning
+from shoal.errors import InputError, TableWarning, nearest
+from shoal.settings import Count, Range, Rate, Seed, coerce, plain_number, shown
 
 Result = TypeVar("Result")
 
@@ -22,35 +23,109 @@ TABLE, OF_FOLDER = "table", "image-folder"
 KINDS = ("numeric", "boolean", "date", "categorical", "text")
 _SHOWN: set[str] = set()
 """What is printed as a report, so that it is not said as warnings too."""
+OPTIMIZERS = ("adam", "adamw", "sgd")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DRAWS = ("domains", "one-domain", "pooled", "balanced", "regrouped")
+"""Named here too, for what knows them imports torch."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 
 
-def count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return value
+class Parser(argparse.ArgumentParser):
+    """Options in full, none of them empty; errors in one or two lines, with the nearest name there is."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **more})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        found, rest = super().parse_known_args(args, namespace)
+        if rest and not any(isinstance(a, argparse._SubParsersAction) for a in self._actions):
+            near = (
+                nearest(rest[0].partition("=")[0], self._option_string_actions)
+                if rest[0][:1] == "-"
+                else None
+            )
+            self.error(f"unknown argument {shown(rest[0])}." + (f" Did you mean {near}?" if near else ""))
+        return found, rest
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        if not text and action.nargs in (None, "?"):
+            raise argparse.ArgumentError(action, "it is empty")
+        return super()._get_value(action, text)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(c) for c in action.choices]
+            near = nearest(value, known)
+            hint = f" Did you mean {near!r}?" if near else ""
+            raise argparse.ArgumentError(
+                action, f"must be one of {', '.join(known)}; got {shown(value)}.{hint}"
+            )
+
+    def error(self, message: str) -> NoReturn:
+        if len(message) > 500:
+            message = f"{message[:500]}…"
+        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+def typed(kind: Any) -> Callable[[str], Any]:
+    """Reads an argument as what an annotation allows (see :mod:`shoal.settings`)."""
+
+    def read(text: str) -> Any:
+        number = plain_number(text)
+        try:
+            return coerce(kind, text if number is None else number, "")
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return read
+
+
+count = typed(Count)
+few = typed(Annotated[int, Range(1, 1000)])
+"""Of what is made all at once, such as processes or plans of runs."""
+seed = typed(Seed)
+rate = typed(Rate)
+positive = typed(Annotated[float, Range(above=0)])
+number = typed(Annotated[float, Range(0)])
+workers = typed(Annotated[int, Range(0, 1000)])
+warm_start = typed(
+    Annotated[int, Range(1, 10**9, what="a number of steps")]
+    | Annotated[float, Range(above=0, most=1, what="a share of the data")]
+    | Literal["plateau"]
+)
+
+
+def device(text: str) -> str:
+    """The name of a device that there is."""
+    if text != "cpu":
+        from shoal.training.processes import pick_device, together
+
+        try:
+            if not together():
+                pick_device(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
     """``name=value`` pairs; values are read as YAML: numbers, true, null, [1, 2], and else text."""
-    import yaml
+    from shoal.files import parse_yaml
 
-    found = {}
+    found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InputError(f"{option} takes NAME=VALUE pairs, got {pair!r}.")
+        if not equals or not name or not text.strip():
+            raise InputError(f"{option} takes NAME=VALUE pairs, got {shown(pair)}.")
+        if name in found:
+            raise InputError(f"{option} gives {shown(name)} twice; give it once.")
         try:
-            value = _as_written(yaml.safe_load(text), text)
-        except (yaml.YAMLError, ValueError) as error:  # a ValueError of the 31st of February
+            found[name] = _as_written(parse_yaml(text), text)
+        except ValueError as error:
             raise InputError(
-                f"{option} {pair}: this value cannot be read; text with marks such as [ or : needs quotes."
+                f"{option} {shown(pair)}: this value cannot be read; text with marks such as [ or : needs "
+                "quotes."
             ) from error
-        found[name] = value
     return found
 
 
@@ -65,15 +140,16 @@ def _as_written(value: Any, text: str) -> Any:
         return text
     if isinstance(value, int) and not isinstance(value, bool):
         return value if str(value) == text.lstrip("+") else text
-    if value == text:  # YAML reads 1e-3 as text; in quotes it stays text
-        with contextlib.suppress(ValueError):
-            return float(text)
+    if value == text and (number := plain_number(text)) is not None:  # YAML reads 1e-3 as text
+        return number if str(number) == text.lstrip("+") else float(number)
     return value
 
 
 def add_data(parser: argparse._ActionsContainer, whose: str) -> None:
     """The options of datasets; :func:`data_options` reads them."""
-    parser.add_argument("--data", nargs="+", default=[], metavar="NAME=VALUE", help=f"{whose} options")
+    parser.add_argument(
+        "--data", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help=f"{whose} options"
+    )
     parser.add_argument(
         "--bad-images", choices=("stop", "skip"), help="at a picture that cannot be read (default: stop)"
     )
@@ -120,10 +196,17 @@ def add_table(parser: argparse.ArgumentParser) -> None:
 
 def add_columns(group: argparse._ActionsContainer) -> None:
     """What columns hold; it wins over what their cells look like."""
-    group.add_argument("--drop", nargs="+", default=[], metavar="COLUMN", help="columns not to use")
+    group.add_argument(
+        "--drop", nargs="+", action="extend", default=[], metavar="COLUMN", help="columns not to use"
+    )
     for kind in KINDS:
         group.add_argument(
-            f"--{kind}", nargs="+", default=[], metavar="COLUMN", help=f"columns to take as {kind}"
+            f"--{kind}",
+            nargs="+",
+            action="extend",
+            default=[],
+            metavar="COLUMN",
+            help=f"columns to take as {kind}",
         )
     group.add_argument("--decimal", choices=(".", ","), help="the decimal mark, where columns leave it open")
     group.add_argument(
@@ -296,9 +379,11 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many trainings."""
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=count, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
+        "--at-once", type=few, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
     )
 
 
 def add_device(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 … (default: cuda where there is one)")
+    parser.add_argument(
+        "--device", type=device, help="cpu, cuda, cuda:1 … (default: cuda where there is one)"
+    )

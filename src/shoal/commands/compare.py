@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.arguments import (
+    OPTIMIZERS,
+    PRECISIONS,
     add_running,
     add_source,
     count,
+    few,
     given_table,
     in_data_dir,
     make_folder,
+    rate,
     show_columns,
     source,
     warnings_in_words,
@@ -78,10 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mean",
         help="rank and recommend by the average over held-out domains or by the worst one (default: mean)",
     )
-    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
+    parser.add_argument("--seeds", type=few, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
     parser.add_argument(
         "--search",
-        type=count,
+        type=few,
         default=3,
         metavar="K",
         help="hyperparameter trials per row and seed: the defaults, then random search (default: 3)",
@@ -114,10 +118,10 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         "--domains", type=count, metavar="S", help="domains per step (default: all up to 16, else 5)"
     )
     group.add_argument("--model", help="(default: the dataset's own)")
-    group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
     group.add_argument(
         "--lr",
-        type=float,
+        type=rate,
         default=1e-3,
         help="default learning rate; the search varies it (default: %(default)s)",
     )
@@ -129,7 +133,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--eval-limit", type=count, metavar="N", help="score about N examples of a split (default: all)"
     )
-    group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
+    group.add_argument("--precision", choices=PRECISIONS, help="(default: fp32)")
 
 
 @in_data_dir

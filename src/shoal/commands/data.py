@@ -13,7 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_columns, count, kinds_of, warnings_in_words
+from shoal.commands.arguments import (
+    add_columns,
+    few,
+    kinds_of,
+    seed,
+    warnings_in_words,
+)
 from shoal.commands.showing import show
 from shoal.errors import InputError
 from shoal.terminal import clear_line
@@ -63,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check.add_argument(
         "--dataset", default=OWN, metavar="NAME", help="whose pictures they should be (default: yours)"
     )
-    check.add_argument("--workers", type=count, metavar="N", help="processes (default: one a core)")
+    check.add_argument("--workers", type=few, metavar="N", help="processes (default: one a core)")
     check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     check.set_defaults(action=check_data)
     fake = actions.add_parser(
@@ -76,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fake.add_argument("what", choices=["wilds"], help="which collection")
     fake.add_argument("folder", type=Path, metavar="DIR", help="where their folders are made")
     fake.add_argument("--only", nargs="+", metavar="NAME", help="these datasets (default: all)")
-    fake.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
+    fake.add_argument("--seed", type=seed, default=0, metavar="N", help="(default: 0)")
     fake.add_argument("--size", default="small", metavar="SIZE", help="small or medium (default: small)")
     fake.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
     fake.set_defaults(action=fake_datasets)

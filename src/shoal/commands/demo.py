@@ -7,14 +7,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_running, count, make_folder
+from shoal.commands.arguments import (
+    add_running,
+    few,
+    make_folder,
+)
 from shoal.commands.showing import draw, run_all, samples, show
 
 SUMMARY = "See the paper's point in minutes: colour or shape?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="run seeds 0 to N−1 (default: 1)")
+    parser.add_argument("--seeds", type=few, default=1, metavar="N", help="run seeds 0 to N−1 (default: 1)")
     parser.add_argument(
         "--out", type=Path, default=Path("shoal-demo"), metavar="DIR", help="(default: %(default)s)"
     )

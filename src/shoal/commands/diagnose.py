@@ -18,6 +18,9 @@ from shoal.commands.arguments import (
     given_table,
     in_data_dir,
     make_folder,
+    positive,
+    rate,
+    seed,
     show_columns,
     source,
     warnings_in_words,
@@ -43,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
     parser.add_argument("--batch", type=count, default=32, help="examples per batch (default: %(default)s)")
-    parser.add_argument("--lr", type=float, default=1e-3, help="Adam's learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--lr", type=rate, default=1e-3, help="Adam's learning rate (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="(default: %(default)s)")
     parser.add_argument(
         "--examples", type=count, default=2000, metavar="N", help="to sample in all (default: %(default)s)"
     )
@@ -53,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--budget",
-        type=float,
+        type=positive,
         default=120.0,
         metavar="SECONDS",
         help="to aim at: trainings are shortened where they would take longer (default: %(default).0f)",

@@ -16,7 +16,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from shoal.commands.arguments import add_device, count, warnings_in_words
+from shoal.commands.arguments import (
+    add_device,
+    count,
+    warnings_in_words,
+    workers,
+)
 from shoal.errors import InputError
 from shoal.terminal import clear_line
 
@@ -56,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at a picture that cannot be read (default: %(default)s)",
     )
     parser.add_argument("--batch", type=count, default=256, help="examples at a time (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read pictures (default: 0)")
+    parser.add_argument(
+        "--workers", type=workers, default=0, help="processes that read pictures (default: 0)"
+    )
     add_device(parser)
 
 

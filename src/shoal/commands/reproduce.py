@@ -19,7 +19,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from shoal.commands import sweep, tables, track
-from shoal.commands.arguments import add_device, add_running, count, in_data_dir, make_folder
+from shoal.commands.arguments import (
+    Parser,
+    add_device,
+    add_running,
+    count,
+    few,
+    in_data_dir,
+    make_folder,
+    positive,
+)
 from shoal.commands.showing import draw, run_all, samples, show
 from shoal.errors import InputError
 from shoal.terminal import clear_line
@@ -84,7 +93,10 @@ def _add_all(parser: argparse.ArgumentParser) -> None:
         help="folders with more records, such as those a GPU made",
     )
     every.add_argument(
-        "--budget", type=float, metavar="MINUTES", help="stop running after so long; what is finished counts"
+        "--budget",
+        type=positive,
+        metavar="MINUTES",
+        help="stop running after so long; what is finished counts",
     )
     every.add_argument("--out", type=Path, dest="all_out", metavar="DIR", help=f"(default: {OUT})")
     every.add_argument(
@@ -119,7 +131,7 @@ def run(given: Any) -> None:
 
 
 def _figure_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=count, default=5, metavar="N", help="seeds 0 to N−1 (default: 5)")
+    parser.add_argument("--seeds", type=few, default=5, metavar="N", help="seeds 0 to N−1 (default: 5)")
     parser.add_argument(
         "--numbers",
         type=count,
@@ -130,7 +142,7 @@ def _figure_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--passes", type=count, help="minibatches a run (default: 16,000 for N=10, 10,000 for 50, else 9,600)"
     )
-    parser.add_argument("--size", type=int, default=64, help="of images, 64 or 32 (default: 64)")
+    parser.add_argument("--size", type=count, choices=(64, 32), default=64, help="of images (default: 64)")
     parser.add_argument("--parts", nargs="+", metavar="PART", help="only these parts, such as Adam")
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
     add_running(parser)
@@ -444,7 +456,7 @@ def _typed(module: Any, arguments: Sequence[str]) -> str:
 
 def _call(module: Any, arguments: Sequence[str]) -> None:
     """A command, as if it had been typed."""
-    parser = argparse.ArgumentParser(prog="shoal", formatter_class=argparse.HelpFormatter)
+    parser = Parser(prog="shoal", formatter_class=argparse.HelpFormatter)
     parser.add_argument("--json", action="store_true")
     module.add_arguments(parser)
     module.run(parser.parse_args(list(arguments)))

@@ -7,7 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.commands.arguments import add_data_dir, add_device, count, in_data_dir
+from shoal.commands.arguments import (
+    add_data_dir,
+    add_device,
+    few,
+    in_data_dir,
+)
 from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
 
@@ -27,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-nan", choices=["skip"], help="for a run that stopped at a step that was not finite: skip it"
     )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
-    parser.add_argument("--at-once", type=count, metavar="P", help="of several seeds: runs side by side")
+    parser.add_argument("--at-once", type=few, metavar="P", help="of several seeds: runs side by side")
     add_data_dir(parser)
     add_device(parser)
 

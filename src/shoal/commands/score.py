@@ -7,7 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shoal.commands.arguments import add_device, count, warnings_in_words
+from shoal.commands.arguments import (
+    add_device,
+    count,
+    seed,
+    warnings_in_words,
+    workers,
+)
 from shoal.commands.showing import show
 from shoal.errors import InputError
 
@@ -37,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at an image that cannot be read (default: %(default)s)",
     )
     parser.add_argument("--batch", type=count, default=256, help="examples per batch (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read images (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (default: %(default)s)")
     add_device(parser)
 
 

@@ -14,8 +14,11 @@ from shoal.commands.arguments import (
     add_device,
     count,
     data_options,
+    few,
     in_data_dir,
     make_folder,
+    number,
+    positive,
 )
 from shoal.commands.showing import Status, show
 from shoal.errors import InputError, check_names
@@ -39,9 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="see `shoal list algorithms`")
     add_data(parser, "the datasets'")
     add_data_dir(parser)
-    parser.add_argument("--trials", type=count, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--trials", type=few, default=3, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--hparams", type=count, default=20, metavar="K", help="draws, the defaults first (default: 20)"
+        "--hparams", type=few, default=20, metavar="K", help="draws, the defaults first (default: 20)"
     )
     parser.add_argument(
         "--rules",
@@ -70,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
+        "--at-once", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, default="local", help="processes of this machine, or a Ray cluster"
@@ -79,9 +82,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--address", help="Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine)"
     )
     parser.add_argument(
-        "--gpus-per-run", type=float, metavar="G", help="Ray: such as 0.25 (default: 1, on the CPU 0)"
+        "--gpus-per-run", type=number, metavar="G", help="Ray: such as 0.25 (default: 1, on the CPU 0)"
     )
-    parser.add_argument("--cpus-per-run", type=float, metavar="C", help="Ray: (default: 1)")
+    parser.add_argument("--cpus-per-run", type=positive, metavar="C", help="Ray: (default: 1)")
 
 
 @in_data_dir

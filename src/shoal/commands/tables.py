@@ -5,7 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from shoal.commands.arguments import add_data, add_data_dir, add_device, count, data_options, in_data_dir
+from shoal.commands.arguments import (
+    add_data,
+    add_data_dir,
+    add_device,
+    count,
+    data_options,
+    few,
+    in_data_dir,
+    positive,
+    rate,
+    workers,
+)
 from shoal.commands.showing import show
 
 
@@ -16,7 +27,9 @@ def add_grouping(parser: argparse.ArgumentParser) -> None:
     )
     of_cdsprites = parser.add_argument_group("on CdSprites")
     of_cdsprites.add_argument("--passes", type=count, help="minibatches a run (default: 16,000)")
-    of_cdsprites.add_argument("--size", type=int, default=64, help="of images, 64 or 32 (default: 64)")
+    of_cdsprites.add_argument(
+        "--size", type=count, choices=(64, 32), default=64, help="of images (default: 64)"
+    )
     of_domainbed = parser.add_argument_group("on DomainBed's datasets")
     of_domainbed.add_argument("--steps", type=count, default=5001, help="(default: %(default)s)")
     of_domainbed.add_argument("--weights", metavar="FILE", help="start from these, not from timm's")
@@ -45,12 +58,14 @@ def add_ablation(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--datasets", nargs="+", metavar="NAME", help="only these (default: the paper's)")
-    parser.add_argument("--seeds", type=count, metavar="N", help="(default: as many as the paper's)")
+    parser.add_argument("--seeds", type=few, metavar="N", help="(default: as many as the paper's)")
     parser.add_argument("--model", help="(default: each recipe's own)")
     add_data(parser, "the datasets'")
     parser.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read examples")
+    parser.add_argument(
+        "--workers", type=workers, default=0, metavar="N", help="processes that read examples"
+    )
     of_wilds = parser.add_argument_group("on WILDS")
     of_wilds.add_argument(
         "--preset",
@@ -58,8 +73,8 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         choices=("paper", "authors-code"),
         help="the paper's settings or its authors' program's",
     )
-    of_wilds.add_argument("--epochs", type=float, help="(default: each recipe's own)")
-    of_wilds.add_argument("--lr", type=float, help="α (default: each recipe's own)")
+    of_wilds.add_argument("--epochs", type=positive, help="(default: each recipe's own)")
+    of_wilds.add_argument("--lr", type=rate, help="α (default: each recipe's own)")
     of_wilds.add_argument("--batch", type=count, metavar="B", help="(default: each recipe's own)")
     of_wilds.add_argument(
         "--eval-limit",
@@ -70,7 +85,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add_data_dir(parser)
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=count, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
+        "--at-once", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
     )
 
 

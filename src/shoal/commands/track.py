@@ -14,9 +14,13 @@ from shoal.commands.arguments import (
     add_running,
     count,
     data_options,
+    few,
     in_data_dir,
     make_folder,
+    positive,
+    rate,
     values,
+    workers,
 )
 from shoal.commands.showing import draw, show
 from shoal.errors import InputError
@@ -45,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("paper", "authors-code"),
         help="a dataset of WILDS: train as the paper or its authors' program",
     )
-    parser.add_argument("--seeds", type=count, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
+    parser.add_argument("--seeds", type=few, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
     parser.add_argument(
         "--steps", type=count, help="iterations of S minibatches (default: 1000, or the preset's)"
     )
@@ -59,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--weights", metavar="FILE", help="start from these")
     parser.add_argument("--optimizer", help="of both: adam, adamw or sgd (default: adam)")
-    parser.add_argument("--lr", type=float, help="α, of both (default: 0.001)")
-    parser.add_argument("--meta-lr", type=float, metavar="EPS", help="Fish's ε (default: 0.5)")
+    parser.add_argument("--lr", type=rate, help="α, of both (default: 0.001)")
+    parser.add_argument("--meta-lr", type=positive, metavar="EPS", help="Fish's ε (default: 0.5)")
     parser.add_argument("--inner-state", choices=("carry", "reset"), help="Fish's moments between walks")
     parser.add_argument(
         "--warm-start", metavar="W", help="ERM first, for both: steps (500), share of the data (0.1), plateau"
@@ -76,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="unseen examples to score (default: %(default)s)",
     )
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read examples")
+    parser.add_argument(
+        "--workers", type=workers, default=0, metavar="N", help="processes that read examples"
+    )
     parser.add_argument("--no-run", action="store_true", help="only show the seeds that are there")
     parser.add_argument(
         "--out", type=Path, default=Path("shoal-track"), metavar="DIR", help="(default: %(default)s)"

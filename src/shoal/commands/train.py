@@ -9,17 +9,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.commands.arguments import (
+    DRAWS,
+    OPTIMIZERS,
+    PRECISIONS,
     add_data,
     add_data_dir,
     add_device,
     add_table,
     count,
+    few,
     in_data_dir,
     make_folder,
+    positive,
+    rate,
+    seed,
     show_columns,
     source,
     values,
+    warm_start,
     warnings_in_words,
+    workers,
 )
 from shoal.commands.showing import run_seeds, show_run
 from shoal.errors import InputError
@@ -68,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DOMAIN",
         help="not trained on, to test on; none: all of your own data are trained on (default: the set's)",
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="the algorithm's settings")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="the algorithm's settings"
+    )
     parser.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
     parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
     parser.add_argument(
@@ -79,19 +90,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one of Shoal's, of timm's, or a text encoder: its name or folder (default: the dataset's own)",
     )
     parser.add_argument(
-        "--model-set", nargs="+", default=[], metavar="NAME=VALUE", help="the model's options"
+        "--model-set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="the model's options",
     )
     parser.add_argument(
         "--weights", metavar="FILE", help="start from these: safetensors, or a .pt that holds weights only"
     )
+    parser.add_argument("--draw", choices=DRAWS, help="how batches are drawn (default: the algorithm's own)")
     parser.add_argument(
-        "--draw", help="domains, one-domain, pooled, balanced or regrouped (default: the algorithm's own)"
+        "--warm-start",
+        type=warm_start,
+        metavar="W",
+        help="ERM first: steps (500), share of the data (0.1), plateau",
     )
-    parser.add_argument(
-        "--warm-start", metavar="W", help="ERM first: steps (500), share of the data (0.1), plateau"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--seeds", type=count, metavar="N", help="N runs at once, with seeds SEED, SEED+1, …")
+    parser.add_argument("--seed", type=seed, default=0, help="(default: %(default)s)")
+    parser.add_argument("--seeds", type=few, metavar="N", help="N runs at once, with seeds SEED, SEED+1, …")
     add_table(parser)
     _add_optimization(parser)
     _add_running(parser)
@@ -99,23 +116,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_optimization(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("optimization")
-    group.add_argument("--optimizer", default="adam", help="adam, adamw or sgd (default: %(default)s)")
-    group.add_argument("--lr", type=float, default=1e-3, help="its learning rate (default: %(default)s)")
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
+    group.add_argument("--lr", type=rate, default=1e-3, help="its learning rate (default: %(default)s)")
     group.add_argument(
         "--schedule", help="the rate's way to zero: cosine, linear or step:0.96:1000 (default: constant)"
     )
-    group.add_argument("--clip", type=float, metavar="NORM", help="the largest norm of a gradient")
+    group.add_argument("--clip", type=positive, metavar="NORM", help="the largest norm of a gradient")
     group.add_argument(
         "--accumulate", type=count, default=1, metavar="K", help="take each batch in K pieces, to save memory"
     )
-    group.add_argument("--precision", help="fp32, bf16 or fp16 (default: fp32)")
+    group.add_argument("--precision", choices=PRECISIONS, help="(default: fp32)")
     group.add_argument(
-        "--average", metavar="HOW", help="average weights: sma, or swad (by the validation loss)"
+        "--average", choices=("sma", "swad"), help="average weights: swad by the validation loss"
     )
     group.add_argument(
         "--average-start", type=count, metavar="STEP", help="where sma begins (default: steps / 10)"
     )
-    group.add_argument("--select", help="keep the best weights on validation, or the last")
+    group.add_argument(
+        "--select", choices=("best", "last"), help="keep the best weights on validation, or the last"
+    )
     group.add_argument(
         "--metric", help='what selects: "worst-group accuracy", AUC … (default: as the dataset is judged)'
     )
@@ -123,7 +142,10 @@ def _add_optimization(parser: argparse.ArgumentParser) -> None:
         "--patience", type=count, metavar="N", help="stop after N evaluations without a better one"
     )
     group.add_argument(
-        "--on-nan", default="stop", help="a step that is not finite is never applied; stop, or skip it"
+        "--on-nan",
+        choices=("stop", "skip"),
+        default="stop",
+        help="a step that is not finite is never applied; stop, or skip it",
     )
 
 
@@ -133,8 +155,8 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="DIR", help="the run's folder (default: one in runs/, named by the run)"
     )
     add_device(group)
-    group.add_argument("--workers", type=int, default=0, help="processes that read examples (default: 0)")
-    group.add_argument("--at-once", type=count, metavar="P", help="--seeds: runs side by side")
+    group.add_argument("--workers", type=workers, default=0, help="processes that read examples (default: 0)")
+    group.add_argument("--at-once", type=few, metavar="P", help="--seeds: runs side by side")
     group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
     group.add_argument(
         "--eval-splits", nargs="+", metavar="SPLIT", help="what is measured (default: all there is)"
@@ -252,7 +274,6 @@ def configuration(given: Any) -> RunConfig:
     given.algorithm = given.algorithm.lower().replace("_", "-")
     if given.algorithm in SPACES:
         return _of_baseline(given)
-    warm = values([f"w={given.warm_start}"], "--warm-start")["w"] if given.warm_start else None
     dataset, options = _data(given)
     return RunConfig(
         dataset=dataset,
@@ -281,7 +302,7 @@ def configuration(given: Any) -> RunConfig:
         eval_every=given.eval_every,
         metric=given.metric,
         eval_splits=given.eval_splits,
-        warm_start=int(warm) if isinstance(warm, float) and warm > 1 else warm,
+        warm_start=given.warm_start,
     )
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shoal.errors import InputError
+from shoal.settings import shown
 
 
 class Processes:
@@ -83,15 +84,28 @@ def together() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 or (dist.is_available() and dist.is_initialized())
 
 
+KNOWN = {
+    "cpu": lambda: 1,
+    "cuda": torch.cuda.device_count,
+    "mps": lambda: int(torch.backends.mps.is_available()),
+    "xpu": torch.xpu.device_count,
+}
+"""Kinds of devices, and how many there are."""
+
+
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device named, or CUDA where there is one, else the CPU."""
     if device is not None:
         try:
             named = torch.device(device)
-        except RuntimeError as error:
-            raise InputError(f"device={device!r} is not one: say 'cpu', 'cuda' or 'cuda:1'.") from error
-        if named.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"device={str(device)!r}, but torch finds no CUDA device here.")
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise InputError(f"device={shown(device)} is not one: say 'cpu', 'cuda' or 'cuda:1'.") from error
+        if named.type not in KNOWN:
+            raise InputError(f"device={str(device)!r} cannot train; these can: {', '.join(KNOWN)}.")
+        there = KNOWN[named.type]()
+        if not (named.index or 0) < there:
+            kind, many = named.type.upper(), f"only {there}" if there else "no"
+            raise InputError(f"device={str(device)!r}, but torch finds {many} {kind} device here.")
     else:
         named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if named.type == "cuda" and named.index is None:
