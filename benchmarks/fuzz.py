@@ -119,10 +119,10 @@ def _ended(child: int) -> int:
 
 
 def hide_main() -> None:
-    """Processes that a command starts shall not import this file again."""
-    module = sys.modules["__main__"]
-    module.__file__ = None
-    module.__spec__ = None
+    """Processes that a command starts shall not run this file again, but one that does nothing."""
+    from shoal import errors
+
+    sys.modules["__main__"].__file__ = errors.__file__
 
 
 class Fuzz:
@@ -325,7 +325,8 @@ class Case:
         for word in words:
             with contextlib.suppress(OSError, ValueError):
                 path = Path(word)
-                if path.exists() and path.resolve() != Path.cwd() and not any(_inside(out, path) for out in outs):
+                within = Path.cwd() in path.resolve().parents
+                if path.exists() and within and not any(_inside(out, path) for out in outs):
                     found.append(word)
         return found
 

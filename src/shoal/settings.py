@@ -275,7 +275,8 @@ def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # no
     if annotation in (bool, str, Path, type(None)):
         return (Kind(annotation),)
     if origin in (list, tuple, Sequence):
-        return (Kind(list, items=kinds_of(args[0]) if args else ()),)
+        alike = len({a for a in args if a is not ...}) == 1
+        return (Kind(list, items=kinds_of(args[0]) if alike else ()),)
     if origin in (dict, Mapping, Callable):
         return (Kind(Callable if origin is Callable else Mapping),)
     if inspect.isclass(annotation) and annotation not in (object, Any) and not origin:
