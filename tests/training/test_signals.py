@@ -24,7 +24,7 @@ from test_resume import assert_same, fit, outcome
 BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
-class Unheard(Exception):
+class Unheard(BaseException):
     """A signal that the training did not watch for."""
 
 
@@ -132,7 +132,8 @@ def test_a_signal_while_examples_are_read(tmp_path: Path, number: signal.Signals
     whole = fit(tmp_path / "whole", train=parts(-1, list), **many_batches(classes=2))
     read = next(Reading.read)
     at = int(share * read)
-    with pytest.raises(Interrupted):
+    # Before the first step there is nothing to save, and a signal acts as it does anywhere.
+    with pytest.raises(Unheard if share < 0.2 else Interrupted):
         fit(tmp_path / "stopped", train=parts(at, send(number)), **many_batches(classes=2))
     assert next(Reading.read) - at < read / 4
     resumed = fit(tmp_path / "stopped", train=parts(-1, list), resume=True, **many_batches(classes=2))
@@ -177,13 +178,13 @@ def test_the_command_ends_soon_inside_a_slow_evaluation(
 
     monkeypatch.chdir(tmp_path)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    line = "train erm --dataset coloured-digits --steps 4 --batch 8 --eval-every 2 --device cpu".split()
+    line = "train erm --dataset linear --steps 4 --batch 8 --eval-every 2 --device cpu".split()
     assert main([*line, "--out", "whole"]) == 0
     forward, calls, sent = FeatureModel.forward, itertools.count(1), []
 
     def slow(self: FeatureModel, x: Tensor) -> Any:
         if not self.training:
-            time.sleep(0.2)
+            time.sleep(0.1)
             if next(calls) == 2:
                 sent.append(time.monotonic())
                 os.kill(os.getpid(), number)
@@ -208,10 +209,11 @@ def test_the_command_ends_while_images_are_read(
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     for domain, label, n in itertools.product("ab", "xy", range(3)):
-        folder = Path("images", domain, label)
+        folder = Path(f"images-{number}", domain, label)
         folder.mkdir(parents=True, exist_ok=True)
         image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{n}.png")
-    line = "train erm --dataset images --data size=16 --leave-out none --steps 1 --batch 2 --device cpu --out run".split()
+    line = f"train erm --dataset images-{number} --data size=16 --leave-out none --steps 1 --batch 2".split()
+    line += ["--device", "cpu", "--out", "run"]
     opened, calls = image.open, itertools.count(1)
 
     def interrupted(*given: Any, **more: Any) -> Any:
