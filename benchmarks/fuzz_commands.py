@@ -7,6 +7,7 @@ the tables below only add what is valid for options that take text.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import random
@@ -70,11 +71,15 @@ VALID: dict[str, Sequence[str]] = {
     "workers": ("0",),
     "domains": ("2",),
     "at_once": ("1",),
+    "data_dir": ("folder.csv",),
+    "weights": ("weights.safetensors", "weights.pt"),
+    "domainbed": ("folder.csv",),
+    "from": ("runs/compared",),
     "address": ("127.0.0.1:1",),
     "mirror": ("folder.csv", "nowhere"),
     "sha256": ("0" * 64,),
 }
-AVOIDED = {"compile", "run", "all", "wandb", "engine"}
+AVOIDED = {"compile", "run_too", "all", "wandb", "engine"}
 """They compile for minutes, start clusters or run the paper's experiments."""
 WORK = {"steps", "seeds", "trials", "hparams", "search", "rounds", "passes", "examples", "samples", "numbers", "epochs"}
 """So many are really done: a huge number is no error, and ends when time is up."""
@@ -186,12 +191,13 @@ def commands() -> dict[tuple[str, ...], list[argparse.Action]]:
     return found
 
 
-def line(draw: random.Random) -> Line:
+def line(draw: random.Random, path: tuple[str, ...] | None = None) -> Line:
     """One command line: every second valid in each part, the others with one or two parts broken."""
-    weights = [_weight(path) for path in commands()]
-    path = draw.choices(list(commands()), weights)[0]
+    if path is None:
+        weights = [_weight(path) for path in commands()]
+        path = draw.choices(list(commands()), weights)[0]
     made = _valid(path, draw)
-    for _ in range(draw.choice((0, 0, 1, 1, 1, 2))):
+    for _ in range(draw.choice((0, 0, 0, 1, 1, 2))):
         _break(made, draw)
         made.valid = False
     for dest, value in HELD.get(path[0], HELD.get(path[-1], {})).items():
@@ -251,12 +257,20 @@ def _value(action: argparse.Action, draw: random.Random, context: dict[str, Any]
     if action.dest in VALID:
         known = VALID[action.dest]
         return draw.sample(known, min(several, len(known)))
-    kind = getattr(action.type, "__name__", "")
-    if kind in ("count", "int") or isinstance(action.default, int):
+    kind = _kind(action)
+    if kind is int:
         return [draw.choice(("1", "2", "3")) for _ in range(several)]
-    if kind == "float" or isinstance(action.default, float):
-        return [draw.choice(("0.1", "1", "2.5"))]
-    return None
+    return [draw.choice(("0.1", "1", "0.5"))] if kind is float else None
+
+
+def _kind(action: argparse.Action) -> type:
+    """What the option's type makes of text that is a number."""
+    if action.type is None:
+        return str
+    for text in ("2", "0.5"):
+        with contextlib.suppress(Exception):
+            return type(action.type(text))  # type: ignore[operator]
+    return str
 
 
 @functools.cache
@@ -341,13 +355,13 @@ def _nasty(action: argparse.Action | None, draw: random.Random, context: dict[st
         return draw.choice(QUERIES_BAD)
     if _reads(action):
         return _anything(draw)
-    kind = getattr(action.type, "__name__", "")
-    if kind in ("count", "int"):
+    kind = _kind(action)
+    if kind is int:
         pool = (*INTS, *HUGE) if action.dest not in PROCESSES else INTS
         return draw.choice(pool)
-    if kind == "float":
+    if kind is float:
         return draw.choice((*FLOATS, "9" * 400))
-    if kind == "Path":
+    if issubclass(kind, Path):
         return _anything(draw)
     return draw.choice((*TEXTS, *YAML, *(str(c) + "x" for c in action.choices or ())))
 
