@@ -44,7 +44,6 @@ VALID: dict[str, Sequence[str]] = {
     "eval_splits": ("train", "validation", "test", "id_validation", "oracle"),
     "leave_out": ("oslo", "none", "kyoto"),
     "held_out": ("oslo", "kyoto"),
-    "group": ("ward", "age"),
     "rules": ("training", "oracle", "leave-one-out"),
     "algorithms": ("erm", "fish", "coral"),
     "datasets": ("linear", "coloured-digits"),
@@ -54,8 +53,6 @@ VALID: dict[str, Sequence[str]] = {
     "columns": ("algorithm", "seed", "test", "dataset"),
     "split": ("test", "validation", "train"),
     "dataset": ("linear", "heart"),
-    "id": ("age", "ward"),
-    "column": ("note",),
     "size": ("small", "32", "64"),
     "only": ("camelyon17", "poverty"),
     "networks": ("linear",),
@@ -99,6 +96,10 @@ HOLDS = {
     "text": ("note",),
     "drop": ("note", "day", "cost"),
     "id": ("age", "ward"),
+    "group": ("ward", "day"),
+    "column": ("note",),
+    "label": ("ill",),
+    "domain": ("hospital",),
 }
 """What the columns of patients.csv can be taken as."""
 PROCESSES = {"workers", "at_once"}
@@ -419,7 +420,7 @@ def _predict(draw: random.Random, context: dict[str, Any]) -> Wanted:
     pairs += [("baseline", "same.csv"), ("image", "one.png"), ("seeds/seed-0", "patients.csv")]
     pairs += [("table", name) for name in ("patients.tsv", "patients.parquet", "patients.csv.gz", "bom.csv", "patients.xlsx")]
     name, data = draw.choice(pairs)
-    context["columns"] = HOLDS if "runs/table" in name else {}
+    context["columns"] = HOLDS if name in ("table", "baseline", "seeds/seed-0") else {}
     return {"model": f"runs/{name}", "data": [data], "device": "cpu", **({"out": "out.csv"} if draw.random() < 0.5 else {})}
 
 
@@ -440,6 +441,13 @@ def _track(draw: random.Random, context: dict[str, Any]) -> Wanted:
     data = {"data": SETS[name][1:]} if SETS[name] else {}
     small = {"seeds": "1", "steps": "1", "batch": "4", "domains": "2", "at_once": "1", "device": "cpu", "out": "out"}
     return {"dataset": name, **data, **small, **({"no_run": []} if draw.random() < 0.5 else {})}
+
+
+def _check(draw: random.Random, context: dict[str, Any]) -> Wanted:
+    if draw.random() < 0.3:
+        return {"folder": "images", "workers": "1"}
+    wanted = _table(draw, context)
+    return {"folder": wanted["dataset"], **({"label": wanted["label"]} if draw.random() < 0.5 else {})}
 
 
 def _results(draw: random.Random, context: dict[str, Any]) -> Wanted:
@@ -466,7 +474,7 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
     ("report",): lambda draw, context: {"runs": [draw.choice((_run(draw), "runs", "runs/compared"))], "out": "out.html"},
     ("list",): lambda draw, context: {"what": draw.choice(("algorithms", "datasets")), "names": []},
     ("evaluate",): lambda draw, context: {"predictions": [world.PREDICTIONS[0]]},
-    ("data", "check"): lambda draw, context: {"folder": draw.choice((*world.TABLES, "images", "patients.xlsx")), "workers": "1"},
+    ("data", "check"): _check,
     ("data", "fake"): lambda draw, context: {"what": "wilds", "folder": "out", "only": ["poverty"]},
     ("data", "get"): lambda draw, context: {"names": [draw.choice(("heart", "pacs"))], "to": "out", "mirror": "folder.csv", "plan": []},
 }

@@ -55,7 +55,7 @@ def test_nothing_is_found(findings: dict[str, list[Any]], kind: str) -> None:
 def test_every_option_of_every_command_is_tried(commands: Any) -> None:
     """Without being listed: they come from the parsers."""
     for path, actions in commands.commands().items():
-        lines = [commands.line(random.Random(number), path) for number in range(400)]
+        lines = [commands.line(random.Random(number), path) for number in range(500)]
         assert 0.4 < sum(line.valid for line in lines) / len(lines) < 0.6
         tried = {part.action.dest for line in lines for part in line.parts if part.action is not None}
         assert {action.dest for action in actions} <= tried | commands.AVOIDED, path
