@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shoal.settings import shown
+from shoal.errors import shown
 
 NASTY: dict[str, Any] = {
     shown(value): value

@@ -182,12 +182,15 @@ REFUSED = {
     "setting": (["train", "fish", "--dataset", "linear", "--set", "meta_l=1"], "Did you mean 'meta_lr'"),
     "option": (["train", "fish", "--dataset", "linear", "--data", "domain=3"], "option of dataset 'linear'"),
     "pair": (["train", "fish", "--dataset", "linear", "--set", "meta_lr"], "NAME=VALUE pairs, got 'meta_lr'"),
-    "value": (["train", "fish", "--dataset", "linear", "--set", "meta_lr=0"], "meta_lr must be above 0"),
-    "rate": (["train", "fish", "--dataset", "linear", "--lr", "0"], "learning rate must be positive"),
+    "value": (
+        ["train", "fish", "--dataset", "linear", "--set", "meta_lr=0"],
+        "meta_lr of Fish must be a number above 0",
+    ),
+    "rate": (["train", "fish", "--dataset", "linear", "--lr", "0"], "--lr must be a number above 0"),
     "optimizer": (["train", "fish", "--dataset", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
     "domains": (["train", "fish", "--dataset", "linear", "--domains", "3"], "domains_per_step=3"),
     "draw": (["train", "fish", "--dataset", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
-    "warm start": (["train", "erm", "--dataset", "linear", "--warm-start", "-1"], "warm_start must be"),
+    "warm start": (["train", "erm", "--dataset", "linear", "--warm-start", "-1"], "--warm-start must be"),
     "seed": (["train", "erm", "--dataset", "linear", "--seed", "-1"], "seed must be"),
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
@@ -195,8 +198,8 @@ REFUSED = {
     "average start": ([*LINEAR, "--average-start", "5"], "belongs to average='sma'"),
     "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
     "on nan": ([*LINEAR, "--on-nan", "maybe"], "'stop' or 'skip', got 'maybe'"),
-    "clip": ([*LINEAR, "--clip", "-1"], "clip must be positive"),
-    "clip nan": ([*LINEAR, "--clip", "nan"], "clip must be positive"),
+    "clip": ([*LINEAR, "--clip", "-1"], "--clip must be a number above 0"),
+    "clip nan": ([*LINEAR, "--clip", "nan"], "--clip must be a number above 0"),
     "accumulate": ([*LINEAR, "--accumulate", "99"], "must be at most 8"),
     "select": ([*LINEAR, "--select", "foo"], "'best' or 'last', got 'foo'"),
     "best": ([*LINEAR, "--select", "best"], "need validation data"),
@@ -210,7 +213,7 @@ REFUSED = {
     "wandb and seeds": ([*LINEAR, "--wandb", "project", "--seeds", "2"], "--wandb logs one run"),
     "value in seeds": (
         [*LINEAR, "--clip", "-1", "--seeds", "2", "--at-once", "1"],
-        "clip must be positive",
+        "--clip must be a number above 0",
     ),
     "no folder to resume": (["resume", "nowhere"], "there is no folder 'nowhere'"),
     "no folder to show": (["show", "nowhere"], "there is no folder 'nowhere'"),
@@ -277,9 +280,7 @@ def test_a_run_that_diverges_says_so_and_keeps_its_record(tmp_path: Path, capsys
     ],
 )
 def test_argparse_refuses_the_rest(arguments: list[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
+    assert main(arguments) == 2
     assert list(tmp_path.iterdir()) == []
 
 
@@ -943,7 +944,7 @@ def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captu
         (["broken"], "no record in 'broken' can be read: 'record.json' is not a run record"),
         (["sweep", "--query", "sed < 3"], "Did you mean 'seed'"),
         (["sweep", "--query", "seed <"], "cannot be read"),
-        (["sweep", "--query", ""], "cannot be read"),
+        (["sweep", "--query", ""], "--query is empty"),
         (["sweep", "--query", "print(1)"], "neither a column nor a value"),
         (["sweep", "--columns", "tset"], "Did you mean 'test'"),
         (["sweep", "--sort", "tset"], "Did you mean 'test'"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import settings
+from nasty_values import NASTY
+from shoal import models, settings
 from shoal.algorithms import Algorithm, build, settings_of
-from shoal.data import Task
+from shoal.bench import baselines
+from shoal.bench.config import RunConfig
+from shoal.data import Task, sets
 from shoal.errors import InputError
 from shoal.settings import Range, check, checked, choice, coerce, log2, log10, plain_number, search_space
 
@@ -108,7 +112,7 @@ def test_what_is_right_comes_out_plain(given: dict[str, Any], value: Any) -> Non
         ({"limit": 1}, "a number of at least 0 and below 1 or None (null on the command line), got 1."),
         ({"how": "frist"}, "how of it must be 'first' or 'exact', got 'frist'. Did you mean 'first'?"),
         ({"how": None}, "how of it must be 'first' or 'exact', got None."),
-        ({"names": ["a", 1]}, "names of it must be text or a list of text or None"),
+        ({"names": ["a", 1.5]}, "names of it must be text or a list of text or None"),
         ({"names": "a\0b"}, "names of it must be text"),
         ({"flag": 1}, "flag of it must be true or false, got 1."),
         ({"kinds": "a"}, "kinds of it must be a mapping or None"),
@@ -175,4 +179,64 @@ def test_any_value_is_taken_or_refused(value: Any) -> None:
     for kind in (int, float, bool, str, Annotated[int | None, Range(0, 5)], Literal["a", 1], list[int]):
         with contextlib.suppress(InputError):
             found = coerce(kind, value, "it")
-            assert found is None or found == value or found == float(value)
+            assert found is None or found == value or str(found) == str(value) or found == float(value)
+
+
+SHAPES = {"sprite-cnn": (3, 32, 32), "mnist-cnn": (1, 12, 12), "small-cnn": (1, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(name, option) for name in models.registry.names() for option in models.options_of(name)],
+)
+def test_no_option_of_a_model_ends_in_a_traceback(name: str, option: str) -> None:
+    refused = {}
+    for label, value in NASTY.items():
+        try:
+            models.build(name, input_shape=SHAPES.get(name, (4,)), classes=2, seed=0, **{option: value})
+        except InputError as error:
+            refused[label] = str(error)
+    assert {"nan", "inf", "'0,5'", "[]", "odd"} <= set(refused)
+    assert all(option in message and len(message) < 300 for message in refused.values())
+
+
+MADE = ("linear", "rotated-digits", "coloured-digits")
+"""Datasets that are made in no time, without files."""
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [(n, o) for n in sets.registry.names() for o in settings.settings(sets.registry.module(n).load)],
+)
+def test_no_option_of_a_dataset_ends_in_a_traceback(name: str, option: str) -> None:
+    refused = []
+    for label, value in NASTY.items():
+        try:
+            sets.check_options(name, {option: value})
+            if name in MADE:
+                sets.load(name, **{option: value})
+        except InputError as error:
+            refused.append((label, str(error)))
+    labels = [label for label, _ in refused]
+    assert "odd" in labels
+    assert "b''" in labels
+    assert all(option in message and len(message) < 600 for _, message in refused)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"), [(n, s) for n, space in baselines.SPACES.items() for s in space]
+)
+def test_no_setting_of_a_baseline_ends_in_a_traceback(name: str, setting: str) -> None:
+    pytest.importorskip("sklearn")
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(30, 2)), np.arange(30) % 2
+    classes = None if name == baselines.RIDGE else 2
+    for label, value in NASTY.items():
+        config = RunConfig("linear", name, 20, settings={setting: value})
+        try:
+            baselines.check_baseline(config)
+        except InputError:
+            continue
+        assert label not in ("nan", "inf", "odd", "True")
+        with mock.patch.object(baselines, "TREES", 2), contextlib.suppress(InputError):
+            baselines._fit(config, x, y, classes)

@@ -499,10 +499,10 @@ def test_texts_need_neither_network_nor_the_folder_they_were_from(
 ) -> None:
     from shoal.data.text import load_tokenizer
 
-    def asked() -> bool:
+    def asked(*_: Any, **options: Any) -> bool:
         raise AssertionError("the network was asked")
 
-    monkeypatch.setattr("shoal.data.text._online", asked)
+    monkeypatch.setattr("urllib.request.urlopen", asked)
     model = shoal.load(text_model)
     texts = ["good, solid", "", "junk\nrefund " * 30, "none"]
     tokenizer = load_tokenizer(str(text_model.parent / "texts" / "elsewhere"))
@@ -534,7 +534,9 @@ def test_an_encoder_that_is_not_here_is_not_fetched(text_model: Path, tmp_path: 
     about = json.loads((tmp_path / "run" / "inputs.json").read_text())
     about["model"]["name"] = "stranger/model"
     (tmp_path / "run" / "inputs.json").write_text(json.dumps(about))
-    with pytest.raises(InputError, match="it is not on this machine"):
+    with pytest.raises(
+        InputError, match="its model 'stranger/model' is elsewhere; there is no 'encoder' here"
+    ):
         shoal.load(tmp_path / "run")
 
 
@@ -895,8 +897,8 @@ def test_a_reader_of_pictures_wants_pillow(monkeypatch: pytest.MonkeyPatch) -> N
         ({"model": {"name": "tabular", "options": {"depth": 10**6}}}, "far larger than its weights"),
         ({"model": {"name": "x" * 10**5}}, "is not a short text"),
         ({"model": {"name": ["tabular"]}}, "is not a short text"),
-        ({"model": {"name": "/somewhere/else"}}, "is a folder elsewhere"),
-        ({"model": {"name": "~/else"}}, "is a folder elsewhere"),
+        ({"model": {"name": "/somewhere/else"}}, "is elsewhere; there is no 'encoder' here"),
+        ({"model": {"name": "~/else"}}, "is elsewhere; there is no 'encoder' here"),
         (
             {"inputs": {"kind": "text", "tokenizer": "../else", "max_tokens": 8}},
             "its tokenizer is not in the",
@@ -915,10 +917,11 @@ def test_descriptions_can_ask_for_no_more_than_there_is(copy: Path, change: Any,
     ("change", "message"),
     [
         ({"hidden_size": 10**9}, "too large for an encoder"),
-        ({"num_labels": 10**5000}, "is damaged"),
-        ({"num_labels": 10**400}, "too large for an encoder"),
+        ({"num_labels": 10**5000}, "cannot be had"),
+        ({"n_heads": 10**400}, "too large for an encoder"),
         ({"vocab_size": 4_000_000, "hidden_size": 64}, "far larger than its weights"),
-        ({"num_hidden_layers": 10_000}, "far larger than its weights"),
+        ({"num_hidden_layers": 10_000}, "too large for an encoder"),
+        ({"num_hidden_layers": 900}, "far larger than its weights"),
     ],
 )
 def test_encoders_can_be_no_larger_than_their_weights(
@@ -987,7 +990,7 @@ def test_an_export_never_overwrites_the_model_itself(copy: Path, capsys: pytest.
     before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
     for name in ("model.safetensors", "inputs", "record", "config.yaml"):
         assert main(["export", str(copy), "--format", "safetensors", "--out", str(copy / name)]) == 2
-        assert "is the model's own and would be lost" in capsys.readouterr().err
+        assert "would be overwritten" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
     assert main(["export", str(copy), "--format", "safetensors", "--out", str(copy / "mine")]) == 0
 

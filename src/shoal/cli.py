@@ -33,8 +33,7 @@ from shoal.commands import (
 )
 from shoal.commands.arguments import Parser
 from shoal.commands.showing import main_process
-from shoal.errors import InputError
-from shoal.settings import shown
+from shoal.errors import InputError, shown
 from shoal.terminal import printable
 
 COMMANDS = {
@@ -101,10 +100,17 @@ def _main(arguments: Sequence[str] | None) -> int:
         command.set_defaults(run=module.run)
         command.add_argument("--json", action="store_true", help="print JSON for machines instead of tables")
         module.add_arguments(command)
-    given = parser.parse_args(arguments)
+    try:
+        given = parser.parse_args(arguments)
+    except InputError as error:
+        return _failed(f"shoal: {error}", 2)
     if not hasattr(given, "run"):
         parser.print_help()
         return 0
+    try:
+        os.getcwd()
+    except OSError:  # libraries that look into it would end the process in words of their own
+        return _failed("shoal: the current folder is gone; change to another.", 2)
     before = _terminable()
     try:
         code: int | None = given.run(given)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from typing import Any
+
+LONGEST = 80
+"""Characters of a value that a message shows."""
 
 
 class TableWarning(UserWarning):
@@ -29,13 +34,23 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
     known = sorted(known)
     near = nearest(name, known)
     hint = f" Did you mean {near!r}?" if near else ""
-    name = name if len(str(name)) <= 100 else f"{str(name)[:80]}…"
-    return InputError(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known) or 'none'}.")
+    return InputError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known) or 'none'}.")
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: one line, however long it is."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return f"a number of {math.ceil(value.bit_length() * math.log10(2)):,} digits"
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of a stranger's class
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}… ({len(text):,} characters)"
 
 
 def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuses the first of ``given`` that is not among ``known``."""
     known = list(known)
     for name in given:
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise unknown_name(kind, name, known)

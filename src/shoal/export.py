@@ -12,7 +12,7 @@ import importlib.util
 import io
 import json
 import logging
-import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,8 +30,9 @@ from shoal.data.cells import MISSING
 from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
-from shoal.files import write_atomically
-from shoal.trained import ABOUT, RECORD, WEIGHTS, Trained
+from shoal.files import read_bytes, replacing, write_atomically
+from shoal.trained import Trained
+from shoal.training.folder import check_output, files_of
 
 TOLERANCE = 1e-4
 SIZES = (1, 5)
@@ -39,7 +40,6 @@ SIZES = (1, 5)
 ROWS = (1, 100)
 """Raw rows that are compared, of a model of tables."""
 TRACED = 3  # examples with which a graph is made: neither of the above
-OWN = (WEIGHTS, ABOUT, RECORD, "config.yaml", "card.md", "metrics.jsonl")
 """Files of a run, beside which an export may be."""
 LARGEST = 2**31 - 2**24
 """Bytes of an ONNX file, whose format ends at 2 GiB."""
@@ -78,12 +78,9 @@ def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = 
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
     path = Path(path).expanduser()
-    if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; give a file.")
+    check_output(path, files_of(trained.folder))
     about = path.with_name(f"{path.name}.json")
-    for file in (path, about):
-        if file.name in OWN and file.parent.resolve() == trained.folder.resolve():
-            raise InputError(f"{str(file)!r} is the model's own and would be lost; give another file.")
+    check_output(about, files_of(trained.folder))
     plain = trained.to("cpu").model
     samples = [sample(trained, size, seed) for seed, size in enumerate(SIZES)]
     network = Network(plain, list(samples[0])).eval() if isinstance(samples[0], Mapping) else plain
@@ -103,7 +100,8 @@ def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = 
                 f"the exported model's outputs differ by up to {difference:.3g} from the model's, more than "
                 f"{TOLERANCE}; nothing was written. Try another --format."
             )
-        os.replace(made, path)
+        with replacing(path) as target, made.open("rb") as whole:
+            shutil.copyfileobj(whole, target)
     written = {"format": format, "file": path.name, **({"columns": columns} if raw else {})}
     content = {**trained.about.to_dict(), "export": written}
     if trained.inputs.get("tokenizer") == TOKENIZER and (trained.folder / TOKENIZER).is_dir():
@@ -221,7 +219,7 @@ def to_onnx(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
 
 def _session(path: Path) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
-    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(read_bytes(path, None), providers=["CPUExecutionProvider"])
 
 
 def _shapes(network: nn.Module, x: Any) -> Any:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import math
 import os
+import re
 import stat
+import struct
+import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, Any, TextIO
 
 import yaml
 
@@ -18,6 +24,10 @@ from shoal.errors import InputError
 LARGEST = 2**30
 """Most bytes of a file that is read whole, such as a record, unless the caller allows more."""
 LARGEST_YAML = 2**20
+BOMB, SMALL = 200, 2**30
+"""Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
+LONGEST = 2**24
+"""Characters of a line of a text file."""
 DEEPEST = 100
 """Most levels of nesting in JSON or YAML from a file."""
 
@@ -30,7 +40,7 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> io.BufferedReader:
     """``path`` for reading bytes. A pipe or a device, on which reading could hang or never end, is refused.
 
     Raises InputError for those, and OSError where there is no such file or it may not be read.
@@ -57,6 +67,42 @@ def _check_regular(mode: int, path: str | Path) -> None:
         raise InputError(f"{str(path)!r} is {kind}, not a regular file.")
 
 
+def open_text(path: str | Path, encoding: str = "utf-8-sig", errors: str = "strict") -> TextIO:
+    """``path`` for reading text, with line ends as they are, as :mod:`csv` wants it."""
+    return io.TextIOWrapper(open_regular(path), encoding, errors, newline="")
+
+
+def lines_of(file: TextIO, where: str | Path, most: float = math.inf) -> Iterator[str]:
+    """The rest of a text file. One with an endless line, or more than ``most`` characters, is refused."""
+    while line := file.readline(LONGEST):
+        most -= len(line)
+        if len(line) == LONGEST or most < 0:
+            what = (
+                "is far larger than it says" if most < 0 else f"has a line of {LONGEST:,} characters or more"
+            )
+            raise InputError(f"{str(where)!r} {what}; it is not read.")
+        yield line
+
+
+def check_expansion(path: str | Path, size: int | None = None) -> float:
+    """Refuses a packed file said to hold ``size`` bytes, far more than its own; gives the most it may."""
+    own = os.stat(path).st_size
+    most = max(SMALL, BOMB * own)
+    if size is not None and size > most:
+        raise InputError(f"{str(path)!r} says to hold {size:,} bytes, which is not believed of {own:,}.")
+    return most
+
+
+def check_zip(path: str | Path) -> None:
+    """Refuses a zip file, such as an ``.npz``, that would fill the memory; ValueError where it is none."""
+    check_regular(path)
+    try:
+        with zipfile.ZipFile(path) as file:
+            check_expansion(path, sum(member.file_size for member in file.infolist()))
+    except (zipfile.BadZipFile, NotImplementedError, struct.error) as error:
+        raise ValueError(str(error)) from error
+
+
 def read_bytes(path: str | Path, limit: int | None = LARGEST) -> bytes:
     """All of a regular file of at most ``limit`` bytes."""
     with open_regular(path) as file:
@@ -77,9 +123,31 @@ def read_json(path: str | Path, limit: int | None = LARGEST) -> Any:
 
 def parse_json(content: str | bytes) -> Any:
     try:
-        return json.loads(content)
+        found = json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    text = content if isinstance(content, str) else content.decode("latin-1")
+    if text.count("[") + text.count("{") > DEEPEST:
+        _check_depth(found)
+    return found
+
+
+def _check_depth(content: Any) -> None:
+    level, depth = [content], 0
+    while level := [
+        part
+        for nest in level
+        if isinstance(nest, dict | list)
+        for part in (nest.values() if isinstance(nest, dict) else nest)
+    ]:
+        depth += 1
+        if depth > DEEPEST:
+            raise ValueError("it is nested too deeply")
+
+
+def dump_json(content: Any) -> bytes:
+    """For people to read too; bytes of a file's name that are no text become escapes, as JSON has them."""
+    return json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
 
 
 def read_yaml(path: str | Path) -> Any:
@@ -139,19 +207,21 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
     """A file that takes the place of ``path`` when the block ends; after an error nothing has changed.
 
     A symbolic link stays and the file that it points to is replaced. Anything but a regular file, such as a
-    pipe or ``/dev/null``, is written to as it is. One of ``inputs`` is never overwritten.
+    pipe or ``/dev/null``, is written to as it is. One of ``inputs`` is never overwritten; see
+    :func:`check_output`.
     """
     path = Path(path)
-    for source in inputs:
-        if same_file(path, source):
-            raise InputError(
-                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
-            )
-    target = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if target.exists() and not target.is_file() and not target.is_dir():
-        with target.open("wb") as through:
+    check_output(path, inputs)
+    if (number := _descriptor(path)) is not None:
+        sys.stdout.flush()
+        with os.fdopen(os.dup(number), "wb") as through:
             yield through
         return
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as through:
+            yield through
+        return
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.")
     try:
@@ -165,6 +235,35 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
         Path(temporary).unlink(missing_ok=True)
         raise
     _flush_folder(target.parent)
+
+
+def _descriptor(path: Path) -> int | None:
+    """What ``/dev/stdout`` and the like stand for: opened by name, a file would be written from its start."""
+    names = {"/dev/stdout": "1", "/dev/stderr": "2"}
+    text = re.sub(r"/(dev|proc/self)/fd/", "", names.get(str(path), str(path)))
+    return int(text) if text.isascii() and text.isdigit() and path.is_absolute() else None
+
+
+def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Refuses a file to write that is one of ``inputs``, by whatever name, or there already in one of them.
+
+    To be asked before time is spent. A folder, and a file in place of a folder, are refused too.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; give a file.")
+    for above in path.parents:
+        if above.exists() and not above.is_dir():
+            raise InputError(f"{str(path)!r} cannot be written: {str(above)!r} is a file.")
+    if not path.exists():
+        return
+    real = Path(os.path.realpath(path))
+    for source in inputs:
+        within = os.path.isdir(source) and Path(os.path.realpath(source)) in real.parents
+        if within or same_file(path, source):
+            raise InputError(
+                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
+            )
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:

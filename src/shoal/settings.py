@@ -21,13 +21,11 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
-from shoal.errors import InputError, check_names, nearest
+from shoal.errors import LONGEST, InputError, check_names, nearest, shown
 
 LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 3.4028234663852886e38
 """What tensors hold: 64 bits of whole numbers, and single precision."""
-LONGEST = 80
-"""Characters of a value that a message shows."""
 
 Made = TypeVar("Made", bound=Callable[..., Any])
 
@@ -66,6 +64,7 @@ class Range(NamedTuple):
     what: str = ""
     """What the number is, such as "a share of the data"."""
     search: Search | None = None
+    multiple: int = 1
 
     def holds(self, value: float) -> bool:
         return not (
@@ -73,6 +72,7 @@ class Range(NamedTuple):
             or (self.most is not None and value > self.most)
             or (self.above is not None and value <= self.above)
             or (self.below is not None and value >= self.below)
+            or (self.multiple > 1 and value % self.multiple)
         )
 
     def words(self) -> str:
@@ -85,6 +85,8 @@ class Range(NamedTuple):
 
 Count = Annotated[int, Range(1, 10**9)]
 Seed = Annotated[int, Range(0, LARGEST_INT)]
+Pixels = Annotated[int, Range(8, 10**4)]
+"""The side of an image."""
 Rate = Annotated[float, Range(above=0, most=1e6)]
 """A learning rate; with more, a step of Adam's is beyond single precision."""
 
@@ -114,6 +116,8 @@ class Kind(NamedTuple):
             if not isinstance(value, (list, tuple)):
                 raise TypeError
             return [_take(self.items, item) for item in value]
+        if wanted is str and isinstance(value, Integral) and not isinstance(value, bool):
+            return str(int(value))  # a domain called 3
         if not isinstance(value, wanted):
             raise TypeError
         if isinstance(value, (str, Path)) and "\0" in str(value):  # no name and no path has it
@@ -142,6 +146,7 @@ class Kind(NamedTuple):
             return f"a list of {' or '.join(item.words() for item in self.items) or 'values'}"
         if self.type in (int, float):
             noun = "a whole number" if self.type is int else "a number"
+            noun = f"a multiple of {self.range.multiple}" if self.range.multiple > 1 else noun
             return f"{self.range.what or noun}{self.range.words()}"
         known = {bool: "true or false", Mapping: "a mapping", Callable: "a function", str: "text", Path: "a path"}
         return known.get(self.type) or f"a {self.type.__name__}"
@@ -233,18 +238,6 @@ def checked(function: Made) -> Made:
         return function(*bound.args, **bound.kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-def shown(value: Any) -> str:
-    """A value as a message shows it, however long it is."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return f"a number of {math.ceil(value.bit_length() * math.log10(2)):,} digits"
-    try:
-        text = repr(value)
-    except Exception:  # of a stranger's class
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}… ({len(text):,} characters)"
 
 
 def plain_number(text: str) -> int | float | None:

@@ -17,25 +17,24 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from shoal.bench.config import RunConfig
+from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
-from shoal.data.text import is_folder
 from shoal.errors import InputError
-from shoal.models import build, options_of
+from shoal.files import parse_yaml, read_json
+from shoal.models import build, language, options_of
 from shoal.training.checkpoint import load_weights
+from shoal.training.folder import check_files
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
 LARGEST = 2**28
 """Bytes of a JSON file that are read."""
-WIDEST = 2**22
-"""Above any number in an encoder's configuration, such as the size of its vocabulary."""
 NUMBERS, TENSORS = 2**26, 10_000
 """What a network may have beside the weights in its file while it is built."""
 
@@ -233,6 +232,10 @@ def load(
         first = "; ".join(" ".join(line.split()) for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {str(weights)!r} do not fit the model: {first[:300]}") from error
     record = _json(place / RECORD) if (place / RECORD).exists() else {}
+    checksums = record.get("files", {})  # records of older versions have none
+    if not isinstance(checksums, dict) or not all(isinstance(v, str) for v in checksums.values()):
+        raise _damaged(place / RECORD, "files must be a mapping of checksums")
+    check_files(place, checksums if weights.name == WEIGHTS else {})
     return Trained(model, about or About(), place, record).to(device)
 
 
@@ -274,25 +277,11 @@ def _name(place: Path, about: About) -> str:
             raise _damaged(place / ABOUT, "a name of a model or tokenizer is not a short text")
     if tokenizer != TOKENIZER and is_folder(tokenizer):
         raise _damaged(place / ABOUT, f"its tokenizer is not in the folder {TOKENIZER!r} beside it")
-    described = place / ENCODER / "config.json"
-    if described.is_file():
-        _check_sizes(described, _json(described))
+    if (place / ENCODER / "config.json").is_file():
         return str((place / ENCODER).resolve())
-    if is_folder(name):
-        raise _damaged(
-            place / ABOUT, f"its model {name!r} is a folder elsewhere; there is no {ENCODER!r} here"
-        )
+    if language.known(name) and (name not in language.CONFIGURATIONS or is_folder(name)):
+        raise _damaged(place / ABOUT, f"its model {name!r} is elsewhere; there is no {ENCODER!r} here")
     return str(name)
-
-
-def _check_sizes(path: Path, content: Any) -> None:
-    """Refuses a configuration that would fill the memory before there is a network."""
-    parts = [content]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, int) and abs(part) > WIDEST:
-            raise _damaged(path, "it has a number that is too large for an encoder")
-        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 
 class Bounded(TorchFunctionMode):
@@ -410,9 +399,9 @@ def _yaml(value: Any) -> str:
 def _is_text(value: str) -> bool:
     """Whether the command line takes it for text without quotes."""
     try:
-        if yaml.safe_load(value) != value:
+        if parse_yaml(value) != value:
             return False
-    except (yaml.YAMLError, ValueError):
+    except ValueError:
         return False
     try:
         float(value)
@@ -423,17 +412,13 @@ def _is_text(value: str) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        if not path.is_file():
-            raise _damaged(path, "it is no file")
-        if path.stat().st_size > LARGEST:
-            raise _damaged(path, "it is too large")
-        content = json.loads(path.read_bytes())
+        content = read_json(path, LARGEST)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, InputError):
             raise
-        raise _damaged(path, str(error) or "nested too deep") from error
+        raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
         raise _damaged(path, "it is no mapping")
     return content

@@ -270,7 +270,10 @@ def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured)
             ["gradient-boosting", "--set", "depth=3"],
             "unknown setting of gradient-boosting: 'depth'. Known: l2_reg",
         ),
-        (["gradient-boosting", "--set", "learning_rate=-1"], "gradient-boosting with learning_rate=-1: "),
+        (
+            ["gradient-boosting", "--set", "learning_rate=-1"],
+            "learning_rate of gradient-boosting must be a number above 0 and at most 1e+06, got -1",
+        ),
         (["majority", "--set", "C=1"], "unknown setting of majority: 'C'. Known: none."),
         (
             ["logistic-regression", "--lr", "0.1"],

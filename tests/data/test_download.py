@@ -693,14 +693,14 @@ def test_ordinary_names_stay_inside() -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "tar.gz"])
 def test_bombs_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacking, "SMALL", 1000)
+    monkeypatch.setattr("shoal.files.SMALL", 1000)
     archive = tmp_path / f"bomb.{kind}"
     zeros = bytes(3_000_000)
     archive.write_bytes(zipped("a", content=zeros) if kind == "zip" else gzip.compress(_tar_of(zeros)))
     (tmp_path / "to").mkdir()
-    with pytest.raises(InputError, match=r"says to hold 3\.0 MB, which is not believed of"):
+    with pytest.raises(InputError, match=r"says to hold 3,000,000 bytes, which is not believed of"):
         unpack(archive, tmp_path / "to", nothing)
-    monkeypatch.setattr(unpacking, "SMALL", 2**30)
+    monkeypatch.setattr("shoal.files.SMALL", 2**30)
     free = shutil.disk_usage(tmp_path)._replace(free=2_999_999)
     with monkeypatch.context() as patch:
         patch.setattr(module.shutil, "disk_usage", lambda folder: free)

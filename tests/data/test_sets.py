@@ -247,17 +247,20 @@ def test_an_archives_own_images_are_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"domains": 0}, "domains must be at least 1, not 0"),
+        (
+            {"domains": 0},
+            "domains of dataset 'cdsprites' must be a whole number from 1 to 1,000,000,000, got 0",
+        ),
         ({"domains": 400_000}, "400000 do not"),
-        ({"size": 28}, "size must be 32 or 64, not 28"),
-        ({"palette": "adjacnt"}, "unknown palette 'adjacnt'.*'adjacent'"),
+        ({"size": 28}, "size of dataset 'cdsprites' must be 64 or 32, got 28"),
+        ({"palette": "adjacnt"}, "must be 'adjacent' or 'random', got 'adjacnt'. Did you mean 'adjacent'"),
         ({"per_domain": 1}, "per_domain must be from 2 to 40960.*not 1"),
         ({"per_domain": 40_961}, "per_domain must be from 2 to 40960.*not 40961"),
     ],
 )
 def test_wrong_sprite_options_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        cdsprites.load(**options)
+        load("cdsprites", **options)
 
 
 # The linear example
@@ -283,7 +286,7 @@ def test_linear_proportions_are_exact(per_domain: int) -> None:
 
 @pytest.mark.parametrize("per_domain", [0, 150, -100])
 def test_linear_refuses_inexact_sizes(per_domain: int) -> None:
-    with pytest.raises(InputError, match=f"multiple of 100.*not {per_domain}"):
+    with pytest.raises(InputError, match=f"multiple of 100 from 100 to 10,000,000, got {per_domain}"):
         load("linear", per_domain=per_domain)
 
 

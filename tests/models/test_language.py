@@ -22,6 +22,7 @@ from shoal import algorithms, models
 from shoal.data import DomainBatch, MetaBatchLoader, Task
 from shoal.data.batch import pool
 from shoal.data.fake_text import fake_amazon, fake_civilcomments, fake_tokenizer
+from shoal.data.hub import Source
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.sets import load
 from shoal.errors import InputError
@@ -133,9 +134,13 @@ def test_padding_counts_for_nothing(kind: str, tmp_path: Path, tiny: str) -> Non
 
 def test_known_names_need_no_files() -> None:
     """Their sizes are those of the published models."""
+
+    def made(name: str) -> nn.Module:
+        source = Source(name, "model", "")
+        return language._random(source, language._config(source, pretrained=False), None)
+
     with torch.device("meta"):
-        body = language._random("distilbert-base-uncased", None)
-        bert = language._random("google-bert/bert-base-uncased", None)
+        body, bert = made("distilbert-base-uncased"), made("google-bert/bert-base-uncased")
     assert sum(p.numel() for p in body.parameters()) == 66_362_880
     assert sum(p.numel() for p in bert.parameters()) == 109_482_240
 
@@ -253,13 +258,18 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
 @pytest.mark.parametrize(
     ("kind", "more", "said"),
     [
-        ("gpt2", {"n_embd": 16, "n_layer": 1, "n_head": 2}, "reads from left to right"),
         (
-            "t5",
-            {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2},
-            "an encoder and a decoder",
+            "gpt2",
+            {"n_embd": 16, "n_layer": 1, "n_head": 2},
+            "'gpt2' is no encoder of text that is known",
         ),
-        ("vit", {}, "is no encoder of text"),
+        ("t5", {"d_model": 16, "d_kv": 8}, "'t5' is no encoder of text that is known"),
+        ("vit", {}, "'vit' is no encoder of text"),
+        ("bert", {"is_decoder": True}, "reads from left to right"),
+        ("bert", {"vocab_size": 2**40}, "vocab_size in config.json is 1099511627776"),
+        ("bert", {"num_hidden_layers": 2**20}, "num_hidden_layers in config.json is 1048576"),
+        ("bert", {"hidden_act": "/tmp/x"}, "hidden_act in config.json is '/tmp/x'"),
+        ("bert", {"hidden_act": {"a": 1}}, "hidden_act in config.json is"),
         ("bert", {"max_position_embeddings": 40}, "takes up to 40 tokens, not 64: --data max_tokens=40"),
         ("roberta", {"max_position_embeddings": 64}, "takes up to 62 tokens, not 64"),
     ],

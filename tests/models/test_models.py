@@ -121,9 +121,10 @@ def test_mnist_cnn_can_be_narrow_by_whole_groups() -> None:
     assert mnist_cnn.build((1, 28, 28), 10, width=8).features(torch.rand(2, 1, 28, 28)).shape == (2, 16)
     for width in (0, -8, 12):
         with pytest.raises(
-            InputError, match=f"width of model 'mnist-cnn' must be a multiple of 8; not {width}"
+            InputError,
+            match=f"width of model 'mnist-cnn' must be a multiple of 8 from 8 to 16,384, got {width}",
         ):
-            mnist_cnn.build((1, 28, 28), 10, width=width)
+            models.build("mnist-cnn", input_shape=(1, 28, 28), classes=10, seed=0, width=width)
 
 
 def test_tabular_starts_linear_and_can_bend() -> None:
@@ -144,10 +145,10 @@ def test_tabular_starts_linear_and_can_bend() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 0}, "width of model 'tabular' must be a whole number of at least 1; not 0"),
-        ({"depth": -1}, "depth of model 'tabular' must be a whole number of at least 0; not -1"),
+        ({"width": 0}, "width of model 'tabular' must be a whole number from 1 to 16,384, got 0"),
+        ({"depth": -1}, "depth of model 'tabular' must be a whole number from 0 to 1,000, got -1"),
         ({"width": 2.5}, "width of model 'tabular'"),
-        ({"dropout": 1}, "dropout of model 'tabular' must be at least 0 and below 1; not 1"),
+        ({"dropout": 1}, "dropout of model 'tabular' must be a number of at least 0 and below 1, got 1"),
     ],
 )
 def test_wrong_options_of_tabular(options: dict[str, float], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import shoal
 from shoal.data import Domains, TensorData
 from shoal.errors import InputError
 from shoal.models import FeatureModel
-from shoal.training.evaluate import Evaluator, Scores
+from shoal.training.evaluate import Evaluator, Scores, sample
 from shoal.training.fit import _as_domain_data
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
@@ -47,6 +48,8 @@ def fit(
 ) -> shoal.Fit:
     given: dict[str, Any] = {"steps": 10, "batch_size": 8, "lr": 0.01, "device": "cpu", "progress": False}
     train = split(0, 1, 2) if train is None else train
+    if "optimizer" in options:
+        del given["lr"]  # which is the optimizer's own then
     return shoal.fit(algorithm, network() if model is None else model, train, **given | options)
 
 
@@ -131,7 +134,7 @@ class TestResult:
         assert run.rule == "last step"
         assert not run.captured
         assert run.seconds > 0
-        assert len(fit(steps=40).history) == 10
+        assert len(fit(steps=50).history) == 10
 
     def test_the_loss_is_the_mean_since_the_point_before(self) -> None:
         each = [p.loss for p in fit(steps=6, eval_every=1).history]
@@ -323,13 +326,15 @@ class TestEvaluate:
         assert found.sizes == (4, 3, 1)
         assert found.metric == ("accuracy" if classification else "mse")
 
-    def test_limit_is_shared_evenly_and_takes_the_first_of_each_domain(self) -> None:
+    def test_limit_is_shared_evenly_over_domains(self) -> None:
         x, y = domain(0, 12)
         domains = Domains.from_indices({"a": [9, 1, 2, 7], "b": [2, 7, 5]})
-        few = Domains.from_indices({"a": [9, 1], "b": [2, 7]})
-        common: dict[str, Any] = {"classification": True}
-        found = evaluate(network(), TensorData(x, y), domains, limit=3, **common)
-        assert found == evaluate(network(), TensorData(x, y), few, **common)
+        few = sample(domains, 3, y.numpy())
+        assert (few.names, few.sizes.tolist()) == (("a", "b"), [2, 2])
+        found = evaluate(network(), TensorData(x, y), domains, limits={"only": 3}, classification=True)
+        whole = evaluate(network(), TensorData(x, y), few, classification=True)
+        assert found == replace(whole, sampled=(len(few.examples()), 5))
+        assert Scores.from_dict(found.to_dict()) == found
 
     def test_scores(self) -> None:
         accuracy = Scores("accuracy", ("a", "b"), (0.5, 0.8), (10, 30), 0.7)

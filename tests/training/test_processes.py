@@ -4,6 +4,7 @@ import fcntl
 import json
 import math
 import os
+import shutil
 import signal
 import sys
 import time
@@ -165,7 +166,7 @@ def test_interrupted_and_resumed(folder: Path, found: list[Outcome]) -> None:
     process = together.start(folder, "broken", SLOW="yes")
     metrics = broken / "metrics.jsonl"
     deadline = time.monotonic() + SECONDS
-    while not (metrics.exists() and '"step": 15' in metrics.read_text()):
+    while not (metrics.exists() and '"step": 20' in metrics.read_text()):  # it is evaluated now
         assert process.poll() is None, (folder / "broken.log").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -177,7 +178,11 @@ def test_interrupted_and_resumed(folder: Path, found: list[Outcome]) -> None:
     assert not (broken / "record.json").exists()
     saved = Checkpoints(broken / "checkpoints").load()
     assert saved is not None
-    assert 15 <= saved.step < 60
+    assert saved.step == 20
+    assert saved.state["training"]["history"] == []  # the evaluation was abandoned
+    shutil.copytree(broken, folder / "alone")
+    alone = together.in_folder(folder / "alone", resume=True)  # in one process
+    assert [point["step"] for point in alone["history"]] == [20, 40, 60]
     resumed = launch(folder, "resumed")
     whole = load_file(folder / "whole" / "model.safetensors")
     torch.testing.assert_close(load_file(broken / "model.safetensors"), whole, rtol=0, atol=0)

@@ -4,9 +4,17 @@ import io
 import math
 import os
 import shutil
+import sys
+import threading
+import time
 
 import pytest
+import torch
+from torch import nn
 
+import shoal
+from shoal.training import progress as progress_module
+from shoal.training.evaluate import Evaluator
 from shoal.training.progress import Progress, columns, cut, losses_note
 
 
@@ -243,6 +251,89 @@ class TestTimeLeft:
         clock.now += 1
         progress.update(7)
         assert "done in 0:01" in terminal.getvalue()
+
+
+class TestPhase:
+    """What is done between steps is said while it is done, by a thread."""
+
+    @pytest.fixture(autouse=True)
+    def _quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(progress_module, "EVERY", 0.01)
+        monkeypatch.setenv("COLUMNS", "120")
+
+    def test_while_one_call_takes_long(self, terminal: Terminal) -> None:
+        progress = Progress("train", 100, stream=terminal, start=7)
+        with progress.phase("reading data"):
+            time.sleep(0.3)
+        lines = terminal.drawn()
+        assert len(lines) > 1
+        assert lines[0].endswith("train  7/100 steps  reading data, 0:00")
+        assert lines[-1] == ""  # nothing is left of it
+
+    def test_counts(self, terminal: Terminal) -> None:
+        progress = Progress("train", 100, stream=terminal)
+        with progress.phase("evaluating") as tell:
+            tell("evaluating validation", 3200, 10_000)
+            time.sleep(0.3)
+        assert "evaluating validation 3,200/10,000" in terminal.drawn()[0]
+
+    def test_the_last_evaluation_is_not_the_end(self, terminal: Terminal) -> None:
+        progress = Progress("train", 100, stream=terminal, start=100)
+        with progress.phase("evaluating"):
+            time.sleep(0.2)
+        assert "done in" not in terminal.getvalue()
+        progress.update(100)
+        time.sleep(0.11)
+        progress.update(100)
+        assert "done in" in terminal.getvalue()
+
+    def test_what_is_short_is_not_said(self, terminal: Terminal) -> None:
+        progress = Progress("train", 100, stream=terminal)
+        for _ in range(5):
+            with progress.phase("evaluating"):
+                pass
+        assert terminal.getvalue() == ""
+
+    def test_in_a_log(self, clock: Clock) -> None:
+        stream = io.StringIO()
+        progress = Progress("train", 100, stream=stream)
+        with progress.phase("reading data"):
+            clock.now += 6
+            while not stream.getvalue():
+                time.sleep(0.01)
+        assert stream.getvalue() == "train  0/100 steps  reading data, 0:06\n"
+
+    def test_no_thread_where_nothing_is_shown(self) -> None:
+        with Progress("train", 100, False).phase("evaluating") as tell:
+            tell("evaluating", 1, 2)
+            assert threading.active_count() == threads
+
+    def test_an_error_ends_it(self, terminal: Terminal) -> None:
+        with pytest.raises(KeyError), Progress("train", 100, stream=terminal).phase("evaluating"):
+            raise KeyError
+        assert threading.active_count() == threads
+
+    def test_in_a_training(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Reading, training, averages and evaluation."""
+        monkeypatch.setattr(sys, "stderr", terminal)
+        y = torch.arange(40) % 2
+        data = {n: [(torch.randn(3), int(k)) for k in y] for n in "ab"}
+        output = Evaluator._output
+
+        def slow(self: Evaluator, model: nn.Module, x: object, count: int) -> object:
+            time.sleep(0.15)
+            return output(self, model, x, count)
+
+        monkeypatch.setattr(Evaluator, "_output", slow)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        shoal.fit("erm", model, data, steps=2, eval_every=2, eval_batch=30, device="cpu")
+        text = terminal.getvalue()
+        assert "evaluating train 0/80" in text
+        assert "evaluating train 30/80" in text
+        assert "2/2 steps" in text
+
+
+threads = threading.active_count()
 
 
 class TestLossesNote:

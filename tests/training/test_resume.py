@@ -1,5 +1,6 @@
 """A training that is stopped anywhere and resumed ends as one that never was, bit for bit."""
 
+import contextlib
 import errno
 import itertools
 import json
@@ -32,8 +33,9 @@ from shoal.bench.status import RunStatus
 from shoal.cli import main
 from shoal.errors import InputError
 from shoal.models import FeatureModel
-from shoal.training import checkpoint, journal, loop
+from shoal.training import capture, checkpoint, journal, loop
 from shoal.training.checkpoint import Checkpoints
+from shoal.training.evaluate import Evaluator
 from shoal.training.folder import RunFolder
 from shoal.training.stopping import Interrupted
 
@@ -83,6 +85,8 @@ def fit(folder: Path | None, algorithm: str = "fish", **options: Any) -> shoal.F
         **{"steps": 12, "batch_size": 8, "lr": 0.01, "eval_every": 5, "log_every": 4, "checkpoint_every": 3},
         "progress": False,
     }
+    if "optimizer" in options:
+        del given["lr"]  # which is the optimizer's own then
     return shoal.fit(algorithm, folder=folder, **given | options)
 
 
@@ -332,6 +336,173 @@ def test_every_option(tmp_path: Path, options: dict[str, Any]) -> None:
     check(tmp_path, [2, 7], send(signal.SIGTERM), **options)
 
 
+IN_EVALUATION: dict[str, tuple[int, dict[str, Any]]] = {
+    "first": (2, {}),
+    "second, at its first batch": (55, {}),
+    "last": (120, {}),
+    "with log and checkpoint": (60, {"eval_every": 4, "checkpoint_every": 4}),
+    "plain dataset": (10, {"train": plain()}),
+    "of the warm start": (2, {"warm_start": 3, "steps": 7}),
+    "after a warm start": (60, {"warm_start": 3, "steps": 7}),
+    "of averaged weights": (60, {"average": "sma", "average_start": 2}),
+    "at the end, of averaged weights": (-3, {"average": "swad", "eval_every": 1}),
+}
+
+
+class TestSignalInEvaluation:
+    """It is abandoned after the batch, and repeated by the training that is resumed."""
+
+    @pytest.mark.parametrize(("batch", "options"), IN_EVALUATION.values(), ids=IN_EVALUATION.keys())
+    def test_is_honoured(self, tmp_path: Path, batch: int, options: dict[str, Any]) -> None:
+        options = {"eval_batch": 3, **options}
+        with passes() as every:
+            whole = fit(tmp_path / "whole", **options)
+        at = batch if batch > 0 else len(every) + batch
+        with passes(at) as done, pytest.raises(Interrupted, match="which is saved"):
+            fit(tmp_path / "stopped", **options)
+        assert len(done) == at + 1 < len(every)
+        with passes() as after:
+            assert_same(fit(tmp_path / "stopped", resume=True, **options), whole)
+        assert len(after) == len(every) - at // 55 * 55  # batches of whole evaluations
+        assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+    def test_while_batchnorm_is_refreshed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        options: dict[str, Any] = {"average": "sma", "average_start": 2}
+        whole = fit(tmp_path / "whole", **options)
+        refresh = loop.refresh_batchnorm
+
+        def asked(model: nn.Module, batches: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            refresh(model, batches)
+
+        monkeypatch.setattr(loop, "refresh_batchnorm", asked)
+        with pytest.raises(Interrupted):
+            fit(tmp_path / "stopped", **options)
+        monkeypatch.undo()
+        assert_same(fit(tmp_path / "stopped", resume=True, **options), whole)
+        assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
+
+    def test_at_once(self, tmp_path: Path) -> None:
+        """An evaluation of ten seconds."""
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.start()
+        began = time.monotonic()
+        with passes(seconds=0.1), pytest.raises(Interrupted):
+            fit(tmp_path, steps=1, eval_batch=1)
+        assert time.monotonic() - began < 3
+
+
+@contextlib.contextmanager
+def passes(kill: int = -1, seconds: float = 0.0) -> Iterator[list[int]]:
+    """The batches that evaluations pass through the model; at one of them a signal comes."""
+    output, seen = Evaluator._output, list[int]()
+
+    def watched(self: Evaluator, model: nn.Module, x: Any, count: int) -> Any:
+        time.sleep(seconds)
+        if len(seen) == kill:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.append(count)
+        return output(self, model, x, count)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "_output", watched)
+        yield seen
+
+
+class Eager:
+    """In place of a CUDA graph, the function itself."""
+
+    def __init__(self, function: Callable[[], Any], *_: Any) -> None:
+        self.function = function
+
+    def __call__(self) -> Any:
+        return self.function()
+
+
+@contextlib.contextmanager
+def captured(yes: bool = True) -> Iterator[None]:
+    """Trainings stride as they do on a CUDA device."""
+    with pytest.MonkeyPatch.context() as patch:
+        if yes:
+            patch.setattr(loop, "why_not", lambda *_: None)
+            patch.setattr(capture, "Replay", Eager)
+            patch.setattr(capture.GatheredSteps, "_put", lambda self, tensor: tensor)
+        yield
+
+
+class TestStrides:
+    """However a training strides, it evaluates at the same steps."""
+
+    options: ClassVar[dict[str, Any]] = {
+        **{"steps": 40, "eval_every": 10, "log_every": 20, "checkpoint_every": None, "domains_per_step": 2},
+    }
+
+    def model(self) -> FeatureModel:
+        """Without dropout, which would be seeded for every step."""
+        return FeatureModel(nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 2))
+
+    def fit(self, folder: Path | None, yes: bool = False, **options: Any) -> shoal.Fit:
+        torch.manual_seed(0)
+        with captured(yes):
+            return fit(folder, model=self.model(), **{**self.options, **options})
+
+    def test_captured_is_as_eager(self) -> None:
+        found = self.fit(None, True)
+        assert found.captured
+        assert [p.step for p in found.history] == [10, 20, 30, 40]
+        whole = self.fit(None)
+        assert not whole.captured
+        assert_same(found, whole)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [{}, {"log_every": 4}, {"checkpoint_every": 3}, {"log_every": 7, "checkpoint_every": 10}],
+        ids=str,
+    )
+    @pytest.mark.parametrize("first", [False, True], ids=["eager first", "captured first"])
+    @pytest.mark.parametrize("stop", [1, 7, 9])
+    def test_resumed_in_another_way(
+        self, tmp_path: Path, stop: int, first: bool, changed: dict[str, Any]
+    ) -> None:
+        """Stopped where strides of the other way do not come by."""
+        whole = self.fit(None)
+        early = {"log_every": 1} if first else {}  # for strides of a single step
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "CHUNK", 1)
+            with pytest.raises(Interrupted):
+                self.fit(tmp_path, first, progress=after(stop, send(signal.SIGTERM)), **early)
+        loaded = Checkpoints(tmp_path / "checkpoints").load()
+        assert loaded is not None
+        assert loaded.step == stop
+        assert_same(self.fit(tmp_path, True, resume=True, **changed), whole)
+
+    def test_captured_and_then_eager(self, tmp_path: Path) -> None:
+        whole = self.fit(None)
+        with pytest.raises(Interrupted):
+            self.fit(tmp_path, True, progress=after(1, send(signal.SIGTERM)))
+        loaded = Checkpoints(tmp_path / "checkpoints").load()
+        assert loaded is not None
+        assert loaded.step == 5
+        assert_same(self.fit(tmp_path, resume=True), whole)
+
+    def test_how_an_optimizer_computes_is_not_resumed(self, tmp_path: Path) -> None:
+        """A checkpoint of a CUDA device has settings that the CPU refuses."""
+
+        def graph(params: Any) -> torch.optim.Optimizer:
+            made = torch.optim.Adam(params, 0.01)
+            made.register_state_dict_post_hook(
+                lambda _, state: (
+                    [g.update(capturable=True, fused=True) for g in state["param_groups"]] and None
+                )
+            )
+            return made
+
+        whole = self.fit(None)
+        with pytest.raises(Interrupted):
+            self.fit(tmp_path, optimizer=graph, progress=after(1, send(signal.SIGTERM)))
+        assert_same(self.fit(tmp_path, resume=True), whole)
+
+
 def test_swad_that_has_found_its_start(tmp_path: Path) -> None:
     """It goes on to its end, which is before the training's."""
     options: dict[str, Any] = {"average": "swad", "eval_every": 1, "steps": 60, "validation": TURNED}
@@ -565,11 +736,37 @@ def test_lines_after_the_checkpoint_are_cut(tmp_path: Path, tail: bytes) -> None
     assert outcome(there) == outcome(tmp_path / "whole")
 
 
-def test_lines_before_the_checkpoint_must_be_there(tmp_path: Path) -> None:
-    stopped(tmp_path, 8)
-    (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(InputError, match=r"metrics\.jsonl has lost or changed lines"):
-        fit(tmp_path, resume=True)
+def _flipped(content: bytes) -> bytes:
+    return content[:40] + bytes([content[40] ^ 0x80]) + content[41:]
+
+
+LOSSES: dict[str, Callable[[bytes], bytes | None]] = {
+    "missing": lambda content: None,
+    "empty": lambda content: b"",
+    "shortened": lambda content: content[: len(content) // 3],
+    "zeros": lambda content: b"\0" * len(content),
+    "a flipped bit": _flipped,
+    "another run's": lambda content: content.replace(b'"step": ', b'"step": 9'),
+}
+
+
+@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES.keys())
+def test_a_damaged_log_costs_lines_and_not_the_checkpoint(
+    tmp_path: Path, lose: Callable[[bytes], bytes | None]
+) -> None:
+    """The training ends the same, and the log has every evaluation."""
+    whole = fit(tmp_path / "whole")
+    there = tmp_path / "damaged"
+    stopped(there, 8)
+    log = there / "metrics.jsonl"
+    content = lose(log.read_bytes())
+    log.unlink() if content is None else log.write_bytes(content)
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl has lost or changed lines"):
+        assert_same(fit(there, resume=True), whole)
+    lines = [json.loads(text) for text in log.read_text().splitlines()]
+    wanted = [json.loads(text) for text in (tmp_path / "whole" / log.name).read_text().splitlines()]
+    measured = [[(x["phase"], x["step"], x["scores"]) for x in y if "scores" in x] for y in (lines, wanted)]
+    assert measured[0] == measured[1]
 
 
 @pytest.mark.parametrize("log_every", [1, 5])

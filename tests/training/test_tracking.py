@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import struct
 import sys
 import warnings
@@ -113,26 +114,35 @@ class TestMetrics:
     @pytest.mark.parametrize(
         "content", [b'{"step": 1}\n', b'{"step": 1}\n{"step": 2000}\n{"step": 3}\n', b""], ids=repr
     )
-    def test_lost_lines_are_refused_and_nothing_is_touched(self, tmp_path: Path, content: bytes) -> None:
+    def test_lost_lines_are_said_and_what_is_known_comes_back(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "m"
         path.write_bytes(content)
-        with pytest.raises(InputError, match=r"m has lost or changed lines.* 24 bytes then"):
-            Metrics(path, 24)
-        assert path.read_bytes() == content
+        known = [{"phase": "train", "step": 1, "scores": {"test": 1}}, {"phase": "train", "step": 2}]
+        with pytest.warns(UserWarning, match=r"m has lost or changed lines.* 24 bytes then"):
+            metrics = Metrics(path, 24, known)
+        metrics.write({"phase": "train", "step": 3})
+        metrics.close()
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        assert [line for line in found if "phase" in line] == [*known, {"phase": "train", "step": 3}]
+        assert {line["step"] for line in found} == {1, 2, 3}
+        assert Metrics(path, path.stat().st_size).lines() == found
 
-    def test_a_missing_file_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"gone\.jsonl is missing"):
-            Metrics(tmp_path / "gone.jsonl", 24)
+    def test_a_missing_file_is_made_anew(self, tmp_path: Path) -> None:
+        with pytest.warns(UserWarning, match=r"gone\.jsonl has lost"):
+            assert Metrics(tmp_path / "gone.jsonl", 24).lines() == []
 
     def test_a_path_that_cannot_be_a_file_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="cannot be opened for writing"):
+        with pytest.raises(InputError, match="is a folder, not a regular file"):
             Metrics(tmp_path)
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(InputError, match="is a pipe, not a regular file"):
+            Metrics(tmp_path / "pipe")
 
-    def test_a_line_that_someone_broke_is_named(self, tmp_path: Path) -> None:
+    def test_a_line_that_someone_broke_is_left_out(self, tmp_path: Path) -> None:
         (tmp_path / "m").write_bytes(b'{"step": 1}\noh no\n')
-        metrics = Metrics(tmp_path / "m", 18)
-        with pytest.raises(InputError, match=r"line 2 of .*m is not JSON"):
-            metrics.lines()
+        with pytest.warns(UserWarning, match=r"lost or changed lines"):
+            metrics = Metrics(tmp_path / "m", 18)
+        assert metrics.lines() == [{"step": 1}]
         metrics.close()
 
     def test_a_full_disk_delays_lines_and_loses_none(self, tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ class Algorithm(nn.Module):
     needs_features: ClassVar[bool] = False
     """Looks at the features of a :class:`~shoal.models.FeatureModel`."""
     trains_adversary: ClassVar[bool] = False
+    mean_of_examples: ClassVar[bool] = False
+    """Takes the loss of a batch for the mean of its examples' losses."""
     regression: ClassVar[bool] = True
     instead: ClassVar[Sequence[str]] = ()
     """Algorithms to name where this one cannot be had."""
@@ -141,6 +143,9 @@ class Algorithm(nn.Module):
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
         """The optimizer to train with, made from the user's."""
         return optimizer
+
+    def check_step(self, domains_per_step: int) -> None:
+        """Raises InputError where its settings do not go with so many domains per step."""
 
     def check_input(self, x: Any) -> None:
         """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
@@ -216,7 +221,7 @@ class Algorithm(nn.Module):
 
     def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
         gradients, log = self.gradient(batches, engine)
-        engine.apply(gradients, log["losses"])
+        engine.apply(gradients, log.get("losses"))
         return log
 
 

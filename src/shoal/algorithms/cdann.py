@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss
 from shoal.algorithms.dann import DANN
-from shoal.data.batch import Task
+from shoal.data.batch import Task, widest
 
 
 class CDANN(DANN):
@@ -41,4 +41,4 @@ class CDANN(DANN):
 
     def importance(self, y: Tensor) -> Tensor:
         counts = y.new_zeros(self.classes.num_embeddings).index_add(0, y, torch.ones_like(y))
-        return 1 / (counts[y] * (counts > 0).sum()).double()
+        return 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, check_state
 from shoal.algorithms.penalty import PenaltyWeight, Steps, flat
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import DomainBatch, Task, widest
 from shoal.gradients import gradient
 from shoal.settings import Range, choice, log2, log10
 
@@ -123,4 +123,4 @@ class DANN(Algorithm):
 
     def importance(self, y: Tensor) -> Tensor:
         """How much each example counts; the sum is 1."""
-        return torch.full((len(y),), 1 / len(y), dtype=torch.float64, device=y.device)
+        return torch.full((len(y),), 1 / len(y), dtype=widest(y.device), device=y.device)

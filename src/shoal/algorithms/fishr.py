@@ -43,6 +43,7 @@ class Fishr(Penalised):
     reference = "Rame et al. 2022"
     needs_features = True
     knows_domains = True
+    mean_of_examples = True
 
     variances: Tensor
 

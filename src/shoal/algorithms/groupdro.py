@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, View
-from shoal.data.batch import Task
+from shoal.data.batch import Task, widest
 from shoal.settings import Range, log10
 
 
@@ -43,12 +43,13 @@ class GroupDRO(Algorithm):
     ) -> None:
         super().__init__(model, loss, task)
         self.step_size = step_size
-        self.register_buffer("log_weights", torch.zeros(task.domains, dtype=torch.float64))
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.register_buffer("log_weights", torch.zeros(task.domains, dtype=widest(device)))
 
     def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
         losses, ids = self.losses(views), self.ids(views)
         with torch.no_grad():
-            self.log_weights.index_add_(0, ids, self.step_size * losses.double())
+            self.log_weights.index_add_(0, ids, self.step_size * losses.to(self.log_weights.dtype))
             self.log_weights -= self.log_weights.logsumexp(0)
             share = self.log_weights.exp()[ids].to(losses.dtype)
         total = (share * losses).sum() * (self.task.domains / len(views))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, full_precision
-from shoal.data.batch import DomainBatch, Task, tensors_in
+from shoal.data.batch import DomainBatch, Task, tensors_in, widest
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.settings import Range, log10
@@ -77,7 +77,7 @@ class Mixup(Algorithm):
         """Draws from Beta(α, α), as X/(X + Y) of two from Gamma(α), by their logarithms: those of a small α
         are often below what a number can hold. A Gamma(α) is a Gamma(α + 1) times U^(1/α).
         """
-        alphas = torch.full((count, 2), self.alpha, dtype=torch.float64, device=device)
+        alphas = torch.full((count, 2), self.alpha, dtype=widest(device), device=device)
         logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
         return torch.sigmoid(logs[:, 0] - logs[:, 1])
 

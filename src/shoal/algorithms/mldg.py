@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Engine, Log, Loss
 from shoal.data.batch import DomainBatch, Task
@@ -54,15 +53,15 @@ class MLDG(Algorithm):
         self.beta, self.inner_lr, self.held_out = beta, inner_lr, held_out
         self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
 
-    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
+    def check_step(self, domains_per_step: int) -> None:
         if self.held_out >= domains_per_step:
             raise InputError(
                 f"held_out={self.held_out} leaves none of {domains_per_step} domains per step for the "
-                "virtual step."
+                f"virtual step; it must be below {domains_per_step}."
             )
-        return optimizer
 
     def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+        self.check_step(len(batches))
         kept, held = batches[: -self.held_out], batches[-self.held_out :]
         before = random_state(self.model) if self.second_order else None
         g, log = self.mean_gradient(kept, engine)

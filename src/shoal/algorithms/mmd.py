@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shoal.algorithms.base import View
 from shoal.algorithms.penalty import Penalised, flat
+from shoal.data.batch import widest
 
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
@@ -30,7 +31,7 @@ class MMD(Penalised):
         count = len(views)
         features = [flat(v) for v in views]
         # The narrow kernels look at differences that a difference of float32 squares would lose.
-        every = torch.cat(features).double()
+        every = torch.cat(features).to(widest(features[0].device))
         every = every - every.mean(0).detach()
         squares = every.square().sum(1)
         distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)

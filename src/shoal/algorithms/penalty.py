@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, View
-from shoal.data.batch import Task
+from shoal.data.batch import Task, widest
 from shoal.errors import InputError
 from shoal.settings import Range, checked, log10
 
@@ -54,9 +54,9 @@ class PenaltyWeight(nn.Module):
 
     def next(self) -> Tensor:
         """The weight for this step; counts it."""
-        past = (self.count - self.start).double()
+        past = (self.count - self.start).to(widest(self.count.device))
         self.count += 1
-        share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).double()
+        share = (past / self.ramp).clamp(0, 1) if self.ramp else (past >= 0).to(past.dtype)
         return self.before + (self.weight - self.before) * share
 
 

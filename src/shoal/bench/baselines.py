@@ -183,8 +183,10 @@ def train(config: RunConfig, folder: Path) -> RunRecord:
         shape = list(data.input_shape)
         content, files = about(data, network, network.recipe, data.classes, shape, "float32")
         kept, shown = record.to_dict(), {**written, "run": {k: written["run"][k] for k in ON_CARD}}
-        journal.finish(network.state_dict(), kept, lambda: files_beside(content, files, data, kept, shown))
-    return record
+        sums = journal.finish(
+            network.state_dict(), kept, lambda: files_beside(content, files, data, kept, shown)
+        )
+    return replace(record, files=sums)
 
 
 def check_baseline(config: RunConfig) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from shoal.algorithms import algorithm_class
 from shoal.bench import baselines
 from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord
+from shoal.bench.record import RunRecord, judged
 from shoal.bench.results import spread
 from shoal.bench.run import prepare
 from shoal.bench.search import candidates
@@ -319,13 +319,6 @@ def _on_validation(record: RunRecord) -> float | None:
         return math.inf
     found = _scores(record, "validation")
     return judged(found)[1] if found.get("selects") else statistics.fmean(found["domains"].values())
-
-
-def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
-    """What a split is judged by and how well: the average, unless the training was to select by another."""
-    if name := scores.get("selects"):
-        return name, scores["metrics"][name]
-    return scores["metric"], scores["average"]
 
 
 def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:

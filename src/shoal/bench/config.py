@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from shoal.errors import InputError, check_names
-from shoal.files import write_atomically
+from shoal.files import dump_yaml, read_yaml, write_atomically
 from shoal.training.metrics import metric
 
 # torch.optim classes by the names used in configurations.
 OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 SCHEDULES = ("cosine", "linear")
+_KINDS: Mapping[str, Any] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+    "list[str]": (list, "a list"),
+    "Mapping[str, Any]": (Mapping, "a mapping"),
+    "None": (type(None), "nothing"),
+}
+"""What the types of fields are in a file, and in words."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,7 @@ class RunConfig:
     """How tables call this row; no part of the run's identity."""
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
         if self.schedule is not None and self.decay is None:
             check_names("schedule", [self.schedule], SCHEDULES)
@@ -82,6 +91,19 @@ class RunConfig:
             raise InputError(f"eval_splits must be a list of splits' names, got {self.eval_splits!r}.")
         if self.protocol:
             self._check_protocol()
+
+    def _check_kinds(self) -> None:
+        for each in fields(self):
+            value, kinds = getattr(self, each.name), str(each.type).split(" | ")
+            if isinstance(value, bool) or not isinstance(value, tuple(_KINDS[kind][0] for kind in kinds)):
+                right = " or ".join(_KINDS[kind][1] for kind in kinds if kind != "None")
+                raise InputError(f"{each.name} must be {right}, got {str(value)[:40]!r}.")
+            if isinstance(value, int | float) and not abs(value) < 2**63:
+                raise InputError(f"{each.name} is out of range: {str(value)[:40]}.")
+            if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+                raise InputError(f"{each.name} must have names as keys, got {str(dict(value))[:40]}.")
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}.")
 
     def _check_protocol(self) -> None:
         check_names("part of a protocol:", self.protocol, ("leave_out", "trial", "draw"))
@@ -142,17 +164,26 @@ class RunConfig:
         check_names("field of a run configuration:", content, [f.name for f in fields(cls)])
         if missing := {"dataset", "algorithm", "steps"} - set(content):
             raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
-        return cls(**content)
+        config = cls(**content)
+        try:
+            _ = config.identity
+        except (TypeError, ValueError) as error:  # a date in YAML, for instance
+            raise InputError(f"a run configuration must be plain data ({error}).") from error
+        return config
 
 
 def read_file(folder: Path) -> dict[str, Any]:
     """The config.yaml of the run in ``folder``."""
     path = folder / "config.yaml"
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except FileNotFoundError:
         raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except InputError:
+        raise
+    except ValueError as error:
         raise InputError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{str(path)!r} is not the configuration of a run.")
@@ -172,18 +203,37 @@ def read_config(folder: Path) -> RunConfig:
         raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
 
 
+def read_how(folder: Path) -> dict[str, Any]:
+    """The options that change no result with which the run in ``folder`` was started."""
+    try:
+        return check_how(read_file(folder).get("how") or {})
+    except InputError as error:
+        raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
+
+
+def check_how(how: Any) -> dict[str, Any]:
+    if not isinstance(how, Mapping):
+        raise InputError(f"how must be a mapping, got {str(how)[:40]!r}.")
+    return {str(name): value for name, value in how.items()}
+
+
 def check_same_run(folder: Path, config: RunConfig) -> None:
     """Refuses ``config`` where the folder holds another run."""
-    if not (folder / "config.yaml").exists():
+    if not os.path.lexists(folder / "config.yaml"):
         return
     began = read_config(folder)
     if began.identity != config.identity:
-        mine, theirs = config.to_dict(), began.to_dict()
-        changes = ", ".join(f"{k} {theirs[k]!r}, not {v!r}" for k, v in mine.items() if theirs[k] != v)
+        changes = differences(began, config)
         raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
+
+
+def differences(there: RunConfig, asked: RunConfig) -> str:
+    """In words, of two configurations; at most three of them."""
+    theirs = there.to_dict()
+    every = [f"{k} {theirs[k]!r}, not {v!r}" for k, v in asked.to_dict().items() if theirs[k] != v]
+    return ", ".join(every[:3]) + (f", and {len(every) - 3} more" if len(every) > 3 else "")
 
 
 def change_config(folder: Path, config: RunConfig) -> None:
     content = {**read_file(folder), "run": config.to_dict()}
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    write_atomically(folder / "config.yaml", text.encode())
+    write_atomically(folder / "config.yaml", dump_yaml(content).encode())

@@ -8,13 +8,13 @@ with ``args`` (``dataset``, ``algorithm``, ``test_envs``, ``trial_seed``, ``hpar
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shoal.bench.selection import Key, Point, Run, Sweep
 from shoal.errors import InputError
+from shoal.files import parse_json, read_text
 
 RESULTS, DONE = "results.jsonl", "done"
 
@@ -68,12 +68,12 @@ def _lines(path: Path, begun: dict[Key, str]) -> list[dict[str, Any]]:
     """The checkpoints; what was ``begun`` is noted even where a later line is broken."""
     found: list[dict[str, Any]] = []
     try:
-        text = path.read_text(encoding="utf-8").splitlines()
+        text = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{RESULTS} cannot be read ({error})") from error
     for number, line in enumerate(text, 1):
         try:
-            content = json.loads(line)
+            content = parse_json(line)
             key = _key(content["args"])
             step = int(content["step"])
         except (ValueError, KeyError, TypeError) as error:

@@ -8,6 +8,7 @@ import queue
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -181,13 +182,19 @@ def _side_by_side(jobs: Sequence[Job], count: int, tell: Any) -> Iterator[RunRec
                         tell(jobs[number].config, step, note)
                 except queue.Empty:
                     pass
-                for future in finished:
+                # Those that came to their end first: what is raised for another ends all of it.
+                for future in sorted(finished, key=lambda f: f.exception() is not None):
                     yield future.result()
-        except BaseException:
-            workers = list(pool._processes.values())  # shutdown() forgets them
+        except BaseException as error:
+            workers = list((pool._processes or {}).values())  # shutdown() forgets them
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in workers:
                 worker.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ChildProcessError(
+                    "a worker process was killed, perhaps for lack of memory. Finished runs are kept; the "
+                    "same command does the rest"
+                ) from None
             raise
         pool.shutdown()
 

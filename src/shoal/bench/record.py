@@ -10,14 +10,14 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shoal.bench.config import RunConfig, check_same_run, read_config
-from shoal.errors import InputError, unknown_name
-from shoal.files import write_atomically
+from shoal.bench.config import RunConfig, check_how, check_same_run, differences, read_config
+from shoal.errors import InputError, check_names, unknown_name
+from shoal.files import parse_json, read_bytes, read_json, write_atomically
 
 Measurement = dict[str, Any]
 """One evaluation: ``step``, ``passes``, ``loss``, and ``scores`` by split (see :class:`Scores.to_dict`)."""
@@ -44,6 +44,19 @@ class RunRecord:
     """What a reader of the scores of a split must know."""
     agreement: tuple[Mapping[str, Any], ...] = ()
     """How well gradients agreed along the way, if that was tracked (see :mod:`shoal.training.agreement`)."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Checksums (SHA-256) of the model's files beside the record."""
+
+    @property
+    def chosen(self) -> Mapping[str, Any]:
+        """Scores by split at the selected step, which the weights are of; nothing without measurements."""
+        scores: Mapping[str, Any] = self.history[self.selected]["scores"] if self.history else {}
+        return scores
+
+    @property
+    def headline(self) -> tuple[str, float | None] | None:
+        """What a table shows of the run: the name and value of its result in the held-out domain."""
+        return judged(self.chosen["test"]) if "test" in self.chosen else None
 
     def score(self, split: str, *, last: bool = False) -> float:
         """The average over a split's examples, at the selected step or the last; NaN without measurements."""
@@ -76,7 +89,7 @@ class RunRecord:
         config = self.config
         title = f"{config.name} on {config.dataset}, seed {config.seed}: {self.status}"
         rows = [("split", "domain", "metric", "score")]
-        for split, found in (self.history[self.selected]["scores"] if self.history else {}).items():
+        for split, found in self.chosen.items():
             names, metric = list(found["domains"].items()), str(found["metric"])
             shown = [("all", found["average"]), *names[:10]]
             rows += [(split, n, metric, "–" if _finite(v) is None else f"{v:.4g}") for n, v in shown]
@@ -92,69 +105,127 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunRecord:
-        kept = {
-            "history": tuple(content["history"]),
-            "warm_up": tuple(content.get("warm_up", ())),
-            "agreement": tuple(content.get("agreement", ())),
-            "config": RunConfig.from_dict(content["config"]),
-        }
-        record = cls(**{**content, **kept})
-        _check(record)
-        return record
+        """A record as :meth:`to_dict` gives it; InputError names the field that is not as it must be."""
+        content = check_record(content)
+        if "options" in _mapping("config", content.get("config")):
+            raise InputError("it was made by shoal.fit, without a run configuration")
+        lists = {k: tuple(content.get(k, ())) for k in ("history", "warm_up", "agreement")}
+        return cls(**{**content, **lists, "config": RunConfig.from_dict(content["config"])})
 
 
 _KINDS: Mapping[str, Any] = {
     "status": str,
+    "history": list | tuple,
     "selected": int,
     "rule": str,
     "seconds": int | float,
     "environment": Mapping,
     "error": str,
+    "warm_up": list | tuple,
     "skipped": int,
     "notes": Mapping,
+    "agreement": list | tuple,
+    "files": Mapping,
 }
+_NEEDED = ("status", "history", "selected", "rule", "seconds", "environment")
 
 
-def _check(record: RunRecord) -> None:
-    """Raises ``TypeError``, ``ValueError`` or ``KeyError`` where a record is not what readers expect."""
+def check_record(content: Any) -> Mapping[str, Any]:
+    """``content`` if it is a run's record, whatever its configuration; else an InputError names the field."""
+    content = _mapping("a record", content)
+    check_names("field of a record:", content, ("config", *_KINDS))
     for name, kind in _KINDS.items():
-        if not isinstance(value := getattr(record, name), kind):
-            raise TypeError(f"{name} is {value!r:.40}")
-    for point in (*record.history, *record.warm_up):
+        if name in content or name in _NEEDED:
+            value = content.get(name)
+            if not isinstance(value, kind) or isinstance(value, bool):
+                raise _wrong(name, value)
+    _numbers("record", content, "selected", "skipped", "seconds")
+    for what, kinds in (("environment", str), ("notes", str), ("files", str)):
+        for value in content.get(what, {}).values():
+            if not isinstance(value, kinds):
+                raise _wrong(what, value)
+    for point in (*content["history"], *content.get("warm_up", ())):
         _numbers("measurement", point, "loss", always=("step", "passes"))
-        for split, scores in _mapping("scores", point["scores"]).items():
-            _numbers(f"score of {split!r}", scores, "average", "mean", "loss")
-            _numbers("domains", scores.get("domains", {}))
-            _numbers("metrics", scores.get("metrics") or {})
-            if not isinstance(metric := scores.get("metric", ""), str):
-                raise TypeError(f"metric is {metric!r:.40}")
-    if record.history and not -1 <= record.selected < len(record.history):
-        raise ValueError(f"selected is {record.selected}, of {len(record.history)} measurements")
-    for found in record.agreement:
-        _numbers("agreement", found, "mean_cosine", "mean_inner_product", "sign_agreement", always=("step",))
-        _numbers("layers", found.get("layers") or {})
-        matrix = found.get("matrix") or ()
-        tuple((matrix if isinstance(matrix, Mapping) else found).get("domains") or ())
-        for row in matrix.get("values") or () if isinstance(matrix, Mapping) else matrix:
-            _numbers("matrix", dict(enumerate(row)))
+        check_scores(point.get("scores"))
+    count, selected = len(content["history"]), content["selected"]
+    if count and not -1 <= selected < count:
+        raise InputError(f"selected is {selected}, of {count} measurements")
+    if count == 0 and content["status"] == "finished":
+        raise InputError("it is finished and has no measurements")
+    for found in content.get("agreement", ()):
+        _check_agreement(found)
+    return content
+
+
+def check_scores(content: Any) -> None:
+    """Refuses what is not scores by split."""
+    for split, scores in _mapping("scores", content).items():
+        _check_split(f"score of {split!r}", _mapping("scores", scores))
+
+
+def _check_split(what: str, scores: Mapping[str, Any]) -> None:
+    _numbers(what, scores, "mean", "loss", "average")
+    _numbers("domains", scores.get("domains"))
+    measures = scores.get("metrics") or {}
+    _numbers("metrics", measures)
+    if not isinstance(scores.get("metric"), str):
+        raise _wrong("metric", scores.get("metric"))
+    if "average" not in scores:
+        raise _wrong("average", None)
+    selects = scores.get("selects")
+    if selects is not None and not (isinstance(selects, str) and selects in measures):
+        raise _wrong("selects", selects)
+    sizes = scores.get("sizes") or []
+    if not isinstance(sizes, list | tuple):
+        raise _wrong("sizes", sizes)
+    _numbers("sizes", dict(enumerate(sizes)), always=range(len(sizes)))
+
+
+def _check_agreement(found: Any) -> None:
+    _numbers("agreement", found, "mean_cosine", "mean_inner_product", "sign_agreement", always=("step",))
+    _numbers("layers", found.get("layers") or {})
+    matrix = found.get("matrix") or ()
+    names = (matrix if isinstance(matrix, Mapping) else found).get("domains") or ()
+    rows = (matrix.get("values") or ()) if isinstance(matrix, Mapping) else matrix
+    for what, value in (("domains", names), ("matrix", rows), *(("matrix", row) for row in rows or ())):
+        if not isinstance(value, list | tuple):
+            raise _wrong(what, value)
+    for row in rows:
+        _numbers("matrix", dict(enumerate(row)))
+
+
+def _wrong(what: str, value: Any) -> InputError:
+    text = repr(value)
+    return InputError(f"{what} is {text if len(text) <= 40 else text[:39] + '…'}")
 
 
 def _mapping(what: str, content: Any) -> Mapping[str, Any]:
     if not isinstance(content, Mapping):
-        raise TypeError(f"{what} is {content!r:.40}")
+        raise _wrong(what, content)
     return content
 
 
-def _numbers(what: str, content: Any, *names: str, always: Sequence[str] = ()) -> None:
+def _numbers(what: str, content: Any, *names: str, always: Iterable[Any] = ()) -> None:
     """Checks that those of these names that there are (without names: all) are numbers or ``None``.
 
-    ``None`` is not for those in ``always``.
+    Those in ``always`` are there, and whole numbers.
     """
-    found = _mapping(what, content)
-    for name in (*(names or found), *always):
-        value = found.get(name, 0)
-        if not isinstance(value, int | float) and (value is not None or name in always):
-            raise TypeError(f"{name} is {value!r:.40}, no number, in {what}")
+    found, always = _mapping(what, content), list(always)
+    for name in names or found:
+        value = found.get(name)
+        if not (value is None or type(value) is float or (type(value) is int and abs(value) < 2**63)):
+            raise InputError(f"{_wrong(str(name), value)}, no number, in {what}")
+    for name in always:
+        value = found.get(name)
+        if type(value) is not int or not 0 <= value < 2**63:
+            raise InputError(f"{_wrong(str(name), value)}, no whole number, in {what}")
+
+
+def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
+    """What a split is judged by and how well: the average, unless the training was to select by another."""
+    if name := scores.get("selects"):
+        return str(name), scores["metrics"][name]
+    return str(scores["metric"]), scores["average"]
 
 
 class Store:
@@ -164,6 +235,7 @@ class Store:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{str(folder)!r} is a file; records need a folder.")
+        self._read: dict[Path, tuple[Stamp, RunRecord]] = {}
 
     def path(self, config: RunConfig) -> Path:
         return self.folder / f"{config.identity}.json"
@@ -172,11 +244,22 @@ class Store:
         write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict).encode())
 
     def find(self, config: RunConfig) -> RunRecord | None:
+        """Its record, if there is one; one of another run in its place is refused."""
         path = self.path(config)
-        return read_record(path) if path.exists() else None
+        try:
+            state = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
+        if self._read.get(path, (None,))[0] != stamp:
+            self._read[path] = stamp, read_record(path, config)
+        return self._read[path][1]
 
     def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
-        return [c for c in configs if not self.path(c).exists()]
+        """Those without a record; one that is there and cannot be used is said now, not after the work."""
+        return [c for c in configs if self.find(c) is None]
 
     def found(self, configs: Iterable[RunConfig]) -> list[RunRecord]:
         """The records there are of these configurations, under the labels they have here."""
@@ -230,20 +313,29 @@ class RunFolders(Store):
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = _mapping("a plan", read_json(path))
             configs = [RunConfig.from_dict(run) for run in content["runs"]]
-            how = dict(content["how"])
+            how = check_how(content["how"])
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
+            raise InputError(f"{str(path)!r} is not the plan of several seeds ({_first(error)}).") from error
         begun = [self.workplace(c) / "config.yaml" for c in configs]
         return [read_config(p.parent) if p.exists() else c for p, c in zip(begun, configs, strict=True)], how
 
 
-def read_record(path: Path) -> RunRecord:
+def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
+    """The record in a file; with ``config`` one of another run is refused."""
     try:
-        return RunRecord.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error
+        record = RunRecord.from_dict(read_json(path))
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is not a run record ({_first(error)}); move it away.") from error
+    if config is not None and record.config.identity != config.identity:
+        changes = differences(record.config, config)
+        raise InputError(f"{str(path)!r} is the record of another run ({changes}); move it away.")
+    return record
 
 
 Row = dict[str, Any]
@@ -313,10 +405,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _read_row(path: Path) -> Row:
-    content = json.loads(path.read_bytes())
-    if "options" in content["config"]:
-        raise InputError("it was made by shoal.fit, without a run configuration")
-    return row_of(RunRecord.from_dict(content))
+    return row_of(RunRecord.from_dict(read_json(path)))
 
 
 def _first(error: Exception) -> str:
@@ -405,7 +494,7 @@ class Index:
                 anew += 1
             except FileNotFoundError:
                 continue
-            except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            except ValueError as error:
                 broken[path] = f"{path!r} is not a run record ({_first(error)})."
             except OSError as error:
                 broken[path] = f"{path!r} cannot be read: {error.strerror}."
@@ -415,10 +504,10 @@ class Index:
 
     def _kept(self) -> dict[str, Entry]:
         try:
-            check, _, body = self.path.read_bytes().partition(b"\n")
+            check, _, body = read_bytes(self.path).partition(b"\n")
             if int(check, 16) != zlib.crc32(body):
                 return {}
-            content = json.loads(body)
+            content = parse_json(body)
             if content["format"] != _FORMAT:
                 return {}
             shapes = content["shapes"]

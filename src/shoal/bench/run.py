@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from shoal import models
 from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.bench.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.bench.protocol import resplit
@@ -31,11 +32,12 @@ from shoal.models.backbones import fitting
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
-from shoal.training.folder import RunFolder
+from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.processes import Processes
+from shoal.training.progress import Progress
 from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
 from shoal.training.world import world
@@ -78,9 +80,13 @@ def prepare(
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
     that has ``begun`` will get its weights from a checkpoint.
     """
-    where = Processes(device).device
+    own = {each.name for each in fields(Options)} - {*SAME, "eval_splits", "optimizer", "schedule", "device"}
+    check_names("option of how a run is done:", how or {}, own)
+    processes = Processes(device)
+    where = processes.device
     options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
-    data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
+    with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
+        data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
     if config.protocol:  # not kept: all left-out domains and trials share the examples
         data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
     model = build(
@@ -173,8 +179,10 @@ class Turns:
         folder: Path | None = None,
         how: Mapping[str, Any] | None = None,
         wandb: str | None = None,
+        going_on: str | None = None,
     ) -> None:
         self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
+        self.going_on = going_on
         self.record = of_same_run(folder, config) if folder is not None else None
         self.training: Training | None = None
         if self.record is None:
@@ -193,7 +201,8 @@ class Turns:
         """For a finished run of which predictions were not asked for before."""
         if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
             training = prepare(self.config, device, how=self.how, begun=True)
-            training.model.load_state_dict(load_weights(str(RunFolder(folder).model)))
+            check_files(folder, self.record.files if self.record else {})
+            training.model.load_state_dict(load_weights(RunFolder(folder).model))
             write_predictions(training, self.config, folder)
 
     def to_the_end(self) -> RunRecord:
@@ -215,18 +224,22 @@ class Turns:
         processes, keep = self.training.processes, self.training.options.keep
         where = surroundings(self.training.device, processes.count)
         written = {"run": self.config.to_dict(), "how": self.how, **where}
-        with Journal(self.folder, processes, keep=keep, wandb=self.wandb, config=written) as journal:
+        with Journal(
+            self.folder, processes, keep=keep, wandb=self.wandb, config=written, going_on=self.going_on
+        ) as journal:
             journal.begin(written)
             yield from self._train(self.training, journal, signals)
             assert self.record is not None
             if self.record.status == "finished":
                 self.training.restore_selected()
                 if self.training.options.predictions:
+                    journal.hold()
                     write_predictions(self.training, self.config, self.folder)
                 training, config, record = self.training, self.config, self.record.to_dict()
                 recipe = {"name": config.model or training.data.model, "options": config.model_options}
                 files = partial(beside, training, recipe, record, journal)
-                journal.finish(training.model.state_dict(), record, files)
+                checksums = journal.finish(training.model.state_dict(), record, files)
+                self.record = replace(self.record, files=checksums)
             else:
                 journal.record(self.record.to_dict())
 
@@ -254,7 +267,7 @@ def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
     """The record in ``folder`` if its run is finished; an error if it holds another run than ``config``."""
     kept = RunFolder(folder)
     check_same_run(folder, config)
-    return read_record(kept.record) if kept.finished else None
+    return read_record(kept.record, config) if kept.finished else None
 
 
 def check(config: RunConfig) -> None:
@@ -269,3 +282,6 @@ def check(config: RunConfig) -> None:
         raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
     algorithm = algorithm_class(config.algorithm)
     check_settings(algorithm, config.settings)
+    sets.check_options(config.dataset, config.data_options)
+    if config.model is not None:
+        models.check_options(config.model, config.model_options)

@@ -93,6 +93,14 @@ class SweepStore(Store):
         shutil.rmtree(self.workplace(record.config), ignore_errors=True)
         self.failure(record.config).unlink(missing_ok=True)
 
+    def found_some(self, configs: Sequence[RunConfig], failed: Mapping[str, str]) -> list[RunRecord]:
+        """As :meth:`found`; an error where all there is are failures."""
+        records = self.found(configs)
+        if failed and not records:
+            why = next(iter(failed.values()))
+            raise ChildProcessError(f"every run failed, such as: {why} See {self.folder / 'failed'}")
+        return records
+
     def fail(self, config: RunConfig, why: str) -> None:
         path = self.failure(config)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,8 +157,9 @@ class Tally:
             self.waiting.append(config)
         else:
             why = f"its process ended {ATTEMPTS} times ({how})"
-            self.store.fail(config, why)
             self.failed[config.identity] = why
+            with contextlib.suppress(OSError):
+                self.store.fail(config, why)
 
     def outcome(self) -> Outcome:
         return Outcome(self.store.found(self.configs), self.failed)
@@ -159,18 +168,22 @@ class Tally:
 def settle(
     config: RunConfig, store: SweepStore, device: str, tell: Callable[[int, str], None], how: dict[str, Any]
 ) -> str | None:
-    """A worker's part: one run, to its record or to a failure that is written down and returned."""
+    """A worker's part: one run, to its record or to a failure that is written down and returned.
+
+    The checkpoints of a run that fails stay: the next attempt resumes from them.
+    """
     with store.claimed(config, lambda: tell(0, "waits: another process has it")):
         try:
             if store.look(config) is None:  # else its worker was killed after it had saved it
-                store.keep(run(config, device, tell, store.workplace(config), how))
+                place = store.workplace(config)
+                store.keep(run(config, device, tell, place, how, going_on="the same command again"))
         except Exception as error:
             if not store.missing([config]):  # another did it meanwhile: there are no locks here
                 return None
             said = (str(error).splitlines() or [""])[0]
             text = f"{''.join(traceback.format_exception(error))}\n{type(error).__name__}: {said}"
-            store.fail(config, text)
-            shutil.rmtree(store.workplace(config), ignore_errors=True)
+            with contextlib.suppress(OSError):  # a full disk
+                store.fail(config, text)
             return text
     return None
 
@@ -187,9 +200,10 @@ def sweep(
     """Runs what the store lacks, one worker process for each of ``devices``, such as ``["cpu", "cpu"]``.
 
     A worker saves its record itself, so that nothing depends on this process being there to take it. A run
-    that fails is written down with its error and the others go on; one whose process is killed goes on from
+    that fails is written down with its error and the others go on; one whose process is killed resumes from
     its last checkpoint in another, up to :data:`ATTEMPTS` times. The same call again does what is missing,
-    failed runs included. Killed itself, this process leaves workers that end at their next sign of life.
+    failed runs included, each from its last checkpoint. Killed itself, this process leaves workers that end
+    at their next sign of life.
     """
     tally = Tally(configs, store, done)
     workers = [Worker(device, store, dict(how or {})) for device in devices[: len(tally.waiting)]]

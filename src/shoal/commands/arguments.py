@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from shoal.errors import InputError, TableWarning, nearest
+from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.settings import Count, Range, Rate, Seed, coerce, plain_number, shown
 
 Result = TypeVar("Result")
@@ -49,22 +49,24 @@ class Parser(argparse.ArgumentParser):
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         if not text and action.nargs in (None, "?"):
-            raise argparse.ArgumentError(action, "it is empty")
+            raise argparse.ArgumentError(action, "is empty.")
         return super()._get_value(action, text)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = [str(c) for c in action.choices]
-            near = nearest(value, known)
+            known = list(action.choices)
+            if isinstance(action, argparse._SubParsersAction):
+                raise argparse.ArgumentError(None, str(unknown_name("command", value, known)))
+            near = nearest(value, [str(c) for c in known])
             hint = f" Did you mean {near!r}?" if near else ""
-            raise argparse.ArgumentError(
-                action, f"must be one of {', '.join(known)}; got {shown(value)}.{hint}"
-            )
+            words = " or ".join(map(repr, known))
+            raise argparse.ArgumentError(action, f"must be {words}, got {shown(value)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
-        if len(message) > 500:
-            message = f"{message[:500]}…"
-        self.exit(2, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+        named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
+        raise InputError(
+            named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is.")
+        )
 
 
 def typed(kind: Any) -> Callable[[str], Any]:
@@ -251,7 +253,7 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if "label" not in options or "domain" not in options or "columns" in options:
         return
     from shoal.data.own import check_table
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.report import columns
 
     path, names = Path(options["file"]), ("label", "domain", "group", "kinds", "decimal", "day_first", "task")
@@ -260,7 +262,7 @@ def show_columns(given: Any, folder: Path | None = None) -> None:
     if not given.json:
         print(f"{columns.text(report)}\n", file=sys.stderr, flush=True)
     if folder is not None:
-        write_atomically(folder / "columns.json", json.dumps(report, ensure_ascii=False, indent=1).encode())
+        write_atomically(folder / "columns.json", dump_json(report))
 
 
 def _listed(names: Any) -> list[str]:
@@ -365,8 +367,17 @@ def _variable(folder: Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def make_folder(path: Path) -> None:
-    """Makes the folder that results will go to, now rather than after the work."""
+def make_folder(path: Path, data: str | None = None, run: bool = False) -> None:
+    """Makes the folder that results will go to, now rather than after the work.
+
+    One in the folder of ``data`` is refused, where it would be read as data; and, unless for a ``run``, that
+    of one.
+    """
+    real = Path(os.path.realpath(path))
+    if data and Path(data).is_dir() and Path(os.path.realpath(data)) in (real, *real.parents):
+        raise InputError(f"--out {str(path)!r} is in the folder of the data, {data!r}; choose another.")
+    if not run and (path / "config.yaml").exists():
+        raise InputError(f"--out {str(path)!r} holds a single run; choose another folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

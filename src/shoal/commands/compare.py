@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -148,6 +147,7 @@ def run(given: Any) -> None:
 
 def _run(given: Any) -> None:
     from shoal.bench.record import Store
+    from shoal.files import check_output
 
     configs, notes = planned(given)
     dataset = configs[0].dataset
@@ -155,7 +155,8 @@ def _run(given: Any) -> None:
     plan = given.out / f"{dataset}.plan.json"
     check_plan(plan, configs)
     store = Store(given.out / "runs")
-    make_folder(given.out)
+    make_folder(given.out, given.dataset)
+    check_output(given.out / f"compare-{dataset}.csv", [given.dataset])
     try:
         if not given.plan and not given.no_run and store.missing(configs):
             show_columns(given, given.out)
@@ -266,10 +267,12 @@ def _check_domains(each_step: int | None, where: Layout) -> None:
 
 def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
     """Refuses other runs than those of a plan that was written before."""
+    from shoal.files import read_json
+
     if not path.exists():
         return
     try:
-        runs = json.loads(path.read_text(encoding="utf-8"))
+        runs = read_json(path)
         if not isinstance(runs, list):
             raise TypeError("it holds no list")
         before = {run["identity"] for run in runs}
@@ -285,10 +288,10 @@ def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
 
 
 def write_plan(path: Path, configs: Sequence[RunConfig], store: Store, given: Any) -> None:
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
 
     content = [{"identity": c.identity, "config": c.to_dict()} for c in configs]
-    write_atomically(path, json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode())
+    write_atomically(path, dump_json(content))
     text = f"{_counted(configs, store, given)} Written to {path}."
     show({"plan": str(path), "runs": len(configs)}, text, given)
 
@@ -362,7 +365,7 @@ def _said(error: Exception) -> str:
 def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], given: Any) -> None:
     """Writes the results down and shows them."""
     from shoal.bench import compare
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.report import compare as view
 
     result = compare.results(configs, store.found(configs), criterion=given.criterion) | more
@@ -374,10 +377,10 @@ def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], giv
     contents = {
         "md": view.markdown(result),
         "csv": view.as_csv(result),
-        "json": json.dumps(result, ensure_ascii=False, indent=1),
+        "json": dump_json(result).decode(),
     }
     for ending, content in contents.items():
-        write_atomically(given.out / f"{name}.{ending}", content.encode())
+        write_atomically(given.out / f"{name}.{ending}", content.encode(errors="backslashreplace"))
     pictures = draw(lambda: view.figure(result), given.out / name)
     written = ", ".join(f"{name}.{ending}" for ending in contents)
     text = f"{view.text(result)}\n\nSaved in {given.out}: {written}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -71,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: Any) -> None:
     from shoal.bench.diagnose import diagnose
     from shoal.data import sets
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.models import build
     from shoal.report import diagnose as view
     from shoal.training.processes import together
@@ -83,7 +82,7 @@ def run(given: Any) -> None:
         data = sets.load(name, **options)
     if hasattr(data.examples, "unguarded"):
         data = replace(data, examples=data.examples.unguarded())
-    make_folder(given.out)
+    make_folder(given.out, given.dataset)
     try:
         show_columns(given, given.out)
     except OSError as error:
@@ -114,9 +113,8 @@ def run(given: Any) -> None:
     result = {"dataset": given.dataset, **found.to_dict()}
     command, without = comparison(given), comparison(given, view.to_drop(result))
     result["reading"] = view.reading(result, command, without)
-    content = json.dumps(result, ensure_ascii=False, indent=1)
     try:
-        write_atomically(given.out / "diagnosis.json", content.encode())
+        write_atomically(given.out / "diagnosis.json", dump_json(result))
         with warnings_in_words():
             pictures = draw(lambda: view.figure(result, given.dataset), given.out / "diagnosis")
     except OSError as error:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
+import io
 import json
-import os
 import signal
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,8 @@ from shoal.commands.arguments import (
     workers,
 )
 from shoal.errors import InputError
-from shoal.terminal import clear_line
+from shoal.files import replacing
+from shoal.terminal import Csv, clear_line, exact
 
 if TYPE_CHECKING:
     from shoal.trained import Trained
@@ -53,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--id", metavar="COLUMN", help="of a table: what to call rows (default: their number)"
     )
+    parser.add_argument(
+        "--raw-csv",
+        action="store_true",
+        help="write names as they are; by default text that begins with = + - or @ and is no number gets an "
+        "apostrophe, since spreadsheets run it as a formula",
+    )
     parser.add_argument("--column", metavar="COLUMN", help="of a table of texts: where they are")
     parser.add_argument(
         "--bad-images",
@@ -70,11 +75,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @warnings_in_words()
 def run(given: Any) -> None:
     from shoal.trained import load
+    from shoal.training.folder import check_output, files_of
     from shoal.training.processes import pick_device
     from shoal.training.stopping import Interrupted
 
     if given.workers < 0:
         raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
+    inputs = [*given.data, *files_of(given.model)]
+    if given.out is not None:
+        check_output(given.out, inputs)
     model = load(given.model, device=pick_device(given.device))
     if given.proba and model.about.classes is None:
         raise InputError("--proba: this model predicts numbers, not classes.")
@@ -83,7 +92,7 @@ def run(given: Any) -> None:
             f"--id {given.id}: what is predicted has this name in the answer; rename the column."
         )
     try:
-        with _written(given.out, given.json) as file:
+        with _written(given.out, given.json, inputs) as file:
             said = _predicted(model, file, given)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
@@ -92,34 +101,26 @@ def run(given: Any) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path | None, machine: bool) -> Iterator[TextIO | None]:
+def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterator[TextIO | None]:
     """A file that takes its name when all is in it; or the terminal's, where there is none."""
     if path is None:
-        yield None if machine else sys.stdout
+        with contextlib.nullcontext() if machine else exact(sys.stdout) as out:
+            yield out
         return
-    if path.is_dir():
-        raise InputError(f"--out {str(path)!r} is a folder; give a file.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
     try:
         # Names of files may be bytes that are not UTF-8; they come out as they are.
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, path)
+        with replacing(path, inputs) as raw:
+            file = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+            try:
+                yield file
+                file.flush()
+            finally:
+                with contextlib.suppress(OSError):
+                    file.detach()
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        if isinstance(error, BrokenPipeError):
-            raise
         raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any]:
@@ -133,7 +134,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     columns = [given.id or _called(model), PREDICTION]
     wanted = classes if given.proba else ()
     titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
-    table = csv.writer(file, lineterminator="\n") if file is not None else None
+    table = Csv(file, raw=given.raw_csv) if file is not None else None
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     done, shown = 0, time.monotonic()
@@ -142,7 +143,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
         lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
         if table:
-            table.writerows([titles, *lines] if not done else lines)
+            table.write([titles, *lines] if not done else lines)
         else:
             rows += [_row(columns[0], line, wanted) for line in lines]
         counts.update(map(str, labels) if model.about.classes is not None else ())
@@ -155,6 +156,11 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         clear_line(sys.stderr)
     if not done:
         raise InputError("there is nothing to predict for: the input is empty.")
+    if table and table.marked:
+        reader.notes.append(
+            f"an apostrophe was put before {table.marked:,} cells that a spreadsheet would run as formulas; "
+            "--raw-csv writes them as they are."
+        )
     said = {
         "model": str(given.model),
         "predictions": done,
@@ -183,7 +189,8 @@ def _tell(said: dict[str, Any], given: Any) -> None:
     if given.out is not None:
         classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
         print(
-            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}."
+            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
+            file=sys.stdout if given.out.is_file() else sys.stderr,  # it may be /dev/stdout
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.commands.arguments import add_data_dir, count, in_data_dir
 from shoal.commands.showing import show
 from shoal.errors import InputError
+from shoal.files import read_json, read_text
 
 if TYPE_CHECKING:
     from shoal.report.groups import Kept, Run, Trouble
@@ -73,8 +74,10 @@ def write(
     from shoal.files import write_atomically
     from shoal.report import page
     from shoal.report.groups import grouped
+    from shoal.training.folder import check_output
 
     runs, kept, troubles = collect(paths)
+    check_output(out, [*(path for path in paths if path.is_file()), *(run.path for run in runs)])
     if only is not None:
         runs = [r for r in runs if r.identity in only]
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
@@ -167,7 +170,7 @@ def _failed(folder: Path) -> list[Trouble]:
 
     found = []
     for path in sorted(folder.rglob("failed/*.txt")):
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, errors="replace")
         last = (text.strip().splitlines() or [""])[-1]
         found.append(Trouble(f"Failed: {path}: {last[:200]}", text[-8000:]))
     return found
@@ -195,7 +198,7 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
     found = []
     for path in sorted(folder.rglob("compare-*.json")):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path)
             lacks = {"dataset", "rows", "trials", "left_out", "seeds", "steps", "runs"} - set(content)
             if lacks:
                 raise KeyError(*sorted(lacks))
@@ -216,7 +219,7 @@ def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, A
     for folder in [path if path.is_dir() else path.parent for path in paths]:
         for path in sorted([*folder.rglob("columns.json"), *folder.rglob("inputs.json")]):
             try:
-                report = json.loads(path.read_text(encoding="utf-8"))
+                report = read_json(path)
                 if path.name == "inputs.json":
                     report = {"file": path.parent.name, "columns": report.get("columns_report") or []}
                 if lacks := [key for column in report["columns"] for key in COLUMN - set(column)]:
@@ -258,9 +261,11 @@ def _strips(run: Run, number: int) -> list[Strip]:
     from shoal.data.loader import collate_of
     from shoal.report.page import Strip
     from shoal.training.checkpoint import load_weights
+    from shoal.training.folder import check_files
 
     training = prepare(run.record.config, "cpu", begun=True)
     model, data = training.model, training.data
+    check_files(Path(run.path).parent, run.record.files)
     model.load_state_dict(load_weights(str(Path(run.path).parent / "model.safetensors")))
     model.eval()
     examples: Any = data.examples

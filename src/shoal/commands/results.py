@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.commands.arguments import count
 from shoal.commands.showing import show
 from shoal.errors import InputError
+from shoal.terminal import as_csv
 
 if TYPE_CHECKING:
     from shoal.bench.results import Results
@@ -53,10 +52,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: Any) -> None:
     from shoal.bench.results import load
+    from shoal.training.folder import check_output
 
     if given.group and given.columns:
         raise InputError("--columns and --group cannot be had together: groups have columns of their own.")
     results = load(given.folder)
+    if given.csv:
+        check_output(
+            given.csv,
+            [given.folder / path for path in (*(row["path"] for row in results.kept), *results.broken)],
+        )
     if not results:
         raise InputError(_nothing(results, given.folder))
     chosen = results.where(given.query) if given.query is not None else results
@@ -218,13 +223,11 @@ def _nothing(results: Results, folder: Path) -> str:
 def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     from shoal.files import write_atomically
 
-    file = io.StringIO()
-    writer = csv.writer(file)  # with its own line ends it quotes those in labels too
-    writer.writerow(columns)
-    for row in rows:
+    def line(row: Mapping[str, Any]) -> list[Any]:
         values = (row.get(name) for name in columns)
-        writer.writerow([json.dumps(v) if isinstance(v, list | dict | bool) else v for v in values])
+        return [json.dumps(v) if isinstance(v, list | dict | bool) else v for v in values]
+
     try:
-        write_atomically(path, file.getvalue().encode(errors="replace"))
+        write_atomically(path, as_csv([columns, *map(line, rows)]).encode(errors="replace"))
     except OSError as error:
         raise InputError(f"--csv {str(path)!r} cannot be written: {error.strerror}.") from error

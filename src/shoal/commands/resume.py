@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @in_data_dir
 def run(given: Any) -> None:
     from shoal.bench import baselines
-    from shoal.bench.config import read_config, read_file
+    from shoal.bench.config import read_config, read_how
     from shoal.bench.record import RunFolders
     from shoal.bench.run import run as run_one
 
@@ -57,7 +57,7 @@ def run(given: Any) -> None:
             configs = [replace(c, on_nan="skip") if c in lost else c for c in configs]
         run_seeds(configs, folder, how, given)
         return
-    config, how = read_config(folder), read_file(folder).get("how") or {}
+    config, how = read_config(folder), read_how(folder)
     if given.on_nan:
         config = _forgive(folder, config)
     if baselines.is_one(config):
@@ -70,12 +70,12 @@ def run(given: Any) -> None:
 def _forgive(folder: Path, config: RunConfig) -> RunConfig:
     """Takes back the verdict on a run that diverged, so that it goes on from its last good checkpoint."""
     from shoal.bench.config import change_config
-    from shoal.bench.record import read_record
+    from shoal.bench.run import of_same_run
     from shoal.training.folder import RunFolder
 
     changed = replace(config, on_nan="skip")
     path = folder / "record.json"
-    if path.exists() and read_record(path).status == "finished":
+    if (record := of_same_run(folder, config)) is not None and record.status == "finished":
         raise InputError(f"the run in {str(folder)!r} is finished; there is nothing to skip.")
     with RunFolder(folder):  # not while it runs
         change_config(folder, changed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @warnings_in_words()
 def run(given: Any) -> None:
-    from shoal.files import write_atomically
+    from shoal.files import dump_json, write_atomically
     from shoal.scoring import score
+    from shoal.training.folder import check_output, files_of
     from shoal.training.processes import pick_device
 
     if given.workers < 0:
         raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
+    path = given.out
+    if path is not None:
+        path = path if path.suffix.lower() == ".json" else path / "score.json"
+        check_output(path, [given.data, *files_of(given.model)])
     found = score(
         given.model,
         given.data,
@@ -69,11 +73,9 @@ def run(given: Any) -> None:
         seed=given.seed,
     )
     content, text = found.to_dict(), found.text()
-    if given.out is not None:
-        path = given.out if given.out.suffix.lower() == ".json" else given.out / "score.json"
+    if path is not None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(content, ensure_ascii=False, indent=1).encode())
+            write_atomically(path, dump_json(content))
         except OSError as error:
             raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
         text = f"{text}\n\nSaved in {path}."

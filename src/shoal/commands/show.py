@@ -25,14 +25,14 @@ def run(given: Any) -> None:
     folders = runs_in(folder)
     if not folders:
         raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it or below.")
-    found, broken = [], []
+    found, broken = [], {}
     for path in folders:
         try:
             found.append(RunStatus.of(path))
         except InputError as error:  # one that cannot be read must not hide the others
-            broken.append(f"{path}: {error}")
+            broken[str(path)] = str(error)
             if len(folders) == 1:
                 raise
-    each = [*(f"{s.folder}: {s.line}" for s in found), *broken]
+    each = [*(f"{s.folder}: {s.line}" for s in found), *(f"{path}: {why}" for path, why in broken.items())]
     text = describe_run(found[0]) if len(folders) == 1 else "\n".join(each)
-    show({"runs": [s.to_dict() for s in found]}, text, given)
+    show({"runs": [s.to_dict() for s in found], "broken": broken}, text, given)

@@ -64,13 +64,10 @@ def _which(config: RunConfig) -> str:
 
 
 def _held_out_score(record: RunRecord) -> str:
-    """The score in the held-out domain, at the last step unless another was asked for."""
-    point = record.history[record.selected if record.config.select == "best" else -1]
-    scores = point["scores"].get("test")
-    if scores is None:
+    """The result in the held-out domain, as tables and weights have it."""
+    if record.headline is None:
         return "finished"
-    name = scores.get("selects") or scores["metric"]
-    value = scores["metrics"][name] if scores.get("selects") else scores["average"]
+    name, value = record.headline
     if value is None:
         return f"{name} undefined"
     return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
@@ -124,8 +121,7 @@ def show_run(record: RunRecord, folder: Path, given: Any) -> None:
 
     if record.status == "diverged":
         raise InputError(f"{record.error} To skip and go on: shoal resume {folder} --on-nan skip")
-    at = record.history[record.selected]
-    config = record.config
+    at, config = record.history[record.selected], record.config
     skipped = f" {record.skipped} steps were not finite and were skipped." if record.skipped else ""
     text = (
         f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
@@ -190,9 +186,8 @@ def describe_run(status: RunStatus) -> str:
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
-    git = config.get("git")
-    if git:
-        lines.append(f"commit {git['commit'][:12]}" + (" with changes" if git["changed"] else ""))
+    if git := config.get("git"):
+        lines.append(f"commit {git.get('commit', '')[:12]}" + (" with changes" if git.get("changed") else ""))
     if status.error:
         lines.append(status.error)
     if status.scores:

@@ -106,7 +106,8 @@ def run(given: Any) -> None:
         return
     make_folder(given.out)
     failed = {} if given.no_run else _swept(configs, store, missing, given)
-    found = selection.sweep(configs, store.found(configs))
+    records = store.found_some(configs, failed)
+    found = selection.sweep(configs, records)
     finish(found, given, [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()])
 
 

@@ -166,7 +166,8 @@ def _beside(columns: Any, words: str, given: Any, control: tuple[str, str] | Non
     every = list({c.identity: c for column in columns for c in column.runs}.values())
     store = SweepStore(given.out / given.what)
     failed = {} if given.no_run or not every else _swept(every, store, given, devices(given))
-    entries = [column.entry(store.found(every)) for column in columns]
+    records = store.found_some(every, failed)
+    entries = [column.entry(records) for column in columns]
     table = view.table(entries)
     for ending, text in {"md": table.markdown(), "tex": table.latex(), "csv": table.csv()}.items():
         write_atomically(given.out / f"{given.what}.{ending}", f"{text}\n".encode())

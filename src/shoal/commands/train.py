@@ -157,7 +157,18 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     add_device(group)
     group.add_argument("--workers", type=workers, default=0, help="processes that read examples (default: 0)")
     group.add_argument("--at-once", type=few, metavar="P", help="--seeds: runs side by side")
-    group.add_argument("--eval-every", type=count, metavar="K", help="steps (default: a tenth of all)")
+    group.add_argument(
+        "--eval-every",
+        type=count,
+        metavar="K",
+        help="steps (default: so that evaluation costs less than training)",
+    )
+    group.add_argument(
+        "--eval-limit",
+        type=count,
+        metavar="N",
+        help="score a random sample of N examples per split (default: all, of train 5,000)",
+    )
     group.add_argument(
         "--eval-splits", nargs="+", metavar="SPLIT", help="what is measured (default: all there is)"
     )
@@ -209,7 +220,7 @@ def _run(config: RunConfig, given: Any) -> None:
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
     if baselines.is_one(config):
-        make_folder(out)
+        make_folder(out, given.dataset, run=True)
         try:
             show_run(baselines.train(config, out), out, given)
         except InputError:
@@ -220,7 +231,7 @@ def _run(config: RunConfig, given: Any) -> None:
     if given.seeds:
         several(config, given.seeds, out, how, given)
         return
-    make_folder(out)
+    make_folder(out, given.dataset, run=True)
     record = run_one(config, given.device, not given.json, out, how, given.wandb)
     show_run(record, out, given)
 
@@ -300,6 +311,7 @@ def configuration(given: Any) -> RunConfig:
         draw=given.draw,
         seed=given.seed,
         eval_every=given.eval_every,
+        eval_limit=given.eval_limit,
         metric=given.metric,
         eval_splits=given.eval_splits,
         warm_start=given.warm_start,
@@ -314,8 +326,6 @@ def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given
         raise InputError("--seeds runs whole trainings side by side; start it without torchrun.")
     if given.wandb:
         raise InputError("--wandb logs one run; give --seed instead of --seeds.")
-    make_folder(out)
-    if (out / "config.yaml").exists():
-        raise InputError(f"{str(out)!r} holds a single run; choose another folder for several seeds.")
+    make_folder(out, given.dataset)
     configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
     run_seeds(configs, out, how, given)

@@ -16,6 +16,9 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.data.domains import Domains
 
+WITHOUT_FLOAT64 = {"mps"}
+"""Kinds of devices that have no such numbers."""
+
 
 class DomainBatch(NamedTuple):
     """A minibatch from one domain.
@@ -113,6 +116,11 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
     elif isinstance(x, (list, tuple)):
         for part in x:
             yield from tensors_in(part)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The floating type for sums: float64 where the device has it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from shoal.data.folders import find_files
 from shoal.data.tree import Layout
 from shoal.data.unpack import Tell, amount, check_room, unpack
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import open_regular, read_json, read_text, write_atomically
 
 try:
     import fcntl
@@ -243,7 +243,7 @@ def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]
     note = _note(path)
     if not note.exists():
         return "", ""
-    words = note.read_text(encoding="utf-8", errors="replace").split()
+    words = read_text(note, errors="replace").split()
     if not words or not re.fullmatch(r"[0-9a-fA-F]{64}", words[0]):
         raise InputError(f"{str(note)!r} holds no sha256; remove it to trust the next download.")
     return f"sha256:{words[0]}", BEFORE
@@ -260,7 +260,7 @@ def _record(path: Path, sha256: str) -> None:
 
 def _digests(path: Path) -> dict[str, str]:
     sums = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while chunk := file.read(CHUNK):
             for each in sums.values():
                 each.update(chunk)
@@ -268,7 +268,7 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 def _starts(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return file.read(len(start)) == start
 
 
@@ -305,7 +305,7 @@ class _Part:
         self.note = path.with_name(f"{path.name}.part.json")
         self.url, self.version = "", ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = json.loads(self.note.read_bytes())
+            said = read_json(self.note)
             self.url, self.version = str(said["url"]), str(said["version"])
 
     def size(self) -> int:

@@ -25,6 +25,8 @@ from shoal.data.domains import Domains
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.tree import FileList, Layout
 from shoal.errors import InputError, unknown_name
+from shoal.files import check_regular, open_regular
+from shoal.settings import Pixels, Seed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,6 +55,7 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
     from PIL import Image, UnidentifiedImageError
 
     try:
+        check_regular(path)
         with Image.open(path) as image:
             width, height = image.size
             left, top, right, bottom = crop(width, height) if crop else (0, 0, width, height)
@@ -274,6 +277,7 @@ def _longest_side(path: str) -> float:
     from PIL import Image
 
     try:
+        check_regular(path)
         with Image.open(path) as image:
             return max(image.size)
     except Exception:
@@ -292,8 +296,8 @@ def load_published(
     *,
     test: str,
     folder: str | None = None,
-    seed: int = 0,
-    size: int = SIZE,
+    seed: Seed = 0,
+    size: Pixels = SIZE,
     augment: bool = True,
     bad: str = "stop",
     cache: bool | None = None,
@@ -449,7 +453,7 @@ def _digests(chunk: Sequence[int]) -> list[tuple[int, str]]:
 
 def _digest(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha1").hexdigest()
     except OSError:
         return ""

@@ -24,12 +24,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from shoal.data.hub import Source, need_transformers
 from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
 from shoal.data.reading import Rows, Table, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
-from shoal.data.text import load_tokenizer, need_transformers, padded, refusing
+from shoal.data.text import load_tokenizer, padded
 from shoal.data.tree import ENDINGS
 from shoal.errors import InputError, unknown_name
+from shoal.files import check_regular, lines_of, open_text, read_bytes
 
 ROWS = 4096
 """Of a table that are read at a time, so that a file of any length fits into memory."""
@@ -133,6 +135,7 @@ class Arrays(Reader):
     def _open(self, source: Any) -> Any:
         if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
             try:
+                check_regular(source)
                 return np.load(source, mmap_mode="r", allow_pickle=False)
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(f"{str(source)!r} is not an array that can be read ({error}).") from error
@@ -223,17 +226,14 @@ class Texts(Reader):
     def tokenizer(self) -> Any:
         if self.options.folder is None:
             return load_tokenizer(self.name)
-        inside = self.name == Path(self.name).name != ".."
         place = self.options.folder / self.name
+        if Path(self.name).name != self.name or self.name == ".." or not place.is_dir():
+            raise InputError(
+                f"there is no tokenizer {self.name!r} beside the model in {str(place.parent)!r}."
+            )
+        need_transformers()
         with offline():
-            if not inside or not place.is_dir():
-                return load_tokenizer(self.name)
-            need_transformers()
-            from transformers import AutoTokenizer
-
-            failure = f"the tokenizer in {str(place)!r} cannot be had"
-            safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-            return refusing(AutoTokenizer.from_pretrained, str(place.resolve()), failure, **safe)
+            return Source(str(place.resolve()), "tokenizer", "").tokenizer()
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         for names, texts in self._texts(source, batch_size):
@@ -287,7 +287,7 @@ class Texts(Reader):
         """The tokenizer's files: using the model then needs neither a network nor the folder they were in."""
         with tempfile.TemporaryDirectory() as place:
             self.tokenizer.save_pretrained(place)
-            files = {f"{TOKENIZER}/{p.name}": p.read_bytes() for p in Path(place).iterdir() if p.is_file()}
+            files = {f"{TOKENIZER}/{p.name}": read_bytes(p) for p in Path(place).iterdir()}
         return {**self.description, "tokenizer": TOKENIZER}, files
 
 
@@ -316,11 +316,11 @@ def _named(part: Table, column: str | None, start: int, count: int) -> list[str]
 def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
     """The lines of a text file, blank ones too, so that numbers are those of an editor."""
     try:
-        with path.expanduser().open(encoding="utf-8-sig") as lines:
+        with open_text(path.expanduser()) as lines:
             found: list[str] = []
             number = 0
-            for number, line in enumerate(lines, 1):
-                found.append(line.rstrip("\n"))
+            for number, line in enumerate(lines_of(lines, path), 1):
+                found.append(line.rstrip("\r\n"))
                 if len(found) == size:
                     yield [str(n) for n in range(number - size + 1, number + 1)], found
                     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.data.batch import TensorData
 from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
 from shoal.errors import InputError
+from shoal.files import LARGEST, read_bytes
 
 SIZE = 28
 FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
@@ -105,8 +107,13 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 def _content(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(GZIP) else content
+        content = read_bytes(path)
+        if not content.startswith(GZIP):
+            return content
+        found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LARGEST + 1)
+        if len(found) > LARGEST:
+            raise _wrong(path, f"unpacks to more than {LARGEST:,} bytes")
+        return found
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(path, f"cannot be read ({error})") from error
 

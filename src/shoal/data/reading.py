@@ -12,6 +12,7 @@ import decimal
 import difflib
 import gzip
 import importlib.util
+import io
 import math
 import re
 import warnings
@@ -21,12 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError
+from shoal.files import check_expansion, check_regular, check_zip, lines_of, open_regular
 
 Array = NDArray[Any]
 
@@ -310,8 +312,11 @@ class CsvRows(Rows):
                     arrow.ParseOptions(delimiter=self.separator, newlines_in_values=True),
                     arrow.ConvertOptions(column_types=kinds, strings_can_be_null=False),
                 )
-                places = [self.names.index(name) for name in columns]
+                places, most = [self.names.index(name) for name in columns], check_expansion(self.path)
                 for batch in table:
+                    most -= batch.nbytes
+                    if most < 0:
+                        raise InputError(f"{self.where} is far larger than it says; it is not read.")
                     for at in range(0, batch.num_rows, size):
                         part = batch.slice(at, size)
                         cells = {n: part.column(p) for n, p in zip(columns, places, strict=True)}
@@ -390,17 +395,24 @@ def opened_csv(path: Path) -> Iterator[CsvFile]:
     """
     limit = csv.field_size_limit(LONGEST)
     try:
-        opener: Any = gzip.open if _compression(path) else open
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as lines:
+        with _text(path) as lines:
             stated, before, start = "", 0, 0
             while (line := lines.readline(LONGEST)) and (not line.strip() or _stated_separator(line)):
                 stated, before, start = _stated_separator(line) or stated, before + 1, lines.tell()
             lines.seek(start)
             separator = stated or _separator(line)
-            rows = csv.reader(lines, delimiter=separator)
+            rows = csv.reader(lines_of(lines, path, check_expansion(path)), delimiter=separator)
             yield CsvFile(named_columns(next(rows, [])), separator, rows, before)
     finally:
         csv.field_size_limit(limit)
+
+
+@contextmanager
+def _text(path: Path) -> Iterator[TextIO]:
+    with open_regular(path) as file:
+        inside: Any = gzip.GzipFile(fileobj=file) if _compression(path) else file
+        with io.TextIOWrapper(inside, encoding="utf-8-sig", newline="") as lines:
+            yield lines
 
 
 def _stated_separator(line: str) -> str:
@@ -425,6 +437,7 @@ class ParquetRows(Rows):
     def _open(self) -> Iterator[Any]:
         from pyarrow import ArrowException, parquet
 
+        check_regular(self.path)
         try:
             with parquet.ParquetFile(self.path) as table:
                 yield table
@@ -444,10 +457,13 @@ def _excel(path: Path) -> Table:
     import openpyxl
 
     try:
+        check_zip(path)
         book = openpyxl.load_workbook(path, read_only=True, data_only=True)
         sheet, *others = book.worksheets
         rows = [row for row in sheet.iter_rows(values_only=True) if any(v is not None for v in row)]
         book.close()
+    except InputError:
+        raise
     except Exception as error:  # openpyxl raises whatever its parts raise
         raise InputError(f"{where} cannot be read as an Excel workbook ({_first_line(error)}).") from error
     if others:

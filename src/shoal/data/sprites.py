@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from shoal.errors import InputError
+from shoal.files import check_zip
 
 SHAPES = ("square", "ellipse", "heart")
 LATENTS = ("shape", "scale", "orientation", "x", "y")
@@ -65,6 +66,7 @@ def read_archive(path: str | Path) -> tuple[Tensor, Tensor]:
         raise InputError(f"there is no dSprites archive at {str(path)!r}.")
     try:
         # The archive also holds a pickled `metadata`; arrays are read one by one, and that one never is.
+        check_zip(path)
         with np.load(path, allow_pickle=False) as archive:
             missing = {"imgs", "latents_classes"} - set(archive.files)
             if missing:

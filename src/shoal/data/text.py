@@ -10,17 +10,15 @@ import json
 import os
 import struct
 import threading
-import urllib.error
-import urllib.request
 import warnings
 import zipfile
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +27,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.data.folders import SAY_WHERE
+from shoal.data.hub import Source, need_transformers
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
 
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
@@ -41,7 +40,6 @@ SLOT = struct.Struct("<II")  # before a row's tokens: how many, and their checks
 MULTIPLE = 8
 DISTILBERT = "distilbert-base-uncased"
 
-T = TypeVar("T")
 Item = tuple[dict[str, Tensor], int]
 
 
@@ -149,7 +147,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Table:
 def _key(path: Path) -> str:
     try:
         about = path.stat()
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(ENDS)
             file.seek(max(0, about.st_size - ENDS))
             ends = hashlib.sha256(start + file.read(ENDS)).hexdigest()
@@ -171,10 +169,10 @@ def _packed(table: Table) -> dict[str, NDArray[Any]]:
 
 def _unpacked(path: Path, columns: Sequence[str], key: str, found: Mapping[str, NDArray[Any]]) -> Table:
     values = {
-        name: Column(found[f"codes{n}"], json.loads(found[f"values{n}"].tobytes()))
+        name: Column(found[f"codes{n}"], parse_json(found[f"values{n}"].tobytes()))
         for n, name in enumerate(columns)
     }
-    header = tuple(json.loads(found["header"].tobytes()))
+    header = tuple(parse_json(found["header"].tobytes()))
     return Table(path, header, found["starts"], found["lengths"], values, key)
 
 
@@ -187,8 +185,8 @@ def scan(path: Path, columns: Sequence[str], key: str = "") -> Table:
     limit = csv.field_size_limit(LONGEST)
     try:
         # One character a byte, so that lengths are bytes; what is kept is read as UTF-8 below.
-        with path.open(encoding="latin-1", newline="") as file:
-            return _scanned(path, _Counted(file), columns, key)
+        with open_text(path, "latin-1") as file:
+            return _scanned(path, _Counted(lines_of(file, path)), columns, key)
     except csv.Error as error:
         raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
     except OSError as error:
@@ -492,7 +490,7 @@ def identity(tokenizer: Any) -> str:
     """Stands for all that decides what tokens a text becomes."""
     inside = getattr(tokenizer, "backend_tokenizer", None)
     if inside is not None:
-        told = {k: v for k, v in json.loads(inside.to_str()).items() if k not in ("truncation", "padding")}
+        told = {k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")}
     else:
         told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
     return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
@@ -509,70 +507,4 @@ def described(
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by the model's name or by the folder that its files are in."""
     need_transformers()
-    from transformers import AutoTokenizer
-
-    return from_hub(AutoTokenizer.from_pretrained, name, "tokenizer", "--data tokenizer=DIR")
-
-
-def need_transformers() -> None:
-    try:
-        import transformers  # noqa: F401
-    except ImportError:
-        raise InputError("text needs transformers: pip install 'shoal[text]'.") from None
-
-
-def is_folder(name: str) -> bool:
-    """Whether a model's name is that of a model's folder here, or can be nothing but a path."""
-    return name.startswith((".", "~")) or Path(name).is_absolute() or Path(name, "config.json").is_file()
-
-
-def from_hub(load: Callable[..., T], name: str, what: str, option: str) -> T:
-    """What ``load`` (a ``from_pretrained``) makes of a folder, or of a name.
-
-    By name, files that were fetched before are taken first and then the network is asked. Code that comes
-    with a model is never run.
-    """
-    safe: dict[str, Any] = {"trust_remote_code": False}
-    if is_folder(name):
-        folder = Path(name).expanduser()
-        if not (folder / "config.json").is_file():
-            raise InputError(
-                f"there is no {str(folder / 'config.json')!r}; a model's folder has config.json, "
-                "model.safetensors, and the tokenizer's files."
-            )
-        failure = f"the {what} in {str(folder)!r} cannot be had"
-        return refusing(load, str(folder), failure, local_files_only=True, **safe)
-    advice = f"give a folder with config.json, weights and tokenizer files: {option}"
-    failure = f"the {what} of {name!r} cannot be had"
-    try:
-        return refusing(load, name, failure, local_files_only=True, **safe)
-    except InputError:
-        if not _online():
-            raise InputError(
-                f"{failure}: it is not on this machine and there is no network; {advice}."
-            ) from None
-    return refusing(load, name, failure, advice, **safe)
-
-
-def refusing(load: Callable[..., T], name: str, failure: str, advice: str = "", **options: Any) -> T:
-    """What ``load`` gives, and an InputError for whatever is wrong with the files."""
-    try:
-        return load(name, **options)
-    except Exception as error:  # transformers, safetensors and pickle each raise their own
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise InputError(f"{failure} ({first[:200]}){advice and '; '}{advice}.") from error
-
-
-def _online() -> bool:
-    """Whether the models' host answers within seconds: its own library tries for a minute."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        urllib.request.urlopen(urllib.request.Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()
-    except urllib.error.HTTPError:
-        return True
-    except (OSError, ValueError):
-        return False
-    return True
+    return Source(name, "tokenizer", "--data tokenizer=DIR").tokenizer()

@@ -13,9 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from shoal.errors import InputError
-
-BOMB = 200  # times its own size is more than an archive of pictures or text unpacks to
-SMALL = 2**30  # bytes that may be unpacked whatever the archive's size
+from shoal.files import check_expansion, check_regular
 
 Tell = Callable[[str, str, int, int | None], None]
 """Is told a file's name, ``fetched`` or ``unpacked``, how much of it, and of how much."""
@@ -23,6 +21,7 @@ Tell = Callable[[str, str, int, int | None], None]
 
 def unpack(archive: Path, to: Path, tell: Tell) -> None:
     """Unpacks a zip or tar file. One that would write elsewhere, or far more than it holds, is refused."""
+    check_regular(archive)
     try:
         (_unzip if archive.suffix == ".zip" else _untar)(archive, to, tell)
     except OSError as error:
@@ -81,11 +80,7 @@ def _check_member(archive: Path, name: str, ordinary: bool) -> None:
 
 
 def _check_sizes(archive: Path, to: Path, total: int) -> None:
-    if total > max(SMALL, BOMB * archive.stat().st_size):
-        raise InputError(
-            f"{str(archive)!r} is not unpacked: it says to hold {amount(total)}, which is not believed of "
-            f"{amount(archive.stat().st_size)}."
-        )
+    check_expansion(archive, total)
     check_room(to, total, f"what is in {archive.name}")
 
 

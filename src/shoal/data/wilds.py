@@ -31,6 +31,7 @@ from shoal.data.folders import SAY_WHERE, roots
 from shoal.data.images import ImageFiles, Unreadable
 from shoal.data.tree import FileList, subfolders
 from shoal.errors import InputError, unknown_name
+from shoal.files import check_regular, lines_of, open_text
 
 HOME = "wilds"
 PAGE = "https://wilds.stanford.edu/downloads"
@@ -172,8 +173,8 @@ def chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[list[str], list[l
     """The line of names, which must have ``names``, and some ten thousand rows at a time, all as long."""
     csv.field_size_limit(sys.maxsize)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            table = csv.reader(lines)
+        with open_text(path) as lines:
+            table = csv.reader(lines_of(lines, path))
             header = next(table, [])
             _check_header(path, header, names)
             while rows := list(islice(table, ROWS)):
@@ -228,14 +229,14 @@ def _is_number(text: str, kind: type) -> bool:
 
 
 def _header(path: Path) -> list[str]:
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with open_text(path) as lines:
         return next(csv.reader(lines))
 
 
 def _explain(path: Path, is_bad: Any, what: str) -> None:
     """Reads the file once more to say which rows are bad."""
     bad, first, shown = 0, 0, []
-    with path.open(encoding="utf-8-sig", newline="") as lines:
+    with open_text(path) as lines:
         table = csv.reader(lines)
         next(table, None)
         for row in table:
@@ -345,7 +346,8 @@ class StackedImages(WildsImages):
 def mapped(path: str) -> NDArray[Any]:
     """An array in a file, of which only what is asked for is read; each process opens it for itself."""
     try:
-        array: NDArray[Any] = np.load(path, mmap_mode="r")
+        check_regular(path)
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
         raise Unreadable("there is no such file") from error
     except (OSError, ValueError, EOFError) as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
+from shoal.settings import check, settings
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
@@ -39,7 +39,7 @@ def build(
             f"({', '.join(registry.names())}) or pass a module of your own."
         )
     maker = _maker(name)
-    check_names(f"option of model {name!r}:", options, options_of(name))
+    options = check_options(name, options)
     # Not torch.manual_seed: it would reseed the accelerators' generators as well.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
@@ -50,7 +50,13 @@ def build(
 
 def options_of(name: str) -> list[str]:
     """The options that the model called ``name`` takes."""
-    return list(inspect.signature(_maker(name)).parameters)[2:]
+    return list(settings(_maker(name)))[2:]
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the model takes them; raises InputError where it does not."""
+    check_names(f"option of model {name!r}:", options, options_of(name))
+    return check(_maker(name), options, f"model {name!r}")
 
 
 def _maker(name: str) -> Callable[..., FeatureModel]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from shoal.data.text import from_hub, is_folder, need_transformers, refusing
+from shoal.data.hub import Source, is_folder, need_transformers
 from shoal.errors import InputError, check_names
 from shoal.models.feature_model import FeatureModel
 
@@ -65,10 +65,9 @@ def build(
         check_names("attention", [attention], ATTENTION)
     need_transformers()
     name = str(Path(name).expanduser()) if is_folder(name) else name
-    body = (_pretrained if pretrained else _random)(name, attention)
-    config: Any = body.config
-    if getattr(config, "is_encoder_decoder", False):
-        raise InputError(f"model {name!r} is an encoder and a decoder; give an encoder, such as BERT.")
+    source = Source(name, "model", "--model DIR")
+    config = _config(source, pretrained)
+    body = (_pretrained if pretrained else _random)(source, config, attention)
     first, usual = _published(config)
     share = usual if dropout is None else dropout
     if not 0 <= share < 1:
@@ -97,42 +96,48 @@ def _started(layer: nn.Linear, spread: float) -> nn.Linear:
     return layer
 
 
-def _pretrained(name: str, attention: str | None) -> nn.Module:
-    from transformers import AutoModel
+def _pretrained(source: Source, config: Any, attention: str | None) -> nn.Module:
+    import transformers
 
-    def load(where: str, **options: Any) -> tuple[Any, Mapping[str, Any]]:
+    weights, kind = source.weights(), cast(Any, transformers.MODEL_MAPPING[type(config)])
+
+    def load() -> tuple[Any, Mapping[str, Any]]:
         with _quiet():
-            found: tuple[Any, Mapping[str, Any]] = AutoModel.from_pretrained(
-                where, output_loading_info=True, attn_implementation=attention, **options
+            found: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
+                None,
+                config=config,
+                state_dict=weights,
+                output_loading_info=True,
+                attn_implementation=attention,
             )
         return found
 
-    model, info = from_hub(load, name, "model", "--model DIR")
+    model, info = source.attempt(load)
     lacking = sorted(key for key in info["missing_keys"] if "pooler" not in key)
     if lacking:
         raise InputError(
-            f"the weights of {name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: they are "
-            "another model's than config.json says. Random ones: --model-set pretrained=false."
+            f"the weights of {source.name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: "
+            "they are another model's than config.json says. Random ones: --model-set pretrained=false."
         )
     encoder: nn.Module = model.float()
     return encoder
 
 
-def _random(name: str, attention: str | None) -> nn.Module:
+def _random(source: Source, config: Any, attention: str | None) -> nn.Module:
     import transformers
 
-    if name in CONFIGURATIONS and not is_folder(name):
-        config = getattr(transformers, CONFIGURATIONS[name])()
-    else:
-        config = from_hub(transformers.AutoConfig.from_pretrained, name, "model", "--model DIR")
+    made: nn.Module = source.attempt(
+        lambda: transformers.AutoModel.from_config(config, attn_implementation=attention)
+    )
+    return made
 
-    def make(where: str, **options: Any) -> nn.Module:
-        model: nn.Module = transformers.AutoModel.from_config(
-            config, attn_implementation=attention, trust_remote_code=False
-        )
-        return model
 
-    return refusing(make, name, f"model {name!r} cannot be built")
+def _config(source: Source, pretrained: bool) -> Any:
+    import transformers
+
+    if source.name in CONFIGURATIONS and source.folder is None and not pretrained:
+        return getattr(transformers, CONFIGURATIONS[source.name])()
+    return source.config()
 
 
 @contextmanager

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import nn
 
 from shoal.models.feature_model import FeatureModel, flat_width, linear_head
+from shoal.settings import Range
 
 
-def build(input_shape: tuple[int, ...], classes: int | None, width: int = 64) -> FeatureModel:
+def build(
+    input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(1, 2**14)] = 64
+) -> FeatureModel:
     """Two hidden layers of ``width``, ReLU after each."""
     features = nn.Sequential(
         nn.Linear(flat_width("mlp", input_shape), width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()

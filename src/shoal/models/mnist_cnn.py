@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 from torch import nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.settings import Range
 
 GROUPS = 8
 
 
-def build(input_shape: tuple[int, ...], classes: int | None, width: int = 64) -> FeatureModel:
+def build(
+    input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(8, 2**14, multiple=8)] = 64
+) -> FeatureModel:
     """Four 3 × 3 convolutions, the second of stride 2; ReLU and GroupNorm after each; mean over the image.
 
     The first is ``width`` wide, the others twice that.
@@ -21,8 +25,6 @@ def build(input_shape: tuple[int, ...], classes: int | None, width: int = 64) ->
         raise InputError(
             f"model 'mnist-cnn' takes images, input_shape (c, h, w) of at least 8 × 8; not {input_shape}."
         )
-    if width < GROUPS or width % GROUPS:
-        raise InputError(f"width of model 'mnist-cnn' must be a multiple of {GROUPS}; not {width!r}.")
     widths = [input_shape[0], width, 2 * width, 2 * width, 2 * width]
     layers: list[nn.Module] = []
     for i, (before, after) in enumerate(pairwise(widths)):

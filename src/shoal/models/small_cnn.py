@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 from torch import nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.settings import Range
 
 
-def build(input_shape: tuple[int, ...], classes: int | None, width: int = 32) -> FeatureModel:
+def build(
+    input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(8, 2**14, multiple=8)] = 32
+) -> FeatureModel:
     """Three 3 × 3 convolutions, the last two of stride 2; ReLU and GroupNorm after each; mean over the image.
 
     GroupNorm, not BatchNorm: an example's output must not depend on which domains share its batch.

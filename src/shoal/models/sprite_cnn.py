@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Annotated
 
 from torch import nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.settings import Range
 
 # Widths after each convolution, in units of `width`; 32 × 32 images need one halving less.
 CHANNELS = {64: (1, 1, 2, 4, 4), 32: (1, 1, 2, 4)}
 
 
-def build(input_shape: tuple[int, ...], classes: int | None, width: int = 32) -> FeatureModel:
+def build(
+    input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(1, 2**14)] = 32
+) -> FeatureModel:
     """4 × 4 convolutions of stride 2, with ReLU, down to one pixel: five for 64 × 64, four for 32 × 32."""
     if len(input_shape) != 3 or input_shape[0] < 1 or input_shape[1:] not in [(s, s) for s in CHANNELS]:
         raise InputError(f"model 'sprite-cnn' takes images (c, 64, 64) or (c, 32, 32); not {input_shape}.")

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from torch import Tensor, nn
 
-from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, flat_width, linear_head
+from shoal.settings import Range
 
 
 def build(
     input_shape: tuple[int, ...],
     classes: int | None,
-    width: int = 64,
-    depth: int = 1,
-    dropout: float = 0.5,
+    width: Annotated[int, Range(1, 2**14)] = 64,
+    depth: Annotated[int, Range(0, 1000)] = 1,
+    dropout: Annotated[float, Range(0, below=1)] = 0.5,
 ) -> FeatureModel:
     """A linear layer, then ``depth`` blocks that each add to what they get; a linear head.
 
@@ -29,13 +31,6 @@ def build(
             linear does not pass through it.
     """
     inputs = flat_width("tabular", input_shape)
-    for name, value, least in (("width", width, 1), ("depth", depth, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(
-                f"{name} of model 'tabular' must be a whole number of at least {least}; not {value!r}."
-            )
-    if not 0 <= dropout < 1:
-        raise InputError(f"dropout of model 'tabular' must be at least 0 and below 1; not {dropout!r}.")
     blocks = [Block(width, dropout) for _ in range(depth)]
     return FeatureModel(nn.Sequential(nn.Linear(inputs, width), *blocks), linear_head(width, classes))
 

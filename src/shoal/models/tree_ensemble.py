@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, flat_width, linear_head
+from shoal.settings import Range
 
 DEEPEST, MOST_TREES = 1000, 2**17
 """More is refused: evaluation takes a round for each level, and a number for each tree and example."""
 
 
 def build(
-    input_shape: tuple[int, ...], classes: int | None, nodes: int = 0, trees: int = 0, scores: int = 0
+    input_shape: tuple[int, ...],
+    classes: int | None,
+    nodes: Annotated[int, Range(1, 2**26)] = 0,
+    trees: Annotated[int, Range(1, MOST_TREES)] = 0,
+    scores: Annotated[int, Range(1, MOST_TREES)] = 0,
 ) -> FeatureModel:
     """``trees`` trees of ``nodes`` nodes altogether, which sum to ``scores`` numbers; a linear head.
 
@@ -25,17 +30,10 @@ def build(
         scores: numbers that the head takes.
     """
     width = flat_width("tree-ensemble", input_shape)
-    for name, value, most in (
-        ("nodes", nodes, 2**31),
-        ("trees", trees, MOST_TREES),
-        ("scores", scores, trees),
-    ):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InputError(
-                f"{name} of model 'tree-ensemble' must be a whole number from 1 to {most:,}; not {value!r}."
-            )
-    if trees % scores:
-        raise InputError(f"{trees} trees of model 'tree-ensemble' cannot sum to {scores} scores each.")
+    if not nodes or not scores or trees < scores or trees % scores:
+        raise InputError(
+            f"{trees} trees of {nodes} nodes of model 'tree-ensemble' cannot sum to {scores} scores."
+        )
     return FeatureModel(Trees(width, nodes, trees, scores), linear_head(scores, classes))
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -13,6 +11,8 @@ from typing import Any
 from shoal.errors import InputError
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean
+from shoal.terminal import as_csv as rows_as_csv
+from shoal.terminal import in_markdown
 
 NAMED = 8
 """How many trials with missing runs a text names; the JSON names all."""
@@ -371,10 +371,10 @@ def _cut(name: str) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    heading = f"# Algorithms on {html.escape(result.get('title') or result['dataset'])}"
+    heading = f"# Algorithms on {in_markdown(result.get('title') or result['dataset'])}"
     first = recommended(result)
     lead, rest = (
-        [f"- {html.escape(line, quote=False)}" for line in lines]
+        [f"- {in_markdown(line)}" for line in lines]
         for lines in (first, [line for line in words(result) if line not in first])
     )
     shown = table(result, html.escape).markdown()
@@ -387,17 +387,15 @@ OF_ROW = ("average", "worst", "worst_domain")
 
 def as_csv(result: Mapping[str, Any]) -> str:
     """A line for every trial, with its row's average and worst domain; the settings it chose as JSON."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([*COLUMNS, *OF_ROW, "settings"])
+    lines: list[list[Any]] = [[*COLUMNS, *OF_ROW, "settings"]]
     rows = {row["algorithm"]: row for row in result["rows"]}
     for trial in result["trials"]:
         settings = json.dumps(trial["settings"]) if "settings" in trial else ""
         row = rows[trial["algorithm"]]
         worst = row.get("worst") or {}
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
-        writer.writerow([*(trial.get(name) for name in COLUMNS), *whole, settings])
-    return file.getvalue()
+        lines.append([*(trial.get(name) for name in COLUMNS), *whole, settings])
+    return rows_as_csv(lines)
 
 
 def figure(result: Mapping[str, Any]) -> Any:

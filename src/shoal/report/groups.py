@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord, row_of
+from shoal.bench.record import RunRecord, judged, row_of
 from shoal.bench.results import spread
 from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
@@ -429,13 +429,12 @@ def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, flo
 
 def metric_of(scores: Mapping[str, Any]) -> str:
     """What a split was judged by."""
-    return str(scores.get("selects") or scores["metric"])
+    return judged(scores)[0]
 
 
 def judged_by(scores: Mapping[str, Any]) -> float | None:
     """The value of :func:`metric_of`."""
-    value: float | None = scores["metrics"][scores["selects"]] if scores.get("selects") else scores["average"]
-    return value
+    return judged(scores)[1]
 
 
 def listed(names: Iterable[object]) -> str:

@@ -59,13 +59,21 @@ def _measured(scores: Scores) -> bool:
     return any(content.get("metrics") for content in scores.values())
 
 
+def _named(split: str, scores: Scores) -> str:
+    """A split, with how much of it was scored where that was not all."""
+    some, all_ = scores[split].get("sampled") or (0, 0)
+    return f"{split} ({some:,} of {all_:,})" if all_ else split
+
+
 def _filled(table: Table, found: Sequence[Scores], spread: bool = False) -> Table:
     """Rows for what the first of ``found`` has, with a number from each."""
     measured = _measured(found[0])
 
     def add(split: str, domain: str, measure: str, values: Sequence[float | None]) -> None:
         mean = [mean_and_deviation(values)] if spread else []
-        table.add(split, domain, *([measure] if measured else []), *mean, *map(number, values))
+        table.add(
+            _named(split, found[0]), domain, *([measure] if measured else []), *mean, *map(number, values)
+        )
 
     for split, content in found[0].items():
         for name in content.get("metrics") or {}:
@@ -75,5 +83,5 @@ def _filled(table: Table, found: Sequence[Scores], spread: bool = False) -> Tabl
             add(split, name, content["metric"], [scores[split]["domains"][name] for scores in found])
         if len(names) > MOST:
             empty = [""] * (len(table.columns) - 2)
-            table.add(split, f"… {len(names) - FEW:,} more", *empty)
+            table.add(_named(split, found[0]), f"… {len(names) - FEW:,} more", *empty)
     return table

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
 import math
 import statistics
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from shoal.terminal import clean
+from shoal.terminal import as_csv, clean
 
 
 @dataclass
@@ -81,9 +79,7 @@ class Table:
         return "\n".join(["<table>", f"<thead>{head}</thead>", "<tbody>", *body, "</tbody>", "</table>"])
 
     def csv(self) -> str:
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
-        return file.getvalue()
+        return as_csv([self.columns, *self.rows])
 
     def _right(self) -> list[bool]:
         """Columns of numbers."""

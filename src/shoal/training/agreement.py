@@ -119,7 +119,7 @@ class Agreement:
 
     def read(self, pending: Pending) -> dict[str, Any]:
         """A measurement as plain data; what is not finite is ``None``."""
-        grams = pending.grams.double()
+        grams = pending.grams.cpu().double()
         whole = grams.sum(0)
         matrix = cosines(whole)
         found: dict[str, Any] = {

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.terminal import in_markdown as escaped
 from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ SETTINGS = (
     *("average", "average_start", "select", "metric", "patience", "holdout", "protocol", "seed"),
 )
 """What of a configuration the card lists, where it is set."""
-MARKS = re.compile(r"([\\`*_\[\]|~$@]|(?<=:)//)")
-"""What means something within a line, and what makes a link of an address."""
 
 
 def beside(
@@ -56,12 +55,6 @@ def files_beside(
         "inputs.json": json.dumps(content, default=dict, indent=1).encode(),
         "card.md": card(record, content, config, sizes).encode("utf-8", "backslashreplace"),
     }
-
-
-def escaped(value: object) -> str:
-    """Text from outside as text in Markdown, on one line, whatever marks are in it."""
-    text = " ".join(str(value).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return MARKS.sub(r"\\\1", text)
 
 
 def code(text: str) -> str:

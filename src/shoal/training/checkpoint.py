@@ -9,7 +9,7 @@ import math
 import re
 import struct
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import check_regular, open_regular, read_bytes, write_atomically
 
 Tree = Any
 """Any nest of dicts, lists and tuples with tensors, numbers, strings, bools and None at its ends."""
@@ -42,7 +42,7 @@ _UNREADABLE = (
     TypeError,
     ValueError,
     AttributeError,
-    RuntimeError,
+    RuntimeError,  # RecursionError too
     OverflowError,
 )
 _NAME = re.compile(r"(step|best)-(\d{10,})-([0-9a-f]{16})\.safetensors")
@@ -212,24 +212,32 @@ class Checkpoints:
     ) -> Path:
         """``best`` is the step of the best weights and the weights; the step tells whether they are new."""
         about: dict[str, Any] = {"step": int(step), "best": None}
-        if best is not None:
-            about["best"] = [int(best[0]), self._save_best(int(best[0]), best[1])]
-        content = _pack(dict(state), about)
-        path = self.folder / _name("step", int(step), content)
-        write_atomically(path, content)
-        self._clear(path)
+        try:
+            if best is not None:
+                about["best"] = [int(best[0]), self._save_best(int(best[0]), best[1])]
+            content = _pack(dict(state), about)
+            path = self.folder / _name("step", int(step), content)
+            write_atomically(path, content)
+        except OSError:
+            self.clear()  # on a full disk, every attempt would leave its best weights
+            raise
+        self._keep_newest(path)
         return path
 
     def _save_best(self, step: int, weights: Mapping[str, Any]) -> str:
         if self._best is None or self._best[0] != step or not (self.folder / self._best[1]).is_file():
             content = pack(dict(weights))
             path = self.folder / _name("best", step, content)
-            if not path.is_file() or path.read_bytes() != content:
+            if not path.is_file() or read_bytes(path, None) != content:
                 write_atomically(path, content)
             self._best = step, path.name
         return self._best[1]
 
-    def _clear(self, saved: Path) -> None:
+    def clear(self) -> None:
+        """Deletes best weights that no checkpoint refers to: those of one that could not be written."""
+        self._delete([], self._files())
+
+    def _keep_newest(self, saved: Path) -> None:
         """Deletes what is no longer needed now that ``saved`` is there.
 
         Files of later steps stay, uncounted. They are there if they could not be read and the run went back;
@@ -240,9 +248,14 @@ class Checkpoints:
         later = [path for path in files if _step(path) > at]
         earlier = [path for path in files if _step(path) < at]
         kept = {saved, *later, *earlier[: self.keep - 1]}
-        needed = {_best_of(path) for path in kept}
-        unneeded = [path for path in files if path not in kept]
-        unneeded += [path for path in self._named("best") if path.name not in needed]
+        self._delete([path for path in files if path not in kept], kept)
+
+    def _delete(self, unneeded: list[Path], kept: Iterable[Path]) -> None:
+        try:
+            needed = {_best_of(path) for path in kept}
+            unneeded += [path for path in self._named("best") if path.name not in needed]
+        except OSError:  # one that cannot be read just now may need any
+            pass
         unneeded += [*self.folder.glob(".step-*"), *self.folder.glob(".best-*")]
         for path in unneeded:
             with contextlib.suppress(OSError):
@@ -321,7 +334,7 @@ def _checksum(content: bytes) -> str:
 
 
 def _content(path: Path) -> bytes:
-    content = path.read_bytes()
+    content = read_bytes(path, None)
     if _checksum(content) != path.stem.rsplit("-", 1)[1]:
         raise InputError("its content has changed since it was written (the checksum differs).")
     return content
@@ -330,10 +343,10 @@ def _content(path: Path) -> bytes:
 def _best_of(path: Path) -> str | None:
     """The name of the file of best weights that a checkpoint refers to."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             best = json.loads(_metadata(file)[KEY])["about"]["best"]
         return None if best is None else str(best[1])
-    except (OSError, *_UNREADABLE):
+    except _UNREADABLE:
         return None
 
 
@@ -349,6 +362,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
             raise InputError(f"weights: {path} is a folder; give the file in it.")
         if path.stat().st_size == 0:
             raise InputError(f"weights: {path} is empty.")
+        check_regular(path)
         tree = _from_safetensors(path) if path.suffix.lower() == ".safetensors" else _from_torch(path)
     except FileNotFoundError:
         raise InputError(f"weights: there is no file {path}.") from None

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from shoal.algorithms.base import Algorithm, Log, Look, Objective, View
 from shoal.data.batch import DomainBatch, pieces
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.gradients import gradient
 from shoal.optim import Fish, copy_where, step_unless
 from shoal.replay import leaves_no_trace, random_state
@@ -86,7 +86,7 @@ class Engine:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
         self._norms, self._bad_loss = [], None
         before = [t.detach().clone() for t in self._beside(algorithm)] if self.on_nan == "skip" else []
-        log = dict(algorithm.step(batches, self))
+        log = _checked(algorithm, algorithm.step(batches, self))
         if self._norms:
             log["norms"] = torch.stack(self._norms)
         if self.scale is not None:
@@ -163,7 +163,7 @@ class Engine:
         total: list[Tensor] = []
         merged: Log = {}
         for weight, part in self.parts(batches):
-            loss, log = objective(look(part))
+            loss, log = _valued(objective, look(part))
             self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
             found = gradient(self._scaled(loss), self.params)
             if not total:
@@ -196,7 +196,7 @@ class Engine:
         with nullcontext() if once else torch.no_grad():
             seen = [look(piece) for piece in pieces]
         leaves, views = self._gathered(seen)
-        loss, log = objective(views)
+        loss, log = _valued(objective, views)
         self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
         slopes = gradient(self._scaled(loss), [*leaves, *self.params])
         # What the objective takes from parameters directly, all processes alike have found.
@@ -266,6 +266,11 @@ class Engine:
         if losses is not None and self._bad_loss is None:  # `gradients` has not looked at them
             self._bad_loss = self._anywhere(~losses.isfinite().all())
         found = list(gradients)
+        if [g.shape for g in found] != [p.shape for p in self.params]:
+            raise InputError(
+                f"there are {len(found)} gradients for {len(self.params)} parameters, or they have other "
+                "shapes; the algorithm must give one for each of engine.params, in their order."
+            )
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
         self._norms.append(norm)
         bad = ~norm.isfinite()
@@ -312,6 +317,36 @@ class LossScale:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         self.value.copy_(state["value"])
         self.steps.copy_(state["steps"])
+
+
+def _valued(objective: Objective, views: Sequence[View]) -> tuple[Tensor, Log]:
+    """What an objective returns, if it is what it must be."""
+    found: Any = objective(views)
+    if isinstance(found, tuple) and len(found) == 2:
+        loss, log = found
+        if isinstance(loss, Tensor) and loss.numel() == 1 and isinstance(log, Mapping):
+            return loss, dict(log)
+    raise InputError(
+        f"{getattr(objective, '__qualname__', 'the objective')} must return a pair: the loss as a tensor "
+        f"with one number, and the log as a dict of tensors; got {shown(found)}."
+    )
+
+
+def _checked(algorithm: Algorithm, log: Any) -> Log:
+    """The log of a step, if it is one."""
+    name = type(algorithm).__name__
+    losses = log.get("losses") if isinstance(log, Mapping) else None
+    if not isinstance(losses, Tensor) or losses.ndim != 1 or not len(losses):
+        raise InputError(
+            f"{name} must log 'losses', a tensor with one number per batch, such as "
+            f"{{'losses': self.losses(views).detach()}}; got {shown(log)}."
+        )
+    for key, value in log.items():
+        if not isinstance(value, Tensor) or value.ndim > 1:
+            raise InputError(
+                f"{name} logs {key!r}, which must be a tensor with one number; got {shown(value)}."
+            )
+    return dict(log)
 
 
 def check_precision(precision: str, algorithm: Algorithm) -> None:

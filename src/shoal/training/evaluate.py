@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,13 +13,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset
 
 from shoal.algorithms.base import Loss, full_precision
+from shoal.data.batch import cut, widest
 from shoal.data.domains import Domains
+from shoal.data.examples import Items
 from shoal.data.loader import MetaBatchLoader
+from shoal.data.sampler import key
 from shoal.errors import unknown_name
 from shoal.training.metrics import Metric, Outcome
 from shoal.training.processes import Processes
+
+MOST_DOMAINS = 5000
+"""A sample of a split with more domains than this, and than its limit, is of some of the domains only."""
+ROOM = 10
+"""Examples per class in a domain's sample from which on every class is in it."""
+SAMPLE = 41  # what a key is for
+Watch = Callable[[str, int, int], None]
+"""Told between batches which split is evaluated, how many of its examples are done, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class Scores:
     """Which of ``more`` a training is judged by; ``None``: the average."""
     higher: bool | None = None
     """Whether higher is better in what selects, where that is not the average."""
+    sampled: tuple[int, int] | None = None
+    """How many examples of how many were scored, where it was not all of them."""
 
     @property
     def mean(self) -> float:
@@ -86,6 +101,8 @@ class Scores:
             found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
         if self.selects is not None:
             found |= {"selects": self.selects, "higher": self.higher}
+        if self.sampled is not None:
+            found["sampled"] = list(self.sampled)
         return found
 
     @classmethod
@@ -102,11 +119,16 @@ class Scores:
             more,
             content.get("selects"),
             content.get("higher"),
+            tuple(content["sampled"]) if "sampled" in content else None,
         )
 
 
 def scored(
-    outcome: Outcome, classification: bool, metrics: Iterable[Metric], selects: Metric | None
+    outcome: Outcome,
+    classification: bool,
+    metrics: Iterable[Metric],
+    selects: Metric | None,
+    sampled: tuple[int, int] | None = None,
 ) -> Scores:
     """What came out, by group and as each metric sees it."""
     return Scores(
@@ -119,6 +141,7 @@ def scored(
         more={m.name: m(outcome) for m in metrics},
         selects=selects.name if selects else None,
         higher=selects.higher if selects else None,
+        sampled=sampled,
     )
 
 
@@ -126,9 +149,11 @@ class Evaluator:
     """Scores a model in every domain of every split; each example is passed once, whatever domains it is in.
 
     Made once for a training: worker processes that read examples stay from one evaluation to the next.
-    ``limit`` scores about so many examples of a split, evenly over its domains and the same ones every time.
-    Several ``processes`` take a share each. ``metrics`` are measured beside the scores by domain, and
-    ``selects`` is the one of them that a training is judged by; groups in ``uncounted`` are never the worst.
+    ``limits`` scores about so many examples of a split, evenly over its domains (see :func:`sample`).
+    Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
+    often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
+    ``metrics`` are measured beside the scores by domain, and ``selects`` is the one of them that a training
+    is judged by; groups in ``uncounted`` are never the worst.
     """
 
     def __init__(
@@ -140,22 +165,30 @@ class Evaluator:
         loss: Loss | None = None,
         batch_size: int = 1024,
         workers: int = 0,
-        limit: int | None = None,
+        limits: Mapping[str, int] | None = None,
         processes: Processes | None = None,
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
         metrics: Sequence[Metric] = (),
         selects: Metric | None = None,
         uncounted: frozenset[str] = frozenset(),
+        watch: Watch | None = None,
     ) -> None:
         self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
         self.truth: dict[str, np.ndarray] = {}
-        self.splits = {name: _few(domains, limit) for name, domains in splits.items()}
+        self.watch, self.pieces = watch, 1
+        limits = limits or {}
+        labels = known_labels(examples) if limits and classification else None
+        self.splits = {n: sample(d, limits[n], labels) if n in limits else d for n, d in splits.items()}
         self.classification, self.loss, self.autocast = classification, loss, autocast
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
         self.which = {name: domains.examples() for name, domains in self.splits.items()}
+        every = {n: len(splits[n].examples()) if n in limits else len(w) for n, w in self.which.items()}
+        self.sampled = {n: (len(w), every[n]) for n, w in self.which.items() if len(w) < every[n]}
         order: Any = _InOrder({name: w[index::count] for name, w in self.which.items()}, batch_size)
         self.order = order
+        # The first process has the most batches; the others wait for it in as many calls of ``watch``.
+        self.rounds = sum(-(-len(w[::count]) // batch_size) for w in self.which.values())
         self.loader = MetaBatchLoader(
             examples, order, workers=workers, device=self.processes.device, stop=len(order.batches)
         )
@@ -198,12 +231,12 @@ class Evaluator:
         """For every split one number an example, the sum of the losses, and what else is wanted."""
         device, index, count = self.processes.device, self.processes.index, self.processes.count
         points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
-        losses = {n: torch.zeros((), dtype=torch.float64, device=device) for n in self.which}
+        losses = {n: torch.zeros((), dtype=widest(device), device=device) for n in self.which}
         kept: dict[str, dict[str, Tensor]] = {what: {} for what in wanted}
         at = dict.fromkeys(self.which, 0)
         for (split, indices), ((x, y, _),) in zip(self.order.batches, self.loader, strict=True):
-            with self.autocast():
-                output = full_precision(model(x))
+            self._tell(split, at)
+            output = self._output(model, x, len(indices))
             if self.loss is not None:
                 losses[split] += self.loss(output, y) * len(indices)
             score = output.argmax(-1) == y if self.classification else (output - y).square()
@@ -217,6 +250,8 @@ class Evaluator:
                     kept[what][split] = part.new_zeros(len(self.which[split]), *part.shape[1:])
                 kept[what][split][index::count][here] = part
             at[split] += len(indices)
+        for _ in range(self.rounds - len(self.order.batches)):
+            self._tell(list(self.which)[-1], at)
         together = self.processes.sum([*points.values(), *losses.values()])
         names = list(self.which)
         return (
@@ -224,6 +259,35 @@ class Evaluator:
             dict(zip(names, together[len(names) :], strict=True)),
             self._gathered(kept),
         )
+
+    def _tell(self, split: str, at: Mapping[str, int]) -> None:
+        if self.watch is not None:
+            total = len(self.which[split])
+            self.watch(split, min(at[split] * self.processes.count, total), total)
+
+    def _output(self, model: nn.Module, x: Any, count: int) -> Any:
+        """What the model makes of ``count`` examples, in as many pieces as memory asks for."""
+        while True:
+            size = -(-count // self.pieces)
+            try:
+                with self.autocast():
+                    if size == count:
+                        return full_precision(model(x))
+                    parts = [model(cut(x, slice(a, a + size))) for a in range(0, count, size)]
+                return full_precision(torch.cat(parts))
+            except RuntimeError as error:
+                if size == 1 or not _out_of_memory(error):
+                    raise
+            # After the handler: the error's traceback holds what did not fit.
+            if self.pieces == 1:
+                warnings.warn(
+                    f"{size:,} examples per evaluation batch do not fit in memory; they are taken in pieces. "
+                    "A smaller eval_batch avoids this.",
+                    stacklevel=2,
+                )
+            self.pieces *= 2
+            if self.processes.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     def _gathered(self, kept: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, np.ndarray]]:
         """Each process has filled its own places; one without an example is told how wide they are."""
@@ -241,7 +305,7 @@ class Evaluator:
     def _scores(
         self, name: str, points: Tensor, loss: Tensor, kept: Mapping[str, Mapping[str, np.ndarray]]
     ) -> Scores:
-        values = points.double().cpu().numpy()
+        values = points.cpu().double().numpy()
         outcome = Outcome(
             y=self.truth.get(name, np.empty(0)),
             groups=self.groups[name],
@@ -251,14 +315,65 @@ class Evaluator:
             loss=None if self.loss is None else float(loss) / len(values),
             uncounted=self.uncounted,
         )
-        return scored(outcome, self.classification, self.metrics, self.selects)
+        return scored(outcome, self.classification, self.metrics, self.selects, self.sampled.get(name))
 
 
-def _few(domains: Domains, limit: int | None) -> Domains:
-    if limit is None:
-        return domains
-    each = -(-limit // len(domains))
-    return Domains.from_indices({n: domains.indices_of(d)[:each] for d, n in enumerate(domains.names)})
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def known_labels(examples: Any) -> np.ndarray | None:
+    """The class of every example, −1 where it is unknown; ``None`` where none is known without reading."""
+    if isinstance(examples, ConcatDataset):
+        several = [known_labels(part) for part in examples.datasets]
+        sizes = np.diff([0, *examples.cumulative_sizes])
+        found = [np.full(n, -1) if one is None else one for one, n in zip(several, sizes, strict=True)]
+        return None if all(one is None for one in several) else np.concatenate(found)
+    if isinstance(examples, Items):
+        labels = np.full(len(examples), -1)
+        labels[examples.seen[0]] = examples.seen[1]
+        return labels
+    for holder in (examples, getattr(examples, "files", None)):
+        for name in ("y", "labels"):
+            value = getattr(holder, name, None)
+            value = value.cpu().numpy() if isinstance(value, Tensor) else value
+            if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.shape == (len(examples),):
+                return value
+    return None
+
+
+def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Domains:
+    """About ``limit`` examples, equally many from each domain, chosen at random and the same ones every time.
+
+    What is chosen depends on the examples' numbers alone, not on a seed. Each class gets its share of a
+    domain's sample: the r-th of its c examples, in random order, is at (r + u)/c with a random u in [0, 1),
+    and the first ones are taken. So the expected number is right for any class, and the actual one is off by
+    less than one or so. Where there are ten examples or more per class, every class is in the sample.
+    """
+    count, entries = len(domains), domains.indices.astype(np.int64)
+    each = max(1, -(-limit // count))
+    domain = np.repeat(np.arange(count), domains.sizes)
+    label = np.zeros(len(entries), np.int64) if labels is None else labels[entries].astype(np.int64)
+    chance = key(SAMPLE, entries)
+    order = np.lexsort((chance, label, domain))
+    new = np.ones(len(order), bool)
+    new[1:] = (np.diff(domain[order]) != 0) | (np.diff(label[order]) != 0)
+    stratum = np.cumsum(new) - 1
+    starts = np.flatnonzero(new)
+    sizes = np.diff(np.append(starts, len(order)))
+    rank = np.arange(len(order)) - starts[stratum]
+    offset = key(SAMPLE, domain[order][starts], label[order][starts]) / 2.0**64
+    place = (rank + offset[stratum]) / sizes[stratum]
+    classes = np.bincount(domain[order][starts], minlength=count)
+    place[(rank == 0) & (ROOM * classes <= each)[domain[order]]] = -1.0
+    taken = np.lexsort((chance[order], place, domain[order]))  # domains stay where they are
+    first = np.arange(len(order)) - domains.offsets[domain[order]] < each
+    keep = np.zeros(len(order), bool)
+    keep[order[taken[first]]] = True
+    if count > max(limit, MOST_DOMAINS):
+        chosen = np.argsort(key(SAMPLE, np.arange(count)), kind="stable")[: max(limit, MOST_DOMAINS)]
+        keep &= np.isin(domain, chosen)
+    return domains.filter(keep)
 
 
 class _InOrder:

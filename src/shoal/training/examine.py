@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, Task
+from shoal.data.batch import DomainData, Task, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
 from shoal.data.loader import collate_of, to_device
@@ -18,17 +22,22 @@ from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.replay import leaves_no_trace
 
-TOKEN = 256
-"""What a token counts as, when it is asked how large a batch may be: it soon becomes hundreds of numbers."""
+SIZED = 16
+"""Examples looked at for the largest, where they differ in size."""
+LABELS = 512
+"""Classes that a loss is tried on."""
 
 
 class Examined(NamedTuple):
-    """What is to be learned, the loss that is usual for it, two examples, and how many numbers one has."""
+    """What is to be learned, the loss that is usual for it, and what became of two examples."""
 
     task: Task
     loss: Loss
     x: Any
+    y: Tensor
+    output: Any
     numbers: int
+    """The most that one example becomes in any operation of the model."""
 
 
 def examine(
@@ -45,9 +54,26 @@ def examine(
     outputs that do not match the targets.
     """
     domains = data.splits["train"]
-    x, y = _two(examples, domains, device)
-    output = _trial(model, x)
+    x, y = _batch(examples, domains.indices[:2], device)
+    if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
+        _forward(model, x)  # gives them their shapes
+    with Largest() as largest:
+        output = _trial(model, x)
+    numbers = max(largest.numbers // len(y), _numbers(x))
+    if not hasattr(examples, "batch"):  # they may differ in size
+        size = {int(i): _numbers(_batch(examples, [i], None)[0]) for i in _some(domains)}
+        longest = max(size, key=lambda i: size[i])
+        if size[longest] > _numbers(x):
+            long = _batch(examples, [longest, longest], device)[0]
+            with Largest() as largest:
+                _trial(model, long)
+            numbers = max(numbers, largest.numbers // 2)
     classes = classes or data.classes
+    if not y.is_floating_point() and isinstance(output, Tensor) and (output.ndim > 2 or y.ndim > 1):
+        raise InputError(
+            f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: one label "
+            f"per example is predicted here: outputs must be ({len(y)}, classes) and labels ({len(y)},)."
+        )
     if y.is_floating_point() and classes is not None:
         raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
     if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim in (1, 2):
@@ -68,14 +94,35 @@ def examine(
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
     features = _numbers(_trial(model.features, x)) if isinstance(model, FeatureModel) else None
     task = Task(domains=len(domains), classes=classes, features=features)
-    return Examined(task, usual, x, _numbers(x, TOKEN))
+    return Examined(task, usual, x, y, output, numbers)
+
+
+class Largest(TorchDispatchMode):
+    """Within the block, ``numbers`` is the size of the largest tensor that any operation makes.
+
+    Views, such as a transposed weight, take no memory; tensors of one dimension are no batch.
+    """
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not getattr(func, "is_view", False):
+            sizes = [t.numel() for t in tree_leaves(made) if isinstance(t, Tensor) and t.ndim > 1]
+            self.numbers = max([self.numbers, *sizes])
+        return made
 
 
 def _trial(model: nn.Module, x: Any) -> Any:
     """What the model makes of ``x``, before training and without a trace."""
+    with leaves_no_trace(model):
+        return _forward(model, x)
+
+
+def _forward(model: nn.Module, x: Any) -> Any:
     mode = model.training
     try:
-        with torch.no_grad(), leaves_no_trace(model):
+        with torch.no_grad():
             return model.eval()(x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
@@ -106,17 +153,55 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
         raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
 
-def _numbers(x: Any, whole: int = 1) -> int:
-    """How many numbers the first tensor of a nest has for an example; a whole one counts as ``whole``."""
-    while not isinstance(x, Tensor):
-        values = list(x.values()) if isinstance(x, Mapping) else list(x)
-        x = values[0]
-    return max(1, x[:1].numel()) * (1 if x.is_floating_point() else whole)
+def check_loss(loss: Loss, found: Examined, needs: str | None) -> None:
+    """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean.
+
+    The loss of a batch must be the mean of its examples' where batches are taken in pieces: a class weight
+    or ``ignore_index`` divides by another sum than the number of examples.
+    """
+    output, y = found.output, found.y
+    if not isinstance(output, Tensor):
+        return
+    count = min(found.task.classes or 8, LABELS)
+    draw = torch.Generator().manual_seed(0)
+    output = torch.randn((count, *output.shape[1:]), generator=draw).to(output.device, output.dtype)
+    if found.task.classes:
+        y = torch.arange(count, dtype=y.dtype, device=y.device)
+    else:
+        y = y[torch.arange(count, device=y.device) % len(y)]
+    try:
+        with torch.no_grad():
+            whole = loss(output, y)
+            parts = [loss(output[i : i + 1], y[i : i + 1]) for i in range(count)] if needs else []
+    except Exception:  # the loss asks for more than this trial knows of; its first step will tell
+        return
+    if not isinstance(whole, Tensor) or whole.numel() != 1:
+        got = f"shape {tuple(whole.shape)}" if isinstance(whole, Tensor) else type(whole).__name__
+        raise InputError(f"loss(output, y) must return one number, a mean over examples; got {got}.")
+    if needs is None:
+        return
+    each, mean = float(whole), sum(map(float, parts)) / count
+    if not math.isclose(each, mean, rel_tol=1e-3, abs_tol=1e-5):
+        raise InputError(
+            f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
+            "weight, ignore_index, or a sum): the result would depend on how batches are divided."
+        )
 
 
-def _two(examples: Any, domains: Domains, device: torch.device) -> tuple[Any, Tensor]:
-    """Two examples as a batch."""
-    which = [int(i) for i in domains.indices[:2]]
+def _numbers(x: Any) -> int:
+    """How many numbers the largest tensor of a nest has for an example."""
+    return max([1, *(t[:1].numel() for t in tensors_in(x) if t.ndim)])
+
+
+def _some(domains: Domains) -> Any:
+    """Some examples from all over the domains."""
+    places = torch.linspace(0, len(domains.indices) - 1, min(SIZED, len(domains.indices))).long()
+    return domains.indices[places.numpy()]
+
+
+def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, Tensor]:
+    """These examples as a batch."""
+    which = [int(i) for i in which]
     if hasattr(examples, "batch"):
         return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
     return to_device(tuple(collate_of(examples)([examples[i] for i in which])), device)

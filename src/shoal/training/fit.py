@@ -126,21 +126,22 @@ def fit(
             f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
             "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
         )
-    own_loss = options.get("loss") is not None
-    data = _as_domain_data(train, validation, test, task, classes=options.get("classes"), own_loss=own_loss)
+    checked = Options.checked(**options)
+    own_loss = checked.loss is not None
+    data = _as_domain_data(train, validation, test, task, classes=checked.classes, own_loss=own_loss)
     if data is not train:
         warn_of(data.notes)
     if folder is None:
-        if resume or wandb or options.get("predictions"):
+        if resume or wandb or checked.predictions:
             raise InputError("resume, wandb and predictions need the folder of the run.")
-        return run(Training(algorithm, model, data, Options.checked(**options)))
+        return run(Training(algorithm, model, data, checked))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
-    started, finished = Processes(options.get("device")).told((kept.started, kept.finished))
+    started, finished = Processes(checked.device).told((kept.started, kept.finished))
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
-    training = Training(algorithm, model, data, Options.checked(**options))
+    training = Training(algorithm, model, data, checked)
     config = describe(training)
     going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
     keep = training.options.keep
@@ -150,6 +151,7 @@ def fit(
         journal.begin(config)
         found = run(training, journal)
         if name := training.options.predictions:
+            journal.hold()
             seed = ("seed", str(training.options.seed))
             predictions.write(training, Path(folder) / "predictions", "data" if name is True else name, seed)
         record = {**summary(training), "config": config}

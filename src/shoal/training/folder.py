@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import socket
+import stat
 import tempfile
 import warnings
 import weakref
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
+from shoal import files
 from shoal.errors import InputError
-from shoal.training.checkpoint import Checkpoints
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+FILES = (
+    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors"),
+    *("inputs.json", "card.md", "columns.json", "seeds.json", ".lock"),
+)
+FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
+"""What Shoal keeps in the folder of a run, and in no other."""
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of the run in ``folder``: what no command may overwrite with its output."""
+    below = (path for name in FOLDERS for path in (folder / name).rglob("*"))
+    return [*(folder / name for name in FILES), *below]
+
+
+def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """As :func:`shoal.files.check_output`; what belongs to a run is refused too, whichever run it is."""
+    files.check_output(path, inputs)
+    real = Path(os.path.realpath(path))
+    for folder, own in ((real.parent, real.name in FILES), (real.parent.parent, real.parent.name in FOLDERS)):
+        if own and real.exists() and (folder / "config.yaml").exists():
+            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
+
+
+def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
+    """Refuses the files of a model that are not what the run wrote; its record has their ``checksums``."""
+    for name, checksum in checksums.items():
+        path = folder / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise InputError(f"{str(folder / 'record.json')!r} is damaged: it names a file elsewhere.")
+        try:
+            content = files.read_bytes(path, None)
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        if hashlib.sha256(content).hexdigest() != checksum:
+            raise InputError(
+                f"{str(path)!r} is damaged: its content has changed since the run wrote it (record.json has "
+                "another checksum). Restore it from a copy, or train again."
+            )
 
 
 class RunFolder:
@@ -31,6 +74,7 @@ class RunFolder:
         self.path = Path(path)
         self._lock: int | None = None
         self._depth = 0
+        self._place: tuple[int, int] | None = None
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; a run needs a folder.")
         try:
@@ -73,18 +117,45 @@ class RunFolder:
     @property
     def started(self) -> bool:
         """Whether there is a run to go on with."""
+        from shoal.training.checkpoint import Checkpoints  # which needs torch
+
         return self.config.exists() or Checkpoints(self.checkpoints).latest() is not None
 
     def __enter__(self) -> RunFolder:
         if self._depth == 0:
             self._take()
+            self._clear()
         self._depth += 1
         return self
+
+    @property
+    def held(self) -> bool:
+        """Whether the path still is the folder that was locked: neither removed nor replaced since."""
+        return self._place is not None and self._place == _place(self.path)
+
+    def make_again(self) -> None:
+        """Makes and locks the folder after it was removed; FileExistsError where another is in its place."""
+        with contextlib.suppress(OSError):
+            self.path.rmdir()  # if it is there and nothing is in it
+        self.path.mkdir(parents=True)
+        self._close()
+        self._take()
+
+    def _clear(self) -> None:
+        """Removes what a process that was killed here has left half written (see `files.replacing`)."""
+        left = [path for name in FILES for path in self.path.glob(f".{name}.*")]
+        left += [path for name in FOLDERS for path in (self.path / name).glob(".*.????????")]
+        for path in left:
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(path.lstat().st_mode):
+                    path.unlink()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._depth -= 1
+        if self._depth == 0:
+            self._place = None
         if self._depth == 0 and self._lock is not None:
             _holders.discard(self)
             # The file stays: another process may have opened it already and would lock a deleted one.
@@ -92,12 +163,18 @@ class RunFolder:
             self._close()
 
     def _take(self) -> None:
+        self._place = _place(self.path)
         if fcntl is None:
             return
         try:
-            self._lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+            # No link is followed: the file is emptied.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._lock = os.open(self.path / ".lock", flags, 0o666)
         except OSError as error:
             raise self._unusable(error) from error
+        if not stat.S_ISREG(os.fstat(self._lock).st_mode):
+            self._close()
+            raise InputError(f"{self.path / '.lock'} is no regular file; remove it.")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -126,6 +203,14 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
+
+
+def _place(path: Path) -> tuple[int, int] | None:
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_dev, state.st_ino
 
 
 _holders: weakref.WeakSet[RunFolder] = weakref.WeakSet()

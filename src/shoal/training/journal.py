@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-import yaml
 from safetensors.torch import save
 from torch import Tensor
 
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import dump_yaml, parse_yaml, read_bytes, write_atomically
 from shoal.training.checkpoint import Checkpoints, Loaded
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
@@ -50,13 +50,12 @@ class Journal:
         self.going_on = going_on or f"shoal resume {self.folder.path}"
         """What to do to go on with a run that was stopped."""
         self._full = False
+        self._config = b""
 
     def __enter__(self) -> Self:
         if self.processes.main:
             self.folder.__enter__()
-            for name in ("config.yaml", "record.json", "model.safetensors", "inputs.json", "card.md"):
-                for left in self.folder.path.glob(f".{name}.*"):  # half written by one that was killed
-                    left.unlink(missing_ok=True)
+            self.checkpoints.clear()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,7 +85,8 @@ class Journal:
         return loaded
 
     def _open(self, loaded: Loaded | None) -> None:
-        self.metrics = Metrics(self.folder.metrics, loaded.state["metrics"] if loaded else 0)
+        known = list(_known(loaded.state)) if loaded else []
+        self.metrics = Metrics(self.folder.metrics, loaded.state["metrics"] if loaded else 0, known)
         earlier = self.metrics.lines()
         self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
         if self.wandb:
@@ -105,6 +105,7 @@ class Journal:
         if self.metrics is None:
             return
         try:
+            self.hold()
             length = self.metrics.flush()
             self.checkpoints.save(step, {**state, "metrics": length}, best)
             self.saved = step
@@ -120,42 +121,135 @@ class Journal:
                 stacklevel=2,
             )
 
+    def hold(self) -> None:
+        """Sees to it that the folder is the one that was locked, with the log and configuration in it.
+
+        One that was removed is made again, with a warning. OSError where that cannot be.
+        """
+        if not self.processes.main:
+            return
+        if not self.folder.held:
+            self.folder.make_again()
+            self._fill()
+            warnings.warn(
+                f"{self.folder.path} was removed while the run was using it. It was made again, with the "
+                "configuration and the log; earlier checkpoints are lost.",
+                stacklevel=3,
+            )
+        elif self._config and not self.folder.config.exists():
+            write_atomically(self.folder.config, self._config)
+
+    def _fill(self) -> None:
+        write_atomically(self.folder.config, self._config)
+        if self.metrics:
+            self.metrics.move(self.folder.metrics)
+            for tracker in self.trackers:
+                if isinstance(tracker, TensorBoard):
+                    tracker.close()
+                    self.trackers.remove(tracker)
+                    board = TensorBoard(self.folder.path / "tensorboard", self.metrics.lines())
+                    self.trackers.append(board)
+                    break
+
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes down what is run; a run that goes on keeps what it began with."""
-        if self.processes.main and not self.folder.config.exists():
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            self._write(self.folder.config, text.encode())
+        if self.processes.main:
+            if not self.folder.config.exists():
+                self._write(self.folder.config, dump_yaml(dict(config)).encode())
+            self._config = read_bytes(self.folder.config)
 
     def begun(self) -> dict[str, Any]:
         """What was run, as it was written down when it began."""
-        return dict(yaml.safe_load(self.folder.config.read_text(encoding="utf-8")))
+        return dict(parse_yaml(self._config.decode()))
 
     def finish(
         self,
         weights: Mapping[str, Tensor],
         record: Mapping[str, Any],
         beside: Callable[[], Mapping[str, bytes]] | None = None,
-    ) -> None:
-        """The selected weights, files for those who use them, and the record: the run is complete then."""
-        if self.processes.main:
-            content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
-            self._write(self.folder.model, content)
-            for name, content in _made(beside).items():
-                self._write(self.folder.path / name, content)
-            self.record(record)
+    ) -> dict[str, str]:
+        """The selected weights, files for those who use them, and the record: the run is complete then.
+
+        Returns the checksums (SHA-256) of the files, which the record has under ``files``.
+        """
+        if not self.processes.main:
+            return {}
+        content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
+        files = {self.folder.model.name: content, **_made(beside)}
+        sums = {k: hashlib.sha256(v).hexdigest() for k, v in files.items() if k != "card.md"}
+        self._keep(files, {**record, "files": sums})
+        return sums
 
     def record(self, record: Mapping[str, Any]) -> None:
+        """The record of a run that leaves no weights."""
         if self.processes.main:
-            self._write(self.folder.record, json.dumps(record, default=dict).encode())
+            self._keep({}, record)
+
+    def _keep(self, files: dict[str, bytes], record: Mapping[str, Any]) -> None:
+        """Writes these and last the record, and looks whether they are there."""
+        files = {**files, self.folder.record.name: json.dumps(record, default=dict).encode()}
+        asked = self.folder
+        for _ in range(3):  # it may be removed meanwhile
+            self._hold_to_the_end()
+            for name, content in files.items():
+                self._write(self.folder.path / name, content)
+            if self.folder.held and all(_is_there(self.folder.path / k, v) for k, v in files.items()):
+                break
+        else:
+            raise InputError(f"{self.folder.path} does not keep what is written to it: the run is not saved.")
+        if self.folder is not asked:
+            raise InputError(
+                f"something else took the place of {asked.path} while the run was using it. "
+                f"What came out is in {self.folder.path}."
+            )
+
+    def _hold_to_the_end(self) -> None:
+        """As :meth:`hold`; where another folder has come into its place, this one gets another name."""
+        try:
+            self.hold()
+        except FileExistsError:
+            path, number = self.folder.path, 1
+            while (other := path.with_name(f"{path.name}-{number}")).exists():
+                number += 1
+            self.folder.__exit__(None, None, None)
+            self.folder = RunFolder(other)
+            self.folder.__enter__()
+            self._fill()
+        except OSError as error:
+            raise self._unwritten(self.folder.path, error) from error
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
             write_atomically(path, content)
         except OSError as error:
-            raise InputError(
-                f"{path} could not be written ({error.strerror}). Nothing that was saved before is lost: "
-                f"make room, then go on with: {self.going_on}"
-            ) from error
+            raise self._unwritten(path, error) from error
+
+    def _unwritten(self, path: Path, error: OSError) -> InputError:
+        stands = "Nothing that was saved before is lost: make room, then go on with"
+        if self.saved is None or self.checkpoints.latest() is None:
+            stands = "No checkpoint was saved either. Make room, then start again with"
+        return InputError(f"{path} could not be written ({error.strerror}). {stands}: {self.going_on}")
+
+
+def _is_there(path: Path, content: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(content)
+    except OSError:
+        return False
+
+
+def _known(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The lines of the log that a checkpoint can tell again, in order: what was measured."""
+    for phase, name in (("warm start", "warm start"), ("train", "training")):
+        part = state.get(name) or {}
+        tracked = [{"phase": "agreement", **found} for found in part.get("agreement") or ()]
+        points = [
+            {"phase": phase, "step": point["step"], "scores": point["scores"]}
+            for point in part.get("history") or ()
+        ]
+        yield from sorted([*tracked, *points], key=lambda line: int(line["step"]))
+        if part:
+            yield {"phase": phase, "step": part["step"], "seconds": round(part["seconds"], 3)}
 
 
 def _made(beside: Callable[[], Mapping[str, bytes]] | None) -> Mapping[str, bytes]:

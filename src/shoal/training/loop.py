@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,17 +18,17 @@ from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, build
 from shoal.algorithms.base import Log, trained_parameters
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, widest
 from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.models import FeatureModel
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
-from shoal.training.evaluate import Evaluator, snapshot
-from shoal.training.examine import _trial, check_comparison, examine
+from shoal.training.evaluate import Evaluator, known_labels, snapshot
+from shoal.training.examine import check_comparison, check_loss, examine
 from shoal.training.history import Point, Window
 from shoal.training.journal import Journal
 from shoal.training.metrics import check_output, chosen
@@ -44,8 +46,17 @@ SECONDS = 0.5
 CHECKPOINT_SECONDS = 300.0
 HOPELESS = 100
 """So many steps in a row that are not finite, and nothing is left to skip to."""
+COLLAPSED = 20
+"""Steps from which on a training that is worse than a constant guess is said to be."""
 WORLD = 31  # what a key is for
-EVALUATION_NUMBERS = 2**24
+EVALUATION_NUMBERS = 2**26
+"""The most that a batch may become in any operation of an evaluation."""
+TRAIN_SAMPLE = 5000
+"""Examples of the training domains that are evaluated, unless the user says how many."""
+EVALUATIONS = (10, 5, 4, 2, 1)
+"""How many there may be by default: divisors of most numbers of steps."""
+CHEAP = 2000
+"""So many examples may be evaluated in the shortest training."""
 REFRESH_BATCHES = 100
 
 
@@ -61,6 +72,10 @@ class Training:
         label: str | None = None,
         parent: Training | None = None,
     ) -> None:
+        if not (
+            isinstance(algorithm, str) or (isinstance(algorithm, type) and issubclass(algorithm, Algorithm))
+        ):
+            raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(algorithm)}.")
         self.options = options
         self.data = data
         self.parent = parent
@@ -81,9 +96,12 @@ class Training:
                 "select='best', average='swad', warm_start='plateau' and patience need validation data; "
                 "give some."
             )
-        self.eval_every = options.eval_every or max(1, options.steps // 10)
+        self.progress = self._make_progress()
+        self.signals: Signals | None = None
+        self.journal: Journal | None = None
 
-        with seeded(options.seed):  # reading examples may draw random numbers
+        # Reading examples may draw random numbers.
+        with seeded(options.seed), self.progress.phase("reading data"):
             own_loss = options.loss is not None
             found = examine(self.model, data, self.examples, self.device, options.classes, own_loss)
             self.task = replace(found.task, steps=options.steps)
@@ -95,7 +113,7 @@ class Training:
             classification = self.task.is_classification
             self.metrics, self.selects = chosen(options.metric, data.measures, classification)
             if any(m.needs in ("class", "output") for m in self.metrics):
-                check_output(self.metrics, tuple(_trial(self.model, found.x).shape))
+                check_output(self.metrics, tuple(found.output.shape))
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options.batch_size,
@@ -105,16 +123,20 @@ class Training:
             steps=options.steps,
         )
         check_comparison(self.algorithm, data, self.sampler)
+        self.algorithm.check_step(self.sampler.domains_per_step)
+        if options.loss is not None:
+            check_loss(self.loss, found, self._needs_mean())
         self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
         self.average = options.make_average()
+        self.evaluator = self._make_evaluator(found.numbers)
+        self.eval_every = options.eval_every or self._usual_eval_every()
         self.unroll = self._unroll()
         self.warm = self._warm_training() if options.warm_start is not None else None
         if options.compile and not parent:
             for module in _called(self.model, self.algorithm):
                 _compile(module)
-        self.evaluator = self._make_evaluator(found.numbers)
         self._refreshing: MetaBatchLoader | None = None
         self.tracking = self._make_tracking()
 
@@ -130,6 +152,20 @@ class Training:
         self._unread: list[tuple[int, list[list[int | None]], Log]] = []
         self._line_began, self._line_step, self._pace = 0.0, 0, 0.0
         self._shown: dict[str, float] = {}
+        self._ticks, self._next_tick, self._tick_began = 0, 0, 0.0
+        self._show: Callable[[str, int, int], None] = lambda text, done, total: None
+
+    def _make_progress(self, step: int = 0) -> Progress:
+        shown = self.options.progress is True and self.processes.main
+        return Progress(self.label, self.options.steps, shown, start=step)
+
+    def _needs_mean(self) -> str | None:
+        """What needs a loss that is the mean of its examples' losses."""
+        if self.options.accumulate > 1:
+            return f"accumulate={self.options.accumulate}"
+        if self.processes.count > 1:
+            return f"training in {self.processes.count} processes"
+        return type(self.algorithm).__name__ if self.algorithm.mean_of_examples else None
 
     def _make_engine(self) -> Engine:
         options = self.options
@@ -166,9 +202,21 @@ class Training:
     def _make_evaluator(self, numbers: int) -> Evaluator:
         """Of all splits that are to be measured along the way."""
         self._eval_batch = self.options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // numbers))
-        return self.evaluator_of(self.splits, self.options.eval_limit)
+        limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
+        if self.options.eval_limit is not None:
+            limits = dict.fromkeys(self.splits, self.options.eval_limit)
+        return self.evaluator_of(self.splits, limits)
 
-    def evaluator_of(self, splits: Sequence[str], limit: int | None) -> Evaluator:
+    def _usual_eval_every(self) -> int:
+        """As many evaluations as pass no more examples through the model than the training does."""
+        options, sampler = self.options, self.sampler
+        trained = options.steps * sampler.domains_per_step * sampler.batch_size
+        each = sum(map(len, self.evaluator.which.values()))
+        asked = options.patience is not None or options.average == "swad"  # evaluations are part of them
+        fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
+        return -(-options.steps // max([1, *fits]))
+
+    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
         options = self.options
         plain = self.examples.evaluation() if hasattr(self.examples, "evaluation") else self.examples
         return Evaluator(
@@ -178,12 +226,13 @@ class Training:
             loss=self.loss,
             batch_size=self._eval_batch,
             workers=options.workers,
-            limit=limit,
+            limits=limits,
             processes=self.processes,
             autocast=self.engine.autocast,
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
+            watch=self._watch,
         )
 
     def _make_tracking(self) -> Tracking | None:
@@ -244,8 +293,15 @@ class Training:
         return math.gcd(options.steps, self.eval_every, batches, *regular)
 
     @property
+    def due(self) -> bool:
+        """Whether this step is to be evaluated and is not yet, as after an evaluation that was abandoned."""
+        at = self.step % self.eval_every == 0 or self.step >= self.options.steps
+        return at and self.step > (self.history[-1].step if self.history else 0)
+
+    @property
     def finished(self) -> bool:
-        return self.step >= self.options.steps or self._stale() or bool(self.average and self.average.done)
+        over = self.step >= self.options.steps or self._stale() or bool(self.average and self.average.done)
+        return over and not self.due
 
     def run(self, journal: Journal | None = None) -> None:
         """Trains to the end, going on from the newest checkpoint of ``journal`` where there is one."""
@@ -270,6 +326,9 @@ class Training:
             yield
 
     def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
+        for each in (self, self.warm):
+            if each is not None:
+                each.journal, each.signals = journal, signals
         loaded = journal.restore() if journal else None
         if loaded:
             load(self, loaded)
@@ -283,9 +342,8 @@ class Training:
 
     def _train(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         options, main = self.options, self.processes.main
-        shown = options.progress if main else False
-        progress = Progress(self.label, options.steps, bool(shown), start=self.step)
-        tell = shown if callable(shown) else progress.update
+        progress = self.progress = self._make_progress(self.step)
+        tell = options.progress if main and callable(options.progress) else progress.update
         self.model.train()
         advance = self._gathered() if self.unroll and self.gathers else self._loaded()
         chunk, saved = 1, time.monotonic()
@@ -293,13 +351,14 @@ class Training:
         try:
             while not self.finished:
                 began, first = time.monotonic(), self.step
-                stop = self._next_stop(chunk)
-                yield from self._advance(advance, stop, signals)
-                self._tracked(journal)
-                self._read()
-                if self.step % options.log_every == 0:
-                    self._log(journal)
-                measured = self.step % self.eval_every == 0 or self.step >= options.steps
+                if not self.due:
+                    with progress.phase(self._beginning()):
+                        yield from self._advance(advance, self._next_stop(chunk), signals)
+                    self._tracked(journal)
+                    self._read()
+                    if self.step % options.log_every == 0:
+                        self._log(journal)
+                measured = self.due
                 if measured:
                     self._measure(journal)
                 tell(self.step, self._note())
@@ -314,12 +373,45 @@ class Training:
                     self._checkpoint(journal)
                     saved = time.monotonic()
                 if journal and asked and not (self.finished and not self.parent):
-                    number = int(signals.asked or 15)
-                    raise Interrupted(self._how_to_go_on(journal), number)
+                    raise self._interrupted(journal)
         finally:
             progress.close()
             if self.tracking is not None:
                 self.tracking.close()
+
+    def _beginning(self) -> str:
+        """What may make the first steps slow."""
+        if self.seconds_now > 60 or not (self.options.compile or self.unroll):
+            return ""
+        return "compiling the model" if self.options.compile else "capturing steps"
+
+    def _watch(self, split: str, done: int, total: int) -> None:
+        """Between two batches of an evaluation."""
+        self._show(f"evaluating {split}", done, total)
+        self._tick()
+
+    def _tick(self) -> None:
+        """Raises Interrupted after a signal, in all processes alike, which come here equally often."""
+        if self.journal is None or self.signals is None:
+            return
+        asked = self.signals.asked is not None
+        if self.processes.count > 1:
+            self._ticks += 1
+            if self._ticks < self._next_tick:
+                return
+            pace = self._ticks / max(time.monotonic() - self._tick_began, 1e-9)
+            wait = max(1, min(CHUNK, int(pace * SECONDS)))
+            waits, askers = self.processes.numbers(wait if self.processes.main else 0, float(asked))
+            self._next_tick, asked = self._ticks + int(waits), askers > 0
+        if asked:
+            raise self._interrupted(self.journal)
+
+    @contextmanager
+    def _watched(self, what: str) -> Iterator[None]:
+        """Batches in this block are counted from here on, see :meth:`_tick`."""
+        self._ticks, self._next_tick, self._tick_began = 0, 0, time.monotonic()
+        with self.progress.phase(what) as self._show:
+            yield
 
     def _next_stop(self, chunk: int) -> int:
         """The next step at which something is to be done, ``chunk`` steps from here at the latest."""
@@ -341,6 +433,7 @@ class Training:
             taken, domains, log = next(advance)
             self._unread.append((self.step, domains, log))
             self.step += taken
+            self.progress.step = self.step
             if self.schedule is not None:
                 with warnings.catch_warnings():  # a step that was skipped is not one that was forgotten
                     warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -367,11 +460,19 @@ class Training:
             yield 1, [[b.domain for b in batches]], {k: v[None] for k, v in log.items()}
 
     def _gathered(self) -> Iterator[tuple[int, list[Any], Log]]:
-        captured = GatheredSteps(self.algorithm, self.engine, self.examples, self.sampler, self.unroll)
-        for step in range(self.step, self.options.steps, self.unroll):
-            if self.tracking is not None:
-                self.tracking(step)
-            yield self.unroll, *captured.run(step)
+        """Strides of ``unroll`` steps, which hit every step at which something is to be done.
+
+        A training that was stopped between two of them first takes single steps to where the next begins.
+        """
+        step = self.step
+        aside = -step % self.unroll
+        for unroll, count in ((1, aside), (self.unroll, (self.options.steps - step - aside) // self.unroll)):
+            captured = GatheredSteps(self.algorithm, self.engine, self.examples, self.sampler, unroll)
+            for _ in range(count):
+                if self.tracking is not None:
+                    self.tracking(step)
+                yield unroll, *captured.run(step)
+                step += unroll
 
     def _agreed(self, chunk: int, due: bool, asked: bool) -> tuple[int, bool, bool]:
         """What all processes will do alike: the main one's pace and clock, and anybody's signal."""
@@ -396,7 +497,8 @@ class Training:
         unread, self._unread = self._unread, []
         if not unread:
             return
-        (losses,) = self.engine.average([torch.cat([log["losses"] for _, _, log in unread]).double()])
+        every = torch.cat([log["losses"] for _, _, log in unread])
+        (losses,) = self.engine.average([every.to(widest(every.device))])
         norms = [log["norms"] for _, _, log in unread if "norms" in log]
         rows = losses.tolist()
         norm_rows = torch.cat(norms).tolist() if norms else [[] for _ in rows]
@@ -486,14 +588,22 @@ class Training:
 
     def _measure(self, journal: Journal | None) -> None:
         self._check_weights()
-        window, self.since_point = self.since_point, Window()
-        with self._averaged():
-            scores = self.evaluator(self.model)
-            point = Point(self.step, self.step * self.sampler.domains_per_step, window.mean, scores)
-            if self.select == "best" and (
-                self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
-            ):
-                self.best = (point, snapshot(self.model))
+        try:
+            with self._averaged(), self._watched("evaluating"):
+                scores = self.evaluator(self.model)
+                passes = self.step * self.sampler.domains_per_step
+                point = Point(self.step, passes, self.since_point.mean, scores)
+                if self.select == "best" and (
+                    self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
+                ):
+                    self.best = (point, snapshot(self.model))
+        except Interrupted:  # the evaluation is repeated when the training is resumed
+            if journal is not None:
+                self._checkpoint(journal)
+                raise self._interrupted(journal) from None
+            raise
+        self.since_point = Window()
+        self._warn_of_collapse(point)
         self.history.append(point)
         if self.average is not None:
             validation = scores.get("validation")
@@ -507,6 +617,49 @@ class Training:
                     "seconds": round((self.parent or self).seconds_now, 3),
                 }
             )
+
+    def _warn_of_collapse(self, point: Point) -> None:
+        """Once, where after a tenth of the steps a constant guess would do better on the training domains.
+
+        A healthy training may be that bad at its start, or with classes of very different size. So the loss
+        too must be above that of a model which knows nothing but how frequent the classes are, and not on
+        its way down: no lower than at the evaluation before, or well above what it was in training.
+        """
+        if self.parent or not self.processes.main or "train" not in point.scores or self.constant is None:
+            return
+        majority, margin, entropy = self.constant
+
+        def below(point: Point, before: Point | None) -> bool:
+            now = point.scores["train"]
+            loss = math.inf if now.loss is None or math.isnan(now.loss) else now.loss
+            last = before.scores["train"].loss if before else None
+            stuck = (last is not None and loss >= last) or loss > 1.1 * point.loss
+            worse = self.options.loss is not None or loss > entropy
+            begun = point.step >= max(COLLAPSED, self.options.steps / 10)
+            return begun and stuck and worse and now.average < majority - margin
+
+        every = [None, *self.history, point]
+        *earlier, now = (below(p, before) for before, p in pairwise(every) if p is not None)
+        if now and not any(earlier):
+            rate = self.engine.optimizer.param_groups[0]["lr"]
+            warnings.warn(
+                f"after {point.step:,} of {self.options.steps:,} steps the accuracy on the training domains "
+                f"is {point.scores['train'].average:.1%}; always guessing the most frequent class gives "
+                f"{majority:.1%}. Lower the learning rate ({rate:g}), or check the labels.",
+                stacklevel=2,
+            )
+
+    @cached_property
+    def constant(self) -> tuple[float, float, float] | None:
+        """On the training examples that are evaluated: how good the best constant guess is, two standard
+        errors of that, and the classes' entropy. ``None`` where labels are not known without reading."""
+        labels = known_labels(self.examples) if self.task.is_classification else None
+        which = self.evaluator.which["train"]
+        if labels is None or (own := labels[which]).min() < 0:
+            return None
+        shares = np.bincount(own) / len(own)
+        largest, some = float(shares.max()), shares[shares > 0]
+        return largest, 2 * math.sqrt(largest * (1 - largest) / len(own)), -float((some * np.log(some)).sum())
 
     @contextmanager
     def _averaged(self, always: bool = False) -> Iterator[None]:
@@ -540,13 +693,19 @@ class Training:
                 stop=min(REFRESH_BATCHES, sampler.steps),
                 share=(self.processes.index, self.processes.count),
             )
-        with self.engine.autocast():
-            refresh_batchnorm(self.model, (batch.x for (batch,) in self._refreshing))
+        with self.engine.autocast(), self._watched("averaging BatchNorm statistics"):
+            refresh_batchnorm(self.model, self._refresh_inputs(self._refreshing))
         if self.processes.count > 1:
             buffers = [b for b in self.model.buffers() if b.is_floating_point()]
             with torch.no_grad():
                 for buffer, mean in zip(buffers, self.engine.average(buffers), strict=True):
                     buffer.copy_(mean)
+
+    def _refresh_inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
+        for number, (batch,) in enumerate(batches):
+            self._show("averaging BatchNorm statistics", number, len(batches))
+            self._tick()
+            yield batch.x
 
     def _finish(self) -> None:
         """With averaged weights, what they are in the end."""
@@ -559,7 +718,8 @@ class Training:
         with self._averaged(always=True):
             point = self.history[-1]
             if not sma:
-                point = replace(point, scores=self.evaluator(self.model))
+                with self._watched("evaluating"):
+                    point = replace(point, scores=self.evaluator(self.model))
             self.final = (point, snapshot(self.model))
 
     def _stale(self) -> bool:
@@ -614,20 +774,26 @@ class Training:
     # Checkpoints
 
     def _checkpoint(self, journal: Journal) -> None:
-        root = self.parent or self
         self._check_weights()
-        done = root.step + (root.warm.step if root.warm else 0)
-        best = self.best and (self.best[0].step + done - self.step, self.best[1])
-        journal.checkpoint(done, state_of(root), best)
+        best = self.best and (self.best[0].step + self._done - self.step, self.best[1])
+        journal.checkpoint(self._done, state_of(self.parent or self), best)
+
+    @property
+    def _done(self) -> int:
+        """Steps so far, those of the warm start among them."""
+        root = self.parent or self
+        return root.step + (root.warm.step if root.warm else 0)
 
     def _check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.engine.params]).all()):
             self._diverged(self.step, None, "weights", "were no longer finite", applied=True)
 
-    def _how_to_go_on(self, journal: Journal) -> str:
-        if journal.saved is None:
-            return f"stopped at step {self.step}; no checkpoint could be written."
-        return f"stopped at step {self.step}, which is saved. Go on with: {journal.going_on}"
+    def _interrupted(self, journal: Journal) -> Interrupted:
+        number = int((self.signals.asked if self.signals else None) or 15)
+        if journal.saved is None and self.processes.main:
+            return Interrupted(f"stopped at step {self.step}; no checkpoint could be written.", number)
+        saved = "which is saved" if journal.saved in (self._done, None) else f"saved is step {journal.saved}"
+        return Interrupted(f"stopped at step {self.step}, {saved}. Go on with: {journal.going_on}", number)
 
 
 def _called(model: nn.Module, algorithm: Algorithm) -> list[nn.Module]:

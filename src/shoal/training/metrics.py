@@ -242,9 +242,9 @@ def metric(wanted: str | Own) -> Metric:
     if callable(wanted):
         return _own(wanted)
     same = {name.lower(): found for name, found in METRICS.items()}
-    if str(wanted).lower() not in same:
+    if not isinstance(wanted, str) or wanted.lower() not in same:
         raise unknown_name("metric", wanted, METRICS)
-    return same[str(wanted).lower()]
+    return same[wanted.lower()]
 
 
 def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:

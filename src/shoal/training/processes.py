@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shoal.errors import InputError
-from shoal.settings import shown
+from shoal.data.batch import widest
+from shoal.errors import InputError, shown
 
 
 class Processes:
@@ -29,7 +29,7 @@ class Processes:
             return
         from accelerate import PartialState
 
-        wanted = None if device is None else torch.device(device)
+        wanted = None if device is None else named_device(device)
         state = PartialState(cpu=wanted.type == "cpu" if wanted else not torch.cuda.is_available())
         self.count, self.index = state.num_processes, state.process_index
         self.device = state.device if wanted is None or wanted.index is None else wanted
@@ -63,7 +63,7 @@ class Processes:
         """Sums of a few numbers over processes."""
         if self.count == 1:
             return list(values)
-        (total,) = self.sum([torch.tensor(values, dtype=torch.float64, device=self.device)])
+        (total,) = self.sum([torch.tensor(values, dtype=widest(self.device), device=self.device)])
         return list(total.tolist())
 
     def told(self, value: Any) -> Any:
@@ -96,10 +96,7 @@ KNOWN = {
 def pick_device(device: str | torch.device | None) -> torch.device:
     """The device named, or CUDA where there is one, else the CPU."""
     if device is not None:
-        try:
-            named = torch.device(device)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise InputError(f"device={shown(device)} is not one: say 'cpu', 'cuda' or 'cuda:1'.") from error
+        named = named_device(device)
         if named.type not in KNOWN:
             raise InputError(f"device={str(device)!r} cannot train; these can: {', '.join(KNOWN)}.")
         there = KNOWN[named.type]()
@@ -110,6 +107,17 @@ def pick_device(device: str | torch.device | None) -> torch.device:
         named = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if named.type == "cuda" and named.index is None:
         return torch.device("cuda", torch.cuda.current_device())
+    return named
+
+
+def named_device(device: str | torch.device) -> torch.device:
+    """The device of this name, whether or not it is there."""
+    try:
+        named = torch.device(device) if isinstance(device, (str, torch.device)) else None
+    except (RuntimeError, ValueError):
+        named = None
+    if named is None or named.type == "meta":
+        raise InputError(f"device={shown(device)} is not one to train on: say 'cpu', 'cuda' or 'cuda:1'.")
     return named
 
 

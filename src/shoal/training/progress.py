@@ -6,16 +6,22 @@ import math
 import os
 import shutil
 import sys
+import threading
 import time
 import unicodedata
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.training.evaluate import Scores
+
+
+EVERY = 1.0
+"""Seconds between two drawings of a phase."""
 
 
 class Progress:
@@ -29,7 +35,7 @@ class Progress:
         self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None, start: int = 0
     ) -> None:
         self.label = clean(label)
-        self.steps = steps
+        self.step, self.steps = start, steps
         self.stream = sys.stderr if stream is None else stream
         self.shown = shown and self.stream is not None
         self.terminal = self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb"
@@ -40,16 +46,49 @@ class Progress:
         self.encoding = getattr(self.stream, "encoding", None) or "utf-8"
         self.marks = "█·" if self._encoded("█·") == "█·" else "#-"
 
-    def update(self, step: int, note: str = "") -> None:
+    @contextmanager
+    def phase(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
+        """Within the block the line says every second what is done meanwhile, and for how long.
+
+        A thread draws it, so that it is there while a single call takes its time. The function that the block
+        gets changes the text, with how much is done of how much.
+        """
+        if not self.shown:
+            yield lambda text, done, total: None
+            return
+        began, over, now = time.monotonic(), threading.Event(), [text]
+
+        def draw() -> None:
+            while not over.wait(EVERY):
+                clock = _clock(time.monotonic() - began)
+                self.update(self.step, f"{now[0]}, {clock}" if now[0] else "", meanwhile=True)
+
+        def tell(text: str, done: int, total: int) -> None:
+            now[0] = f"{text} {done:,}/{total:,}"
+
+        thread, before = threading.Thread(target=draw, daemon=True), self.printed
+        thread.start()
+        try:
+            yield tell
+        finally:
+            over.set()
+            thread.join()
+            if self.printed != before:
+                self.close()
+
+    def update(self, step: int, note: str = "", meanwhile: bool = False) -> None:
+        """Draws the line, unless it is still new; ``meanwhile`` the work of this step is not yet done."""
         now = time.monotonic()
         if not self.shown:
             return
+        self.step = step
         left = self._left(now, step)
-        last = step >= self.steps and self.drawn and not self.finished
+        over = step >= self.steps and not meanwhile
+        last = over and self.drawn and not self.finished
         if now - self.printed < self.wait and not last:
             return
         numbers = f"{step:,}/{self.steps:,} steps"
-        if step >= self.steps:
+        if over:
             numbers += f"  done in {_clock(now - self.started)}"
         elif left is not None:
             numbers += f"  {_clock(left)} left"
@@ -58,7 +97,7 @@ class Progress:
         else:
             self._write(f"{self.label}  {numbers}  {clean(note)}".rstrip() + "\n")
             self.wait = min(2 * self.wait, 60.0)
-        self.printed, self.drawn, self.finished = now, True, step >= self.steps
+        self.printed, self.drawn, self.finished = now, True, over
 
     def close(self) -> None:
         if self.terminal and self.drawn and self.shown:

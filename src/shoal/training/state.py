@@ -10,7 +10,11 @@ from shoal.training.checkpoint import Loaded
 from shoal.training.history import Point
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from shoal.training.loop import Training
+
+KERNELS = ("foreach", "fused", "capturable")
 
 
 def state_of(training: Training) -> dict[str, Any]:
@@ -73,11 +77,11 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         training.algorithm.load_state_dict(state["algorithm"])
     except RuntimeError as error:
         raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
-    training.engine.optimizer.load_state_dict(state["optimizer"])
+    _load_optimizer(training.engine.optimizer, state["optimizer"])
     for name, helper in training.engine.helpers.items():
         if name not in state.get("helpers", {}):
             raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
-        helper.load_state_dict(state["helpers"][name])
+        _load_optimizer(helper, state["helpers"][name])
     if training.schedule is not None:
         training.schedule.load_state_dict(state["schedule"])
     if training.engine.scale is not None:
@@ -86,6 +90,18 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         training.average.load_state_dict(state["average"], training.engine.params)
     training.since_point.load_state_dict(state["since point"])
     training.since_line.load_state_dict(state["since line"])
+
+
+def _load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Its moments and settings, but not how they were computed: that is this device's and this run's."""
+    own = [{k: group[k] for k in KERNELS if k in group} for group in optimizer.param_groups]
+    saved = state["param_groups"]
+    groups = (
+        [{**group, **mine} for group, mine in zip(saved, own, strict=True)]
+        if len(saved) == len(own)
+        else saved
+    )
+    optimizer.load_state_dict({**state, "param_groups": groups})
 
 
 def _fingerprint(training: Training) -> dict[str, Any]:

@@ -16,12 +16,12 @@ import struct
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import parse_json, read_bytes, write_atomically
 
 MOST = 50
 """Trackers draw a curve for each domain up to so many domains."""
@@ -38,40 +38,66 @@ class Tracker(Protocol):
 class Metrics:
     """metrics.jsonl: one JSON object a line, append only; cut back to where a checkpoint was on resuming.
 
-    ``length`` is what :meth:`flush` returned when that checkpoint was written. Numbers that JSON does not
-    have (NaN and the infinities) are null.
+    ``length`` is what :meth:`flush` returned when that checkpoint was written, and ``known`` what it knows of
+    the lines before: where some were lost or damaged, the log is made of those that are left and these, with
+    a warning. Numbers that JSON does not have (NaN and the infinities) are null.
     """
 
-    def __init__(self, path: Path, length: int = 0) -> None:
+    def __init__(self, path: Path, length: int = 0, known: Sequence[Mapping[str, Any]] = ()) -> None:
         self.path = path.absolute()
         self.length = length
         self._pending: deque[bytes] = deque()
         self._warned = False
         try:
-            if length == 0 and not path.exists():
+            if not path.exists():
                 write_atomically(path, b"")
-            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (open until close)
-        except FileNotFoundError as error:
-            raise InputError(f"{path} is missing, and the checkpoint to resume from counts on it.") from error
+            self._open(known)
         except OSError as error:
             raise InputError(f"{path} cannot be opened for writing: {error.strerror}.") from error
-        self._cut_back()
 
-    def _cut_back(self) -> None:
-        size = os.fstat(self._file.fileno()).st_size
-        self._file.seek(max(self.length - 1, 0))
-        whole = size >= self.length and (self.length == 0 or self._file.read(1) == b"\n")
-        if not whole:
-            self._file.close()
-            raise InputError(
-                f"{self.path} has lost or changed lines that the checkpoint counts on: it had "
-                f"{self.length:,} bytes then and has {size:,} now."
-            )
+    def _open(self, known: Sequence[Mapping[str, Any]]) -> None:
+        content = read_bytes(self.path, None)
+        kept = content[: self.length]
+        lines = [_line(text) for text in kept.splitlines()]
+        reached = {str(line["phase"]): int(line["step"]) for line in known}
+        whole = len(kept) == self.length and kept.endswith(b"\n") if self.length else True
+        if not whole or None in lines or any(_beyond(line, reached) for line in lines if line):
+            kept = self._mended(content, known, reached)
+            write_atomically(self.path, kept)
+            self.length = len(kept)
+        self._file = open(self.path, "r+b", buffering=0)  # noqa: SIM115 (open until close)
         self._file.truncate(self.length)
+
+    def _mended(
+        self, content: bytes, known: Sequence[Mapping[str, Any]], reached: Mapping[str, int]
+    ) -> bytes:
+        """The whole lines up to the checkpoint, and those that it knows where they are missing."""
+        found = [line for text in content.splitlines() if (line := _line(text)) is not None]
+        found = [line for line in found if not _beyond(line, reached)]
+        have = {(str(line.get("phase")), line.get("step")) for line in found if "loss" not in line}
+        added = [line for line in known if (line["phase"], line["step"]) not in have]
+        warnings.warn(
+            f"{self.path} has lost or changed lines that the checkpoint counts on: it had {self.length:,} "
+            f"bytes then and has {len(content):,} now. {len(found):,} lines are left, {len(added):,} were "
+            "added from the checkpoint; other lines are lost. No result depends on them.",
+            stacklevel=5,
+        )
+        every = sorted([*found, *added], key=lambda x: (x.get("phase") != "warm start", x.get("step", 0)))
+        return b"".join(map(_text, every))
+
+    def move(self, path: Path) -> None:
+        """Goes on in another file, with the lines so far: the folder of this one was removed."""
+        self._file.seek(0)
+        content = self._file.readall()[: self.length]
+        write_atomically(path, content)
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self.path = path.absolute()
+        self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (open until close)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Appends a line; what a full disk refuses is kept and tried again with the next."""
-        self._pending.append(json.dumps(_plain(line, strict=True), allow_nan=False).encode() + b"\n")
+        self._pending.append(_text(line))
         try:
             self._write_pending()
         except OSError as error:
@@ -103,14 +129,8 @@ class Metrics:
 
     def lines(self) -> list[dict[str, Any]]:
         """Everything written so far, also what is still in memory."""
-        written = self.path.read_bytes()[: self.length].splitlines()
-        found = []
-        for number, text in enumerate([*written, *self._pending], 1):
-            try:
-                found.append(json.loads(text))
-            except ValueError as error:
-                raise InputError(f"line {number} of {self.path} is not JSON: {error}.") from error
-        return found
+        written = read_bytes(self.path, None)[: self.length].splitlines()
+        return [line for text in [*written, *self._pending] if (line := _line(text)) is not None]
 
     def close(self) -> None:
         if self._file.closed:
@@ -122,6 +142,26 @@ class Metrics:
             warnings.warn(f"{self.path} lacks the last {lost:,} lines: {error.strerror}.", stacklevel=2)
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def _text(line: Mapping[str, Any]) -> bytes:
+    return json.dumps(_plain(line, strict=True), allow_nan=False).encode() + b"\n"
+
+
+def _line(text: bytes) -> dict[str, Any] | None:
+    """A line of the log; ``None`` where it is not one."""
+    try:
+        line = parse_json(text)
+    except ValueError:
+        return None
+    sound = isinstance(line, dict) and type(line.get("step", 0)) is int and abs(line.get("step", 0)) < 2**63
+    return line if sound else None
+
+
+def _beyond(line: Mapping[str, Any], reached: Mapping[str, int]) -> bool:
+    """Whether a line is of a step after the checkpoint's."""
+    phase = "train" if (phase := line.get("phase")) == "agreement" else str(phase)
+    return bool(reached) and line.get("step", 0) > reached.get(phase, 0)
 
 
 class TensorBoard:
@@ -272,7 +312,7 @@ def _flat(nest: dict[str, Any], prefix: str) -> dict[str, float]:
         elif value is None:
             found[prefix + name] = math.nan
         elif isinstance(value, (int, float)):
-            found[prefix + name] = float(value)
+            found[prefix + name] = math.copysign(math.inf, value) if abs(value) > 2**1023 else float(value)
     return found
 
 
@@ -294,7 +334,8 @@ def _plain(value: Any, strict: bool = False) -> Any:
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
-    return float(line.get("seconds") or 0.0)
+    seconds = line.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) and abs(seconds) < 2**63 else 0.0
 
 
 # The event file: records of TensorFlow's framing, each a protobuf message.

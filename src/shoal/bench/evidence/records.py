@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.bench.config import RunConfig
 from shoal.bench.record import read_record, record_files
 from shoal.errors import InputError
+from shoal.files import read_json
 
 if TYPE_CHECKING:
     from shoal.bench.evidence.sprites import Sprites
@@ -89,7 +90,7 @@ def _kept(content: Any, path: Path) -> Kept:
 
 def _read(path: Path, keys: Sequence[str], broken: list[str]) -> Kept | None:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if keys and not (isinstance(content, Mapping) and set(keys) <= set(content)):
             return None
         return _kept(content, path)

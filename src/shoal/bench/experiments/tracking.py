@@ -42,7 +42,7 @@ from shoal.data.batch import pool as pooled
 from shoal.data.loader import MetaBatchLoader, seed_all
 from shoal.data.sampler import REGROUP, key, permute
 from shoal.errors import InputError
-from shoal.files import write_atomically
+from shoal.files import read_json, write_atomically
 from shoal.training.agreement import Agreement, Pending
 from shoal.training.capture import LoadedSteps, draws
 from shoal.training.loop import WORLD, Training
@@ -416,7 +416,7 @@ class TrackStore:
         if not path.exists():
             return None
         try:
-            found: Result = json.loads(path.read_text(encoding="utf-8"))
+            found: Result = read_json(path)
             same = RunConfig.from_dict(found["config"]).identity == config.identity
             _check(found)
         except (ValueError, KeyError, TypeError, InputError) as error:

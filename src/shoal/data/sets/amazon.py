@@ -12,6 +12,7 @@ from shoal.data.batch import DomainData
 from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, described, first_seen, read_table
 from shoal.data.wilds import SPLITS, Counts, Published, by_group, check_splits, find, notes
 from shoal.errors import InputError
+from shoal.settings import Count
 
 SUMMARY = "Amazon-WILDS: 539,502 reviews of 1 to 5 stars by 3,920 reviewers. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Ni et al., EMNLP 2019"
@@ -52,7 +53,7 @@ def load(
     folder: str | None = None,
     version: str | None = None,
     tokenizer: str = DISTILBERT,
-    max_tokens: int = 512,
+    max_tokens: Count = 512,
     pad_to: int | str = MULTIPLE,
 ) -> DomainData:
     """Read the reviews of the split by reviewers; domains and groups are the reviewers.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from shoal.data.batch import DomainData
@@ -19,6 +21,7 @@ from shoal.data.wilds import (
     read_columns,
 )
 from shoal.errors import InputError
+from shoal.settings import Pixels
 
 SUMMARY = "Camelyon17-WILDS: 455,954 patches of tissue of five hospitals, tumour or not. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Bandi et al., IEEE TMI 2018"
@@ -53,8 +56,8 @@ def load(
     *,
     folder: str | None = None,
     version: str | None = None,
-    size: int = SIZE,
-    bad: str = "stop",
+    size: Pixels = SIZE,
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool = False,
 ) -> DomainData:
     """Read the patches; domains and groups are hospitals, of which 0, 3 and 4 are trained on.

@@ -6,7 +6,7 @@ import colorsys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sprites import FULL_SIZE, latent_grid, read_archive, render
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError
+from shoal.settings import Count, Seed
 
 SUMMARY = (
     "CdSprites-N: square or ellipse? In each of N training domains colour tells; in the test domain not."
@@ -83,12 +84,12 @@ class SpriteData(TensorData):
 
 def load(
     *,
-    domains: int = 10,
-    size: int = FULL_SIZE,
-    palette: str = "adjacent",
-    per_domain: int | None = None,
+    domains: Count = 10,
+    size: Literal[64, 32] = 64,
+    palette: Literal["adjacent", "random"] = "adjacent",
+    per_domain: Count | None = None,
     archive: str | Path | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> DomainData:
     """Make CdSprites-N with N = ``domains``.
 
@@ -105,12 +106,6 @@ def load(
         archive: an original dSprites ``.npz`` to take the images from; by default they are drawn.
         seed: for the shuffle, the test colours and the random palette.
     """
-    if domains < 1:
-        raise InputError(f"domains must be at least 1, not {domains!r}.")
-    if size not in (32, 64):
-        raise InputError(f"size must be 32 or 64, not {size!r}.")
-    if palette not in PALETTES:
-        raise unknown_name("palette", palette, PALETTES)
     latents, images_at = _drawn(size) if archive is None else _archived(archive, size)
     generator = torch.Generator().manual_seed(seed)
     parts = deal(len(latents), domains + 2, generator)

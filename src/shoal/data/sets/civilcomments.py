@@ -13,6 +13,7 @@ from shoal.data.domains import Domains
 from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, described, read_table
 from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
 from shoal.errors import InputError, check_names
+from shoal.settings import Count
 
 SUMMARY = (
     "CivilComments-WILDS: 448,000 comments, toxic or not, that mention 8 kinds of people. Reads WILDS' file."
@@ -47,7 +48,7 @@ def load(
     version: str | None = None,
     group_by: str = "identity",
     tokenizer: str = DISTILBERT,
-    max_tokens: int = 300,
+    max_tokens: Count = 300,
     pad_to: int | str = MULTIPLE,
 ) -> DomainData:
     """Read the comments. Domains and groups are 18: the eight identities and none, each toxic or not.

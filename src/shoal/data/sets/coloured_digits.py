@@ -6,6 +6,7 @@ import torch
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import COLOUR_NOISE, SIZE, deal, noisy_colours, paint, shuffled_digits
+from shoal.settings import Seed
 
 SUMMARY = (
     "scikit-learn's 1,797 digits, under 5 or not, red or green by a label that is noisy. Small ColoredMNIST."
@@ -15,7 +16,7 @@ PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/a
 DOMAINS = tuple(COLOUR_NOISE)
 
 
-def load(*, test: str = "-90%", seed: int = 0) -> DomainData:
+def load(*, test: str = "-90%", seed: Seed = 0) -> DomainData:
     """Shuffle the digits, deal them to three domains and colour them; ``test`` is the domain left out.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with

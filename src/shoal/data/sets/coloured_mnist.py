@@ -7,6 +7,7 @@ import torch
 from shoal.data.batch import DomainData
 from shoal.data.digits import COLOUR_NOISE, deal, noisy_colours, paint
 from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
+from shoal.settings import Count, Seed
 
 SUMMARY = (
     "The 70,000 digits of MNIST, under 5 or not, red or green by a label that is noisy. Reads MNIST's files."
@@ -19,7 +20,7 @@ DOMAINS = tuple(COLOUR_NOISE)
 
 
 def load(
-    *, test: str = "-90%", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+    *, test: str = "-90%", seed: Seed = 0, folder: str | None = None, per_domain: Count | None = None
 ) -> DomainData:
     """Shuffle MNIST, deal it to three domains and colour it, as DomainBed does.
 

@@ -9,6 +9,7 @@ from shoal.data.download import Download, Source
 from shoal.data.images import load_published
 from shoal.data.tree import Layout
 from shoal.data.unpack import stays_inside
+from shoal.files import read_text
 
 SUMMARY = "DomainNet: 586,575 pictures of 345 things in six styles, from real to sketch. Reads its folders."
 PAPER = (
@@ -53,7 +54,7 @@ COPIES = "domain_net_duplicates.txt"
 
 def leave_out_copies(folder: Path) -> str:
     """Removes the pictures that DomainBed lists as copies of others, and the list."""
-    listed = (folder / COPIES).read_text(encoding="utf-8", errors="replace").splitlines()
+    listed = read_text(folder / COPIES, errors="replace").splitlines()
     names = [name for line in listed if stays_inside(name := line.strip())]
     there = [path for name in dict.fromkeys(names) if (path := folder / name).is_file()]
     for path in there:

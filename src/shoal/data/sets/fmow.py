@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from shoal.data.wilds import (
     read_columns,
 )
 from shoal.errors import InputError, check_names
+from shoal.settings import Pixels
 
 SUMMARY = "FMoW-WILDS: 141,696 satellite pictures of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
@@ -80,8 +81,8 @@ def load(
     folder: str | None = None,
     version: str | None = None,
     group_by: str = "year and region",
-    size: int = SIZE,
-    bad: str = "stop",
+    size: Pixels = SIZE,
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool = False,
 ) -> DomainData:
     """Read the pictures; those before 2013 are trained on, those from 2016 on are the test split.

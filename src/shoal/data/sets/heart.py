@@ -16,6 +16,8 @@ from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
 from shoal.data.splits import hold_out, leave_out
 from shoal.errors import InputError, unknown_name
+from shoal.files import lines_of, open_text
+from shoal.settings import Seed
 
 SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
 RESPLIT = True
@@ -68,7 +70,7 @@ DIAGNOSES = (0, 1, 2, 3, 4)
 Table = NDArray[np.float64]
 
 
-def load(*, test: str = "va", seed: int = 0, folder: str | None = None) -> DomainData:
+def load(*, test: str = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
     """Read the four hospitals' patients; the label is whether the diagnosis is above 0.
 
     Numbers are standardised by the mean and deviation of the training examples: neither the test hospital
@@ -129,8 +131,8 @@ def _scale(values: Table) -> tuple[float, float]:
 def read(path: Path) -> Table:
     """A hospital's patients, (n, 14), with NaN for what is missing."""
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as lines:
-            rows = csv.reader(lines)
+        with open_text(path, "utf-8", "replace") as lines:
+            rows = csv.reader(lines_of(lines, path))
             table = [_numbers(row, f"{str(path)!r}, line {rows.line_num}") for row in rows if row]
     except (OSError, csv.Error) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error

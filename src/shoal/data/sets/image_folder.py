@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shoal.data.batch import DomainData
 from shoal.data.images import SIZE, image_data, leave_one_out
 from shoal.data.tree import read_tree, subfolders
 from shoal.errors import InputError
+from shoal.settings import Pixels, Seed
 
 SUMMARY = "Pictures of your own, laid out as folder/domain/class/picture: jpg, png, webp or bmp."
 PAPER = "yours"
@@ -19,10 +20,10 @@ def load(
     *,
     folder: str | None = None,
     test: str | list[str] | None = None,
-    seed: int = 0,
-    size: int = SIZE,
+    seed: Seed = 0,
+    size: Pixels = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """Read the pictures below ``folder``; the classes are those of all domains together, sorted by name.

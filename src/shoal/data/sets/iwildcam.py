@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from shoal.data.wilds import (
     read_columns,
 )
 from shoal.errors import InputError
+from shoal.settings import Pixels
 
 SUMMARY = "iWildCam2020-WILDS: 203,029 photos of 182 kinds of animal by 323 camera traps. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Beery et al. 2020, arXiv:2004.10340"
@@ -83,8 +84,8 @@ def load(
     *,
     folder: str | None = None,
     version: str | None = None,
-    size: int = SIZE,
-    bad: str = "stop",
+    size: Pixels = SIZE,
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool = False,
 ) -> DomainData:
     """Read the photos; domains and groups are the cameras' locations.

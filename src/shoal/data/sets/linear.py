@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
-from shoal.errors import InputError
+from shoal.settings import Range
 
 SUMMARY = "Four binary features: f1 gives 93 % in every domain; f2, f3, f4 each give 97 %, in one only."
 PAPER = "Shi et al., Gradient Matching for Domain Generalization, ICLR 2022, https://arxiv.org/abs/2104.09937"
 
 
-def load(*, per_domain: int = 1000) -> DomainData:
+def load(*, per_domain: Annotated[int, Range(100, 10**7, multiple=100)] = 1000) -> DomainData:
     """Make domains D1 and D2 (train) and D3 (test), ``per_domain`` examples each, in exact proportions.
 
     In domain d, 50 % of the examples are x = 0000 with y = 0; 40 % have f1 and f_{d+1} on and y = 1; 10 %
     are x = 1000, of which 30 % have y = 1. Nothing is random. There is no validation split: there are
     only these three kinds of example.
     """
-    if per_domain < 100 or per_domain % 100:
-        raise InputError(
-            f"per_domain must be a positive multiple of 100, for exact proportions; not {per_domain!r}."
-        )
     percent = per_domain // 100
     negative, positive, ambiguous = 50 * percent, 40 * percent, 10 * percent
     x = torch.zeros(3, per_domain, 4)

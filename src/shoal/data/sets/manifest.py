@@ -8,7 +8,7 @@ import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from shoal.data.domains import Domains
 from shoal.data.images import SIZE, SPLITS, image_data, leave_one_out
 from shoal.data.tree import FileList, warn_missing
 from shoal.errors import InputError
+from shoal.files import check_regular, lines_of, open_text
+from shoal.settings import Pixels, Seed
 
 SUMMARY = "Pictures of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
 PAPER = "yours"
@@ -33,10 +35,10 @@ def load(
     *,
     file: str | None = None,
     test: str | list[str] | None = None,
-    seed: int = 0,
-    size: int = SIZE,
+    seed: Seed = 0,
+    size: Pixels = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """Read the pictures that ``file`` lists, by paths from the folder it is in.
@@ -137,8 +139,8 @@ def _table(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         yield from enumerate(_parquet(path), 1)
         return
     try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            table = csv.DictReader(lines)
+        with open_text(path) as lines:
+            table = csv.DictReader(lines_of(lines, path))
             _check_columns(table.fieldnames or (), path)
             for row in table:
                 yield table.line_num, row
@@ -153,6 +155,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         )
     from pyarrow import ArrowException, parquet
 
+    check_regular(path)
     try:
         with parquet.ParquetFile(path) as table:
             names = table.schema_arrow.names

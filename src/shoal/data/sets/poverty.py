@@ -29,6 +29,7 @@ from shoal.data.wilds import (
     read_columns,
 )
 from shoal.errors import InputError, unknown_name
+from shoal.files import check_zip
 
 SUMMARY = "PovertyMap-WILDS: 19,669 satellite pictures of 23 countries, and wealth there. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Yeh et al., Nature Comm. 2020"
@@ -243,7 +244,8 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
 
 def _unpacked(path: str) -> NDArray[Any]:
     try:
-        with np.load(path) as found:
+        check_zip(path)
+        with np.load(path, allow_pickle=False) as found:
             bands: NDArray[Any] = found["x"]
     except FileNotFoundError as error:
         raise Unreadable("there is no such file") from error

@@ -6,6 +6,7 @@ import torch
 
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import ANGLES, SIZE, deal, shuffled_digits, turn
+from shoal.settings import Seed
 
 SUMMARY = (
     "scikit-learn's 1,797 digits, each turned by its domain's angle: 0°, 15°, …, 75°. Small RotatedMNIST."
@@ -15,7 +16,7 @@ PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi
 DOMAINS = tuple(ANGLES)
 
 
-def load(*, test: str = "75°", seed: int = 0) -> DomainData:
+def load(*, test: str = "75°", seed: Seed = 0) -> DomainData:
     """Shuffle the digits, deal them to six angles and turn them; ``test`` is the angle left out."""
     images, digits = shuffled_digits(torch.Generator().manual_seed(seed))
     splits = deal(DOMAINS, len(digits), test)

@@ -7,6 +7,7 @@ import torch
 from shoal.data.batch import DomainData
 from shoal.data.digits import ANGLES, deal, turn
 from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
+from shoal.settings import Count, Seed
 
 SUMMARY = (
     "The 70,000 digits of MNIST, each turned by its domain's angle: 0°, 15°, …, 75°. Reads MNIST's files."
@@ -19,7 +20,7 @@ DOMAINS = tuple(ANGLES)
 
 
 def load(
-    *, test: str = "75°", seed: int = 0, folder: str | None = None, per_domain: int | None = None
+    *, test: str = "75°", seed: Seed = 0, folder: str | None = None, per_domain: Count | None = None
 ) -> DomainData:
     """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
 

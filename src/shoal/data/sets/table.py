@@ -12,6 +12,8 @@ from shoal.data.batch import DomainData
 from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
 from shoal.errors import InputError
+from shoal.files import open_regular
+from shoal.settings import Seed
 
 SUMMARY = "A table of your own (CSV, Parquet, Excel) with a column to predict and one that tells the domain."
 PAPER = "yours"
@@ -30,7 +32,7 @@ def load(
     label: str | None = None,
     domain: str | None = None,
     test: str | list[str] | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     group: str | None = None,
     columns: str | list[str] | None = None,
     drop: str | list[str] | None = None,
@@ -104,7 +106,7 @@ def comparison(data: DomainData) -> dict[str, Any]:
 def digest_of(path: str | Path) -> str:
     """Tells a file's content from any other."""
     try:
-        with Path(path).expanduser().open("rb") as file:
+        with open_regular(Path(path).expanduser()) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:16]
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import defaultdict
@@ -14,6 +13,7 @@ from shoal.data.images import load_published
 from shoal.data.tree import Layout
 from shoal.data.unpack import stays_inside
 from shoal.errors import InputError
+from shoal.files import read_json
 
 SUMMARY = "TerraIncognita: 24,330 pictures of 9 animals or none by four camera traps. Reads its folders."
 PAPER = (
@@ -73,7 +73,7 @@ def sort_pictures(folder: Path) -> str:
 def _wanted(labels: Path) -> dict[str, set[tuple[str, str]]]:
     """The camera and class, or classes, of every picture to keep, by the name of its file."""
     try:
-        said = json.loads(labels.read_bytes())
+        said = read_json(labels)
         classes = {c["id"]: c["name"] for c in said["categories"] if c["name"] in CLASSES}
         images = {
             i["id"]: (str(i["file_name"]), str(i["location"]))

@@ -1,0 +1,244 @@
+"""Evaluation on a sample: which examples, how they are passed, and what is said of it."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset
+
+import shoal
+from shoal.data import Domains, TensorData
+from shoal.data.examples import understand
+from shoal.report.runs import run_table
+from shoal.training.evaluate import MOST_DOMAINS, Evaluator, known_labels, sample
+from shoal.training.examine import examine
+from shoal.training.fit import _as_domain_data
+from shoal.training.loop import TRAIN_SAMPLE, Training
+from shoal.training.options import Options
+
+sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
+
+
+@st.composite
+def sorted_by_class(draw: Any) -> tuple[Domains, np.ndarray]:
+    """Domains whose examples come class by class, of any sizes."""
+    counts = draw(st.lists(sizes, min_size=1, max_size=3))
+    labels = np.concatenate([np.repeat(np.arange(len(c)), c) for c in counts])
+    return Domains.from_sizes({f"d{n}": sum(c) for n, c in enumerate(counts)}), labels
+
+
+@settings(deadline=None, max_examples=100)
+@given(sorted_by_class(), st.integers(1, 600))
+def test_a_constant_guess_scores_as_on_all(data: tuple[Domains, np.ndarray], limit: int) -> None:
+    domains, labels = data
+    few = sample(domains, limit, labels)
+    each = -(-limit // len(domains))
+    assert few.names == domains.names
+    for d in range(len(domains)):
+        own, all_ = few.indices_of(d), domains.indices_of(d)
+        assert len(own) == min(each, len(all_))
+        assert set(own) <= set(all_)
+        assert len(set(own)) == len(own)
+        classes = set(labels[all_])
+        for c in classes:
+            off = abs(np.mean(labels[own] == c) - np.mean(labels[all_] == c))
+            # Less than two examples, or one for each class that would not have been there.
+            assert off <= (2 + len(classes)) / len(own)
+        if 10 * len(classes) <= each:
+            assert set(labels[own]) == classes
+
+
+def test_without_labels_it_is_a_random_sample() -> None:
+    domains = Domains.from_sizes({"a": 10_000})
+    few = sample(domains, 1000)
+    assert len(few.indices) == 1000
+    assert abs(few.indices.mean() - 5000) < 300  # the first ones would give 500
+    assert np.array_equal(few.indices, sample(domains, 1000).indices)
+
+
+def test_the_expected_share_of_a_rare_class_is_right() -> None:
+    """Where a domain's sample has no room for all classes; over many domains the shares come out."""
+    labels = np.tile(np.repeat(np.arange(5), [16, 1, 1, 1, 1]), 2000)
+    few = sample(Domains.from_sizes({str(n): 20 for n in range(2000)}), 4000, labels)
+    assert abs(np.mean(labels[few.indices] == 0) - 0.8) < 0.03
+
+
+def test_examples_in_several_domains_and_twice() -> None:
+    domains = Domains.from_indices({"a": [5, 5, 1, 2, 3], "b": [1, 2, 3, 4, 5, 6]})
+    few = sample(domains, 6, np.zeros(7, np.int64))
+    assert few.sizes.tolist() == [3, 3]
+    # What is chosen depends on the example, so that domains share what they can.
+    assert len(few.examples()) < 6
+
+
+def test_a_million_domains_are_bounded() -> None:
+    domains = Domains.from_sizes({str(n): 2 for n in range(MOST_DOMAINS + 1000)})
+    assert len(sample(domains, 100).indices) == MOST_DOMAINS
+    assert len(sample(Domains.from_sizes({str(n): 2 for n in range(300)}), 100)) == 300
+
+
+def test_labels_that_are_known_without_reading() -> None:
+    x, y = torch.randn(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+    assert known_labels(TensorData(x, y)).tolist() == y.tolist()  # type: ignore[union-attr]
+    assert known_labels(TensorData(x, x[:, 0])) is None
+    items = [(a, int(b)) for a, b in zip(x, y, strict=True)]
+    mixed = understand({"a": (x, y), "b": items}).examples
+    assert isinstance(mixed, ConcatDataset)
+    assert known_labels(mixed).tolist() == [*y.tolist(), *y.tolist()]  # type: ignore[union-attr]
+
+
+def images(dtype: torch.dtype, size: int = 8) -> dict[str, tuple[Tensor, Tensor]]:
+    y = torch.arange(size) % 2
+    return {n: ((torch.rand(size, 3, 64, 64) * 200).to(dtype), y) for n in "ab"}
+
+
+class Convolved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x.float()))
+
+
+class Tokens(nn.Module):
+    """Which makes many numbers of each token, some of them in no module of their own."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 8)
+        self.wide = nn.Parameter(torch.randn(8, width))
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head((self.embed(x) @ self.wide).mean(1))
+
+
+def batch_of(model: nn.Module, data: Any) -> int:
+    options = Options(steps=1, batch_size=2, device="cpu", progress=False)
+    return Training("erm", model, _as_domain_data(data, None, None), options)._eval_batch
+
+
+class TestBatch:
+    def test_depends_on_the_model_and_not_on_the_type(self) -> None:
+        found = {
+            t: batch_of(Convolved(), images(t))
+            for t in (torch.float32, torch.uint8, torch.int16, torch.bool, torch.float64)
+        }
+        assert set(found.values()) == {2**26 // (64 * 62 * 62)}
+
+    def test_of_tokens_and_small_inputs(self) -> None:
+        y = torch.arange(8) % 2
+        ids = {n: (torch.randint(50, (8, 100)), y) for n in "ab"}
+        assert batch_of(Tokens(16), ids) == 1024
+        assert batch_of(Tokens(20_000), ids) == 2**26 // (100 * 20_000)
+
+    def test_of_inputs_of_different_length(self) -> None:
+        """The first two are short."""
+        long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]
+        y = torch.arange(8) % 2
+        data = _as_domain_data({"a": (torch.zeros(8, 5).long(), y)}, None, None)
+        found = examine(Tokens(2000), data, long, torch.device("cpu"), 2)
+        assert found.numbers == 500 * 2000
+
+    def test_a_large_weight_does_not_count(self) -> None:
+        y = torch.arange(8) % 2
+        data = {n: (torch.randn(8, 2), y) for n in "ab"}
+        assert batch_of(nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 2)), data) == 1024
+        wide = nn.Sequential(nn.Linear(2, 5000), nn.Linear(5000, 5000), nn.Linear(5000, 2))
+        assert batch_of(wide, data) == 1024
+
+    def test_where_it_does_not_fit(self) -> None:
+        class Small(nn.Module):
+            """On a device with room for ten examples."""
+
+            def forward(self, x: Tensor) -> Tensor:
+                if len(x) > 10:
+                    raise torch.OutOfMemoryError("CUDA out of memory.")
+                return x
+
+        x, y = torch.randn(100, 2), torch.arange(100) % 2
+        domains = Domains.from_sizes({"a": 100})
+        evaluator = Evaluator(TensorData(x, y), {"test": domains}, classification=True, batch_size=64)
+        with pytest.warns(UserWarning, match="do not fit in memory") as said:
+            found = evaluator(Small())
+        assert len(said) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert evaluator(Small()) == found
+        whole = Evaluator(TensorData(x, y), {"test": domains}, classification=True)(nn.Identity())
+        assert found == whole
+
+    def test_other_errors_are_not_taken_for_it(self) -> None:
+        class Broken(nn.Module):
+            def forward(self, x: Tensor) -> Tensor:
+                raise RuntimeError("something else")
+
+        x, y = torch.randn(10, 2), torch.arange(10) % 2
+        evaluator = Evaluator(TensorData(x, y), {"t": Domains.from_sizes({"a": 10})}, classification=True)
+        with pytest.raises(RuntimeError, match="something else"):
+            evaluator(Broken())
+
+
+def blobs(count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    y = torch.arange(count) % 2
+    return {n: (torch.randn(count, 2) + y[:, None], y) for n in "ab"}
+
+
+def fit(train: Any, **options: Any) -> shoal.Fit:
+    base: dict[str, Any] = {"steps": 100, "batch_size": 8, "device": "cpu", "progress": False, "lr": 0.01}
+    return shoal.fit("erm", nn.Linear(2, 2), train, **base | options)
+
+
+class TestDefaults:
+    def test_training_domains_are_sampled_and_it_is_said(self) -> None:
+        run = fit(blobs(4000), test=blobs(3000))
+        assert run.scores("train").sizes == (TRAIN_SAMPLE // 2,) * 2
+        assert run.scores("train").sampled == (TRAIN_SAMPLE, 8000)
+        assert run.scores("test").sampled is None
+        assert run.scores("test").sizes == (3000, 3000)
+
+    def test_the_table_says_it(self) -> None:
+        history = [{"scores": {s: v.to_dict() for s, v in fit(blobs(4000)).last.scores.items()}}]
+        assert "train (5,000 of 8,000)" in run_table({"history": history, "selected": 0}).text()
+
+    def test_an_explicit_limit_is_for_all(self) -> None:
+        run = fit(blobs(4000), test=blobs(3000), eval_limit=7000)
+        assert run.scores("train").sampled == (7000, 8000)
+        assert run.scores("test").sampled is None
+
+    @pytest.mark.parametrize(
+        ("steps", "test", "count"),
+        [
+            (100, 200, 10),
+            (100, 201, 5),
+            (100, 450, 4),
+            (100, 501, 2),
+            (100, 1001, 1),
+            (3, 1001, 1),
+            (3, 9, 3),
+        ],
+    )
+    def test_evaluations_cost_no_more_than_training(self, steps: int, test: int, count: int) -> None:
+        """1,600 examples are trained on, and evaluations of 2,000 in all are never too many."""
+        run = fit(blobs(20), test={"t": blobs(test)["a"]}, steps=steps, eval_splits=("test",))
+        assert len(run.history) == count
+        assert run.last.step == steps
+
+    def test_what_was_asked_for_is_done(self) -> None:
+        assert len(fit(blobs(20), test=blobs(2000), eval_every=10).history) == 10
+        assert len(fit(blobs(20), validation=blobs(2000), patience=100).history) == 10
+
+    def test_all_seeds_are_scored_on_the_same(self) -> None:
+        data = _as_domain_data(blobs(400), None, None)
+        found = [
+            Training("erm", nn.Linear(2, 2), data, Options(steps=1, eval_limit=50, seed=s, progress=False))
+            for s in (0, 1)
+        ]
+        assert np.array_equal(*(t.evaluator.which["train"] for t in found))
