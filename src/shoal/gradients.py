@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError
 from shoal.replay import leaves_no_trace, random_state
+from shoal.settings import Range, checked, shown
 
 Gradient = list[Tensor]
 Method = Literal["exact", "finite-difference"]
@@ -31,15 +32,20 @@ Measure = Literal["gip", "variance"]
 
 def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
     """The gradient of ``loss``, with zeros for parameters that it does not reach."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
+    params = _parameters(params)
     grads = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
     """a·b over all tensors, as one scalar."""
+    _check_alike([a, b])
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
+@checked
 def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Tensor:
     """The mean pairwise inner product of S ≥ 2 gradients; with ``normalize``, their mean cosine.
 
@@ -49,6 +55,7 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
     tensor(2.)
     """
     count = _pairs(len(gradients))
+    _check_alike(gradients)
     if normalize:
         gradients = [_divide(g, _norm(g)) for g in gradients]
     total = [torch.stack(tensors).sum(0) for tensors in zip(*gradients, strict=True)]
@@ -56,16 +63,22 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
     return (inner_product(total, total) - squares) / count
 
 
+@checked
 def gram_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     """All inner products g_i·g_j, (S, S); one tensor of each gradient at a time is put side by side."""
+    _check_alike(gradients)
     return torch.stack([_grams(same) for same in zip(*gradients, strict=True)]).sum(0)
 
 
+@checked
 def gram_matrices(gradients: Sequence[Sequence[Tensor]], groups: Sequence[str]) -> dict[str, Tensor]:
     """The same for each group of tensors: ``groups[p]`` names the one that tensor p belongs to.
 
     They add up to :func:`gram_matrix`.
     """
+    _check_alike(gradients)
+    if len(groups) != len(gradients[0]):
+        raise InputError(f"groups names {len(groups)} tensors, and a gradient has {len(gradients[0])}.")
     found: dict[str, Tensor] = {}
     for group, same in zip(groups, zip(*gradients, strict=True), strict=True):
         part = _grams(same)
@@ -78,8 +91,10 @@ def _grams(same: Sequence[Tensor]) -> Tensor:
     return rows @ rows.T
 
 
+@checked
 def cosines(gram: Tensor) -> Tensor:
     """Inner products (…, S, S) as cosines; a zero gradient has cosine 0 with every other."""
+    _check_square(gram)
     norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     factor = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
     return gram * factor[..., :, None] * factor[..., None, :]
@@ -95,12 +110,14 @@ def cosine_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     return cosines(gram_matrix(gradients))
 
 
+@checked
 def mean_of_pairs(matrix: Tensor) -> Tensor:
     """The mean over pairs i ≠ j of (…, S, S), as :func:`gip` from inner products or cosines."""
-    count = _pairs(matrix.shape[-1])
+    count = _pairs(_check_square(matrix))
     return (matrix.sum((-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / count
 
 
+@checked
 def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     """|1/S Σ_i sign g_i|, a mean over parameters: 1 where all domains pull every one of them the same way.
 
@@ -111,6 +128,7 @@ def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     the parameters where this is at least τ.
     """
     _pairs(len(gradients))
+    _check_alike(gradients)
     total: list[Tensor] = []
     reached: list[Tensor] = []
     for same in zip(*gradients, strict=True):
@@ -133,6 +151,7 @@ Parts = Sequence[tuple[float, Callable[[], Tensor]]]
 """A domain's mean loss as a weighted sum, so that one part's graph is in memory at a time."""
 
 
+@checked
 def match(
     losses: Sequence[Callable[[], Tensor] | Parts],
     params: Sequence[Tensor],
@@ -140,8 +159,8 @@ def match(
     measure: Measure = "gip",
     normalize: bool = False,
     method: Method = "exact",
-    softening: float = 0.0,
-    radius: float | None = None,
+    softening: Annotated[float, Range(0)] = 0.0,
+    radius: Annotated[float, Range(above=0)] | None = None,
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
@@ -169,18 +188,13 @@ def match(
     ``average`` makes their gradients one, before anything non-linear is done with them.
     """
     count = _pairs(len(losses))
-    if measure not in ("gip", "variance"):
-        raise unknown_name("measure", measure, ["gip", "variance"])
+    params = _parameters(params)
     if measure == "variance" and normalize:
         raise InputError("the variance is of gradients as they are; leave normalize out.")
     # Either measure is c/2 (r ‖Σu‖² − Σ‖u‖²), so that v_i = c (r Σu − u_i) before any normalising.
     r, c = (1.0, 2.0 / count) if measure == "gip" else (1.0 / len(losses), -2.0 / len(losses))
     domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
     keep = method == "finite-difference" or average is not None or any(len(parts) > 1 for parts in domains)
-    if method not in ("exact", "finite-difference"):
-        raise unknown_name("method", method, ["exact", "finite-difference"])
-    if radius is not None and not radius > 0:
-        raise InputError(f"radius must be positive, got {radius}.")
 
     before = None if model is None else random_state(model)
     values, scales, kept = [], [], []
@@ -227,6 +241,28 @@ def match(
         value = value.clamp(min=0)  # rounding
     torch._foreach_div_(mean, float(len(losses)))
     return Matching(torch.stack(values), mean, value, slope)
+
+
+def _parameters(params: Sequence[Tensor]) -> Sequence[Tensor]:
+    right = isinstance(params, Sequence) and all(isinstance(p, Tensor) and p.requires_grad for p in params)
+    if not params or not right:
+        raise InputError(f"params must be a list of tensors that require gradients, got {shown(params)}.")
+    return params
+
+
+def _check_alike(gradients: Sequence[Sequence[Tensor]]) -> None:
+    """Refuses what is not one or more lists of tensors with the same shapes."""
+    lists = gradients and all(isinstance(g, Sequence) and g for g in gradients)
+    if not lists or not all(isinstance(x, Tensor) for g in gradients for x in g):
+        raise InputError(f"gradients must be lists of tensors, one per parameter, got {shown(gradients)}.")
+    if len({tuple(x.shape for x in g) for g in gradients}) > 1:
+        raise InputError("gradients must have the same number of tensors, with the same shapes.")
+
+
+def _check_square(matrix: Tensor) -> int:
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+        raise InputError(f"a matrix (…, S, S) is needed, got the shape {tuple(matrix.shape)}.")
+    return matrix.shape[-1]
 
 
 def _pairs(domains: int) -> int:
@@ -304,6 +340,7 @@ def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Ten
             torch._foreach_copy_(list(params), start)
 
 
+@checked
 def curvature(
     losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:

@@ -120,7 +120,7 @@ class Kind(NamedTuple):
             return str(int(value))  # a domain called 3
         if not isinstance(value, wanted):
             raise TypeError
-        if "\0" in str(value):  # no name and no path has it
+        if isinstance(value, (str, Path)) and "\0" in str(value):  # no name and no path has it
             raise ValueError
         return value
 
@@ -148,7 +148,14 @@ class Kind(NamedTuple):
             noun = "a whole number" if self.type is int else "a number"
             noun = f"a multiple of {self.range.multiple}" if self.range.multiple > 1 else noun
             return f"{self.range.what or noun}{self.range.words()}"
-        return {bool: "true or false", Mapping: "a mapping"}.get(self.type, "text")
+        known = {
+            bool: "true or false",
+            Mapping: "a mapping",
+            Callable: "a function",
+            str: "text",
+            Path: "a path",
+        }
+        return known.get(self.type) or f"a {self.type.__name__}"
 
 
 class Setting(NamedTuple):
@@ -267,9 +274,12 @@ def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # no
     if annotation in (bool, str, Path, type(None)):
         return (Kind(annotation),)
     if origin in (list, tuple, Sequence):
-        return (Kind(list, items=kinds_of(args[0]) if args else ()),)
-    if origin in (dict, Mapping):
-        return (Kind(Mapping),)
+        alike = len({a for a in args if a is not ...}) == 1
+        return (Kind(list, items=kinds_of(args[0]) if alike else ()),)
+    if origin in (dict, Mapping, Callable):
+        return (Kind(Callable if origin is Callable else Mapping),)
+    if inspect.isclass(annotation) and annotation not in (object, Any) and not origin:
+        return () if getattr(annotation, "_is_protocol", False) else (Kind(annotation),)
     return ()
 
 
@@ -286,6 +296,7 @@ def _take(kinds: Sequence[Kind], value: Any) -> Any:
     return value
 
 
+@functools.cache
 def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
     names, found = _names(function, cls), {}
     for p in inspect.signature(function).parameters.values():

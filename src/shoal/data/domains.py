@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.errors import InputError, unknown_name
+from shoal.settings import checked, shown
 
 MANY = 50  # an error lists the known names up to this many domains
 
@@ -68,16 +69,18 @@ class Domains:
         return cls(*_grouped(values))
 
     @classmethod
+    @checked
     def from_sizes(cls, sizes: Mapping[str, int]) -> Domains:
         """Datasets of these sizes, one after the other: the first holds examples 0 to n - 1, and so on."""
         for name, size in sizes.items():
-            if size < 1:
-                raise InputError(f"domain {str(name)!r} has {size} examples; it needs at least one.")
+            if not isinstance(size, (int, np.integer)) or not 1 <= size < 2**48:
+                raise InputError(f"domain {str(name)!r} has {shown(size)} examples; it needs at least one.")
         offsets = np.cumsum([0, *sizes.values()], dtype=np.int64)
         dtype = np.int32 if offsets[-1] < 2**31 else np.int64
         return cls([str(name) for name in sizes], offsets, np.arange(offsets[-1], dtype=dtype))
 
     @classmethod
+    @checked
     def from_indices(cls, indices: Mapping[str, Any]) -> Domains:
         """The example indices of each domain by name; an example may be listed in several domains."""
         parts = [_index_array(name, part) for name, part in indices.items()]
@@ -119,8 +122,7 @@ class Domains:
 
     def indices_of(self, d: int) -> NDArray[Any]:
         """The example indices of domain number ``d``: a view, not a copy."""
-        if not 0 <= d < len(self):
-            raise InputError(f"domain number {d} does not exist; numbers run from 0 to {len(self) - 1}.")
+        (d,) = self.numbers([d])
         return self.indices[self.offsets[d] : self.offsets[d + 1]]
 
     def examples(self) -> NDArray[Any]:
@@ -142,16 +144,21 @@ class Domains:
 
     def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
         """Names or numbers of domains as numbers; a single one is taken as a list of one."""
-        if isinstance(names_or_numbers, (str, int, np.integer)):
-            names_or_numbers = [names_or_numbers]
-        chosen = [self.number(d) if isinstance(d, str) else int(d) for d in names_or_numbers]
-        for d in chosen:
-            if not 0 <= d < len(self):
-                raise InputError(f"domain number {d} does not exist; numbers run from 0 to {len(self) - 1}.")
+        if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
+            names_or_numbers = [names_or_numbers]  # type: ignore[list-item]
+        chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in names_or_numbers]
         if len(set(chosen)) < len(chosen):
             twice = Counter(chosen).most_common(1)[0][0]
             raise InputError(f"domain {str(self._labels[twice])!r} is named twice; name each domain once.")
         return chosen
+
+    def _existing(self, d: Any) -> int:
+        number = int(d) if isinstance(d, (int, np.integer)) else -1
+        if not 0 <= number < len(self):
+            raise InputError(
+                f"domain number {shown(d)} does not exist; numbers run from 0 to {len(self) - 1}."
+            )
+        return number
 
     def filter(self, keep: NDArray[np.bool_]) -> Domains:
         """The entries of ``indices`` at which ``keep`` is true; domains left empty are dropped."""
@@ -166,11 +173,21 @@ class Domains:
         return [self._labels[d] for d in chosen]
 
 
+def as_array(values: Any, name: str) -> NDArray[Any]:
+    """Whatever a user has as an array; an error calls it ``name``."""
+    try:
+        return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    except Exception as error:  # of whatever library or class of the user's
+        raise InputError(f"{name} cannot be made an array ({shown(values)}): {_first(error)}") from error
+
+
+def _first(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 def _label_values(labels: Any) -> NDArray[Any]:
     """Labels as an integer array, or as an object array of strings."""
-    if hasattr(labels, "detach"):
-        labels = labels.detach().cpu().numpy()
-    values = np.asarray(labels)
+    values = as_array(labels, "labels")
     if values.dtype.kind in "US" and not isinstance(labels, np.ndarray):
         # numpy has turned a None or NaN among strings into the string "None" or "nan"
         values = np.asarray(labels, dtype=object)
@@ -231,7 +248,7 @@ def _grouped(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64], NDA
 
 def _index_array(name: str, indices: Any) -> NDArray[np.int64]:
     """A domain's list of indices as integers."""
-    array = np.asarray(indices.detach().cpu() if hasattr(indices, "detach") else indices)
+    array = as_array(indices, f"the indices of domain {str(name)!r}")
     if array.dtype.kind == "b":
         raise InputError(f"domain {str(name)!r} is given as a mask; give indices: `mask.nonzero()[0]`.")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):

@@ -21,6 +21,7 @@ from shoal.data.batch import DomainBatch, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError
+from shoal.settings import checked
 
 ITEMS = 21  # what a key is for
 
@@ -275,6 +276,7 @@ def seeded(seed: int) -> Iterator[None]:
         random.setstate(states[2])
 
 
+@checked
 def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
     """One dataset and its :class:`Domains` from one dataset, or pair ``(x, y)`` of arrays, for each domain.
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from shoal.data.domains import Domains
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError
+from shoal.settings import Count, Range, checked
 
 Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
+Seed = Annotated[int, Range(-(2**127), 2**127)]  # of a run, hashed, so that any will do
+Position = Annotated[int, Range(0)]
 Words = NDArray[np.uint64]
 
 ROUNDS, SMALL = 8, 32  # with 6 rounds, or a smaller SMALL, pairs of positions are visibly dependent
@@ -133,27 +135,26 @@ class DomainBatchSampler(Sampler[list[int]]):
     not change: :meth:`plan` and :meth:`plans` give whole batches.
     """
 
+    @checked
     def __init__(
         self,
         domains: Domains | Any,
-        batch_size: int,
-        domains_per_step: int | None = None,
+        batch_size: Count,
+        domains_per_step: Count | None = None,
         *,
         draw: Draw = "domains",
         by_size: bool = False,
-        seed: int = 0,
-        steps: int | None = None,
+        seed: Seed = 0,
+        steps: Count | None = None,
         share: tuple[int, int] = (0, 1),
-        pieces: int = 1,
+        pieces: Count = 1,
     ) -> None:
-        if draw not in get_args(Draw):
-            raise unknown_name("draw", draw, get_args(Draw))
         if by_size and draw in ("pooled", "balanced"):
             raise InputError(f'by_size=True with draw="{draw}", which says how often domains come; drop one.')
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
-        self.draw, self.by_size, self.seed = draw, by_size, _integer("seed", seed, None)
-        self.batch_size = _integer("batch_size", batch_size)
-        self.share, self.pieces = _checked_share(share), _integer("pieces", pieces)
+        self.draw, self.by_size, self.seed = draw, by_size, seed
+        self.batch_size = batch_size
+        self.share, self.pieces = _checked_share(share), pieces
         if self.batch_size % (parts := self.share[1] * self.pieces):
             raise InputError(
                 f"batch_size={self.batch_size} cannot be cut into {parts} equal parts ({self.share[1]} "
@@ -161,9 +162,7 @@ class DomainBatchSampler(Sampler[list[int]]):
             )
         count = len(self.domains)
         default = count if count <= 16 else 5
-        self.domains_per_step = _integer(
-            "domains_per_step", default if domains_per_step is None else domains_per_step
-        )
+        self.domains_per_step = default if domains_per_step is None else domains_per_step
         if draw in ("domains", "regrouped") and not by_size and self.domains_per_step > count:
             raise InputError(
                 f"domains_per_step={self.domains_per_step} but there are {count} domains, and a step takes "
@@ -175,11 +174,12 @@ class DomainBatchSampler(Sampler[list[int]]):
             steps = math.ceil(len(self._pool) / (self.domains_per_step * self.batch_size))
         if draw != "pooled":
             self._pool = None
-        self.steps = _integer("steps", steps)
+        self.steps = steps
         self._next, self._batch = 0, 0
         self._told = False  # by set_step, where to start
 
-    def plan(self, step: int) -> list[tuple[int | None, NDArray[np.int64]]]:
+    @checked
+    def plan(self, step: Position) -> list[tuple[int | None, NDArray[np.int64]]]:
         """The S batches of a step: each the domain's number (``None`` if mixed) and B example indices."""
         domains, indices = self.plans(step, step + 1)
         return list(zip(domains[0], indices[0], strict=True))
@@ -250,19 +250,19 @@ class DomainBatchSampler(Sampler[list[int]]):
         taken: NDArray[Any] = self.domains.indices[start + permute(words, n, element)]
         return taken
 
-    def set_step(self, step: int, batch: int = 0) -> None:
+    @checked
+    def set_step(self, step: Position, batch: Position = 0) -> None:
         """Let the next iteration start at this step, or within it, after so many of its S batches.
 
         After n batches, as somebody's trainer counts its optimizer steps: ``set_step(*divmod(n, S))``.
         """
-        step, batch = _integer("step", step, 0), _integer("batch", batch, 0)
         if batch >= self.domains_per_step:
             raise InputError(f"batch={batch} of a step of {self.domains_per_step}; it must be below that.")
         self._next, self._batch, self._told = step, batch, True
 
-    def set_epoch(self, epoch: int) -> None:
+    @checked
+    def set_epoch(self, epoch: Position) -> None:
         """Let the next iteration be pass ``epoch``, as trainers ask for; a step set within it stays."""
-        epoch = _integer("epoch", epoch, 0)
         if self._next // self.steps == epoch:
             return
         if self._told:
@@ -297,24 +297,9 @@ def planned(
         yield from zip(*sampler.plans(first, min(first + BLOCK, stop)), strict=True)
 
 
-def _integer(name: str, value: Any, least: int | None = 1) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise InputError(f"{name}={value!r} ({type(value).__name__}); it must be an integer.") from None
-    if least is not None and number < least:
-        raise InputError(f"{name}={number}; it must be at least {least}.")
-    return number
-
-
-def _checked_share(share: Any) -> tuple[int, int]:
-    try:
-        mine, every = share
-    except (TypeError, ValueError):
+def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
+    if len(share) != 2 or not 0 <= share[0] < share[1]:
         raise InputError(
-            f"share={share!r}; it must be a pair (process, processes), such as (0, 2)."
-        ) from None
-    mine, every = _integer("share[0]", mine, 0), _integer("share[1]", every)
-    if mine >= every:
-        raise InputError(f"share={(mine, every)}; processes are counted from 0, so it must be below {every}.")
-    return mine, every
+            f"share={tuple(share)}; it must be (process, processes), counted from 0, such as (0, 2)."
+        )
+    return share[0], share[1]

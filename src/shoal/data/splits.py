@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.errors import InputError, unknown_name
+from shoal.settings import checked
 
 CHUNK = 2**18  # entries dealt with at a time: bounds the memory for temporaries
 HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
+@checked
 def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
     """``(train, test)``: ``test`` is the named domains, ``train`` the others without any example of ``test``.
 
@@ -36,6 +38,7 @@ def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple
     return domains.filter(keep), test
 
 
+@checked
 def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
     """``(rest, held)``: about ``share`` of every domain's examples are held out, each in all its domains.
 
