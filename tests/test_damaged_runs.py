@@ -1,4 +1,4 @@
-"""Folders of runs with damaged files: no command ends in a traceback or hangs, and one bad run hides no other.
+"""Damaged run folders: no command ends in a traceback or hangs, and one bad run hides no other.
 
 SHOAL_DAMAGES=500 tries more.
 """
@@ -169,7 +169,11 @@ def commands(root: Path, which: str) -> list[list[str]]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("number", range(CASES))
 def test_any_damage(
-    number: int, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: int,
+    runs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chance = random.Random(number)
     root = tmp_path / "copy"

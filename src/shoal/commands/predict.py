@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.commands.arguments import add_device, count, warnings_in_words
 from shoal.errors import InputError
-from shoal.files import replacing
+from shoal.files import replacing, same_file
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _tell(said: dict[str, Any], given: Any) -> None:
         classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
         print(
             f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
-            file=sys.stdout if given.out.is_file() else sys.stderr,  # it may be /dev/stdout
+            file=sys.stderr if same_file(given.out, "/dev/stdout") else sys.stdout,
         )
 
 

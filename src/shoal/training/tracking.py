@@ -312,7 +312,7 @@ def _flat(nest: dict[str, Any], prefix: str) -> dict[str, float]:
         elif value is None:
             found[prefix + name] = math.nan
         elif isinstance(value, (int, float)):
-            found[prefix + name] = math.copysign(math.inf, value) if 2**1023 < abs(value) else float(value)
+            found[prefix + name] = math.copysign(math.inf, value) if abs(value) > 2**1023 else float(value)
     return found
 
 
