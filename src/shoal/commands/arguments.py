@@ -64,9 +64,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
-        raise InputError(
-            named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is.")
-        )
+        more = "" if plain else f"\n`{self.prog} --help` shows what there is."
+        raise InputError(named.lstrip()[:600] + more)
 
 
 def typed(kind: Any) -> Callable[[str], Any]:
@@ -436,7 +435,7 @@ def make_folder(path: Path, data: str | None = None, run: bool = False) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {str(path)!r} cannot be a folder: {error.strerror}.") from error
+        raise InputError(f"--out {shown(str(path))} cannot be a folder: {error.strerror}.") from error
     if not os.access(path, os.W_OK):
         raise InputError(f"--out {str(path)!r} cannot be written to.")
 
