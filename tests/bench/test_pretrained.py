@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import shoal
 from shoal.bench import frozen
 from shoal.bench.config import RunConfig, read_config
-from shoal.bench.run import _factor, prepare, run
+from shoal.bench.run import Turns, _factor, prepare, run
 from shoal.bench.search import is_pretrained, with_rate
 from shoal.cli import main
 from shoal.errors import InputError
+from shoal.training.stopping import Signals
 
 BACKBONE = "mobilenetv2_035"
+needs_timm = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 
 
 def config(**more: Any) -> RunConfig:
@@ -65,32 +69,23 @@ def test_warm_up_then_another_schedule() -> None:
     assert _factor(config(steps=10, schedule="warmup:2,linear"), 5) == 0.5
     assert _factor(config(steps=10, schedule="warmup:2,step:0.5:3"), 6) == 0.25
     for wrong in ("warmup", "warmup:0", "warmup:x", "warmup:-1", "warmup:2,cos", "cos"):
-        with pytest.raises(InputError, match="schedule|warmup"):
+        with pytest.raises(InputError, match=r"schedule|warmup"):
             config(schedule=wrong)
 
 
 def test_a_warm_up_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    import dataclasses
-
     whole = config(steps=12, schedule="warmup:8,cosine", batch_size=4)
     run(whole, "cpu", folder=tmp_path / "whole")
-    training = prepare(whole, "cpu")
-    part = dataclasses.replace(whole)
     how = {"checkpoint_every": 5}
-    stopped = tmp_path / "part"
-    from shoal.bench.run import Turns
-    from shoal.training.stopping import Signals
-
-    turns = Turns(part, "cpu", folder=stopped, how=how)
+    turns = Turns(whole, "cpu", folder=tmp_path / "part", how=how)
     with Signals(True) as signals:
-        stages = turns.take(signals)
-        for _ in stages:
+        for _ in (stages := turns.take(signals)):
             assert turns.training is not None
             if turns.training.step >= 5:
                 stages.close()  # type: ignore[attr-defined]
                 break
-    run(part, "cpu", folder=stopped, how=how)
-    assert training.schedule is not None
+    assert turns.record is None
+    run(whole, "cpu", folder=tmp_path / "part", how=how)
     same = [(tmp_path / d / "model.safetensors").read_bytes() for d in ("whole", "part")]
     assert same[0] == same[1]
 
@@ -111,7 +106,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 GIVEN = ["--data", "size=32", "--batch", "4", "--device", "cpu", "--model", BACKBONE, "--steps", "6"]
 
 
-@pytest.mark.usefixtures("timm")
+@needs_timm
 def test_a_head_is_trained_on_features_that_are_kept(
     images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,15 +122,15 @@ def test_a_head_is_trained_on_features_that_are_kept(
     assert len(computed) == 1
     assert "pretrained" not in capsys.readouterr().err  # a new head is trained: 0.001
     assert read_config(images / "r-erm").model_options == {"frozen": True}
-    model, start = shoal.load("r-erm"), prepare(read_config(images / "r-erm"), "cpu").model
-    assert isinstance(start, torch.nn.Module)
-    for name, value in start.features.state_dict().items():
-        assert torch.equal(model.module.features.state_dict()[name], value)
-    assert not torch.equal(model.module.head.weight, start.head.weight)
-    # The features of the cache are those of the images.
     training = prepare(read_config(images / "r-erm"), "cpu")
-    again = training.data.examples
-    raw = shoal.data.sets.load("image-folder", folder="pics", size=32, augment=False).examples
+    trained = load_file(images / "r-erm" / "model.safetensors")
+    moved = {n for n, v in training.model.state_dict().items() if not torch.equal(trained[n], v)}
+    assert moved == {"head.weight", "head.bias"}
+    assert main(["predict", "r-erm", "pics/lima/dark", "--out", "p.csv"]) == 0
+    assert len((images / "p.csv").read_text().splitlines()) == 11
+    # The features of the cache are those of the images.
+    again: Any = training.data.examples
+    raw: Any = shoal.data.sets.load("image-folder", folder="pics", size=32, augment=False).examples
     x = torch.stack([raw[i][0] for i in range(3)])
     torch.testing.assert_close(training.model.eval().features(x), again.x[:3], rtol=1e-4, atol=1e-5)
     # A changed image has other features.
@@ -144,7 +139,7 @@ def test_a_head_is_trained_on_features_that_are_kept(
     assert len(computed) == 2
 
 
-@pytest.mark.usefixtures("timm")
+@needs_timm
 def test_compare_takes_weights_and_model_options(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from shoal.models import build
 
