@@ -40,6 +40,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LINEAR = ["train", "fish", "--dataset", "linear", "--steps", "20", "--batch", "8", "--device", "cpu"]
+LINEAR += ["--eval-every", "2"]
 DIVERGING = ["train", "erm", "--dataset", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
 DIVERGING += ["--steps", "20", "--device", "cpu"]
 

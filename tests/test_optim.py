@@ -791,8 +791,8 @@ def test_repr_shows_the_settings_and_the_inner_optimizer():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"inner": "adam"}, "inner must be a torch optimizer, got str"),
-        ({"inner": SGD}, "inner must be a torch optimizer, got type"),
+        ({"inner": "adam"}, "inner of Fish must be an Optimizer, got 'adam'"),
+        ({"inner": SGD}, "inner of Fish must be an Optimizer, got <class"),
         *(
             ({"inner_steps": bad}, f"inner_steps of Fish must be a whole number of at least 1, got {bad!r}")
             for bad in (0, -2, 1.5, True, "3", None)

@@ -65,8 +65,6 @@ class Fish(Optimizer):
         meta_lr: Annotated[float, Range(above=0, most=1)] = 0.5,
         inner_state: Literal["carry", "reset"] = "carry",
     ) -> None:
-        if not isinstance(inner, Optimizer):
-            raise InputError(f"inner must be a torch optimizer, got {type(inner).__name__}.")
         # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
         super().__setstate__(
             {

@@ -155,7 +155,8 @@ class Kind(NamedTuple):
             str: "text",
             Path: "a path",
         }
-        return known.get(self.type) or f"a {self.type.__name__}"
+        name = self.type.__name__
+        return known.get(self.type) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 class Setting(NamedTuple):

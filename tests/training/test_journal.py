@@ -28,6 +28,7 @@ from shoal.training.journal import Journal
 from shoal.training.processes import Processes
 
 LINEAR = ["train", "fish", "--dataset", "linear", "--steps", "20", "--batch", "8", "--device", "cpu"]
+LINEAR += ["--eval-every", "2"]
 
 
 @pytest.fixture(autouse=True)
