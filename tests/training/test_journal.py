@@ -46,7 +46,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_what_there_is_in_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    folder = trained("--json")
+    folder = trained("--json", "--eval-every", "2")
     assert {p.name for p in folder.iterdir()} == {
         *(".lock", "checkpoints", "config.yaml", "metrics.jsonl"),
         *("model.safetensors", "record.json", "tensorboard", "inputs.json", "card.md"),
@@ -203,7 +203,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_training(
 
     with monkeypatch.context() as patch:
         patch.setattr("shoal.training.checkpoint.Checkpoints.save", full)
-        folder = trained()
+        folder = trained("--eval-every", "2")
     said = capsys.readouterr().err
     assert re.search(r"shoal: .* of step 2 could not be written .* there is none yet\. Training", said)
     assert said.count("could not be written") == 1

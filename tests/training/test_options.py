@@ -187,6 +187,21 @@ def test_an_output_for_each_position_is_refused(loss: Any, many: bool) -> None:
         shoal.fit("erm", Dense(), data, steps=1, loss=loss, progress=False)
 
 
+class Pair(nn.Linear):
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), x
+
+
+def test_outputs_that_cannot_be_scored() -> None:
+    loss = lambda o, y: nn.functional.cross_entropy(o[0], y)  # noqa: E731
+    with pytest.raises(InputError, match=r"output is a tuple .*eval_splits=\[\]"):
+        fit(model=Pair(3, 2), classes=2, loss=loss)
+    fit(model=Pair(3, 2), classes=2, loss=loss, eval_splits=[])
+    train = {n: (x, x[:, 0]) for n, (x, _) in {"a": domain(0), "b": domain(1)}.items()}
+    with pytest.raises(InputError, match=r"output is of shape \(2, 3\) and the targets are \(2,\)"):
+        fit(model=nn.Linear(3, 3), train=train, loss=lambda o, y: o.mean())
+
+
 WEIGHTED = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
 NO_MEANS = {
     "weight": WEIGHTED,

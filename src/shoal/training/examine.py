@@ -153,6 +153,17 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
         raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
 
+def check_scored(found: Examined) -> None:
+    """Refuses outputs that an evaluation could not compare with the targets, or would broadcast."""
+    output, y = found.output, found.y
+    got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    if not isinstance(output, Tensor) or (found.task.classes is None and output.shape != y.shape):
+        raise InputError(
+            f"the model's output is {got} and the targets are {tuple(y.shape)}: scores compare one tensor "
+            "with the targets. Give the model such an output, or evaluate nothing (eval_splits=[])."
+        )
+
+
 def check_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean.
 

@@ -28,7 +28,7 @@ from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchn
 from shoal.training.capture import GatheredSteps, LoadedSteps, draws, why_not
 from shoal.training.engine import Engine, check_precision
 from shoal.training.evaluate import Evaluator, known_labels, snapshot
-from shoal.training.examine import check_comparison, check_loss, examine
+from shoal.training.examine import check_comparison, check_loss, check_scored, examine
 from shoal.training.history import Point, Window
 from shoal.training.journal import Journal
 from shoal.training.metrics import check_output, chosen
@@ -110,6 +110,8 @@ class Training:
                 self.device
             )
             self.algorithm.check_input(found.x)
+            if self.splits:
+                check_scored(found)
             classification = self.task.is_classification
             self.metrics, self.selects = chosen(options.metric, data.measures, classification)
             if any(m.needs in ("class", "output") for m in self.metrics):
