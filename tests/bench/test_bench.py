@@ -215,7 +215,7 @@ class TestRecord:
         monkeypatch.setattr(records, "INDEX_FROM", 1)
         (tmp_path / "record.json").write_text(json.dumps(record(status=None).to_dict()))
         with monkeypatch.context() as before:
-            before.setattr(records, "_check", lambda found: None)
+            before.setattr(records, "check_record", lambda found: found)
             before.setattr(records, "_FORMAT", records._FORMAT[: -len(records._KINDS)])
             assert not records.Index(tmp_path).read()[1]
         assert list(records.Index(tmp_path).read()[1]) == ["record.json"]

@@ -107,7 +107,9 @@ def run(given: Any) -> None:
     failed = {} if given.no_run else _swept(configs, store, missing, given)
     records = store.found_some(configs, failed)
     found = selection.sweep(configs, records)
-    finish(found, given, [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()])
+    troubles = [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()]
+    again = ["The same command does these again, from their last checkpoints."]
+    finish(found, given, [*troubles[:9], *again, *troubles[9:]] if troubles else [])
 
 
 def planned(given: Any) -> list[RunConfig]:

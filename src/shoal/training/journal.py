@@ -140,7 +140,8 @@ class Journal:
             write_atomically(self.folder.config, self._config)
 
     def _fill(self) -> None:
-        write_atomically(self.folder.config, self._config)
+        if self._config:
+            write_atomically(self.folder.config, self._config)
         if self.metrics:
             self.metrics.move(self.folder.metrics)
             for tracker in self.trackers:
