@@ -11,6 +11,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import sys
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -56,7 +57,9 @@ def load_timm() -> ModuleType:
     """timm, or an :class:`InputError` that says why it cannot be used and what to do."""
     allow_torchvision()
     try:
-        import timm
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what timm itself is built on
+            import timm
     except ModuleNotFoundError as error:
         missing = error.name or "timm"
         raise InputError(f"{missing} is not installed: pip install 'shoal[timm]'.") from error

@@ -692,7 +692,7 @@ class TestCommand:
         with monkeypatch.context() as patch:
             patch.setattr(pool, "run", run_or_stop)
             assert main(TINY) == 130
-        assert "the same command goes on" in capsys.readouterr().err
+        assert "the same command resumes" in capsys.readouterr().err
         monkeypatch.setattr(pool, "run", lambda config, *given: record(config, 0.5, 0.5))
         assert main(TINY) == 0
         assert "6 runs to do, 2 kept from before." in capsys.readouterr().err

@@ -333,7 +333,7 @@ class TestCommand:
         with monkeypatch.context() as patch:
             patch.setattr(baselines, "run", run_or_stop)
             assert main([*self.GIVEN]) == 130
-        assert "the same command goes on" in capsys.readouterr().err
+        assert "the same command resumes" in capsys.readouterr().err
         assert len(Store("shoal-compare/patients/runs").all()) == 4
 
     def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:
