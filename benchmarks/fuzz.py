@@ -226,8 +226,9 @@ class Fuzz:
                 groups.setdefault((finding["kind"], finding["where"]), []).append(
                     {**result, **finding, "what": result}
                 )
+        rate = done / max(seconds, 1e-9)
         print(
-            f"\n{self.kind}: {done:,} cases in {seconds:.0f} s ({done / max(seconds, 1e-9):.1f} per second), seed {self.given.seed}"
+            f"\n{self.kind}: {done:,} cases in {seconds:.0f} s, {rate:.1f} per second; seed {self.given.seed}"
         )
         print(f"endings: {', '.join(f'{code} {n:,}' for code, n in self.codes.most_common(8))}")
         print(f"slowest: {', '.join(f'{s:.1f} s (case {n})' for s, n in sorted(self.slow)[:-4:-1])}")
@@ -276,8 +277,9 @@ class Case:
 
     def run(self) -> None:
         os.setsid()
-        faulthandler.register(signal.SIGUSR1, open(self.place / "where.txt", "w"), all_threads=False)
-        faulthandler.enable(open(self.place / "where.txt", "a"))
+        where = open(self.place / "where.txt", "w")  # noqa: SIM115 (until the process ends)
+        faulthandler.register(signal.SIGUSR1, where, all_threads=False)
+        faulthandler.enable(where)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         resource.setrlimit(resource.RLIMIT_AS, (_memory() + MEMORY,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -476,7 +478,7 @@ def _drain(pipe: int) -> None:
 
 @contextlib.contextmanager
 def _captured(place: Path) -> Iterator[Any]:
-    """All that goes to the screen, that of child processes too, into files; gives a function that reads them."""
+    """What goes to the screen, from child processes too, into files; gives a function that reads them."""
     paths = [place / "stdout", place / "stderr"]
     sizes = [p.stat().st_size if p.exists() else 0 for p in paths]
     before = sys.stdout, sys.stderr

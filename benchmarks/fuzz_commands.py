@@ -1,7 +1,7 @@
 """Command lines for fuzz.py, made from the command line's own parsers.
 
-Each option's values follow from its type and choices, so that a new option is tried without being listed here;
-the tables below only add what is valid for options that take text.
+Each option's values follow from its type and choices, so that a new option is tried without being listed
+here; the tables below only add what is valid for options that take text.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ HOLDS = {
 """What the columns of patients.csv can be taken as."""
 PROCESSES = {"workers", "at_once"}
 HELD = {
-    **dict.fromkeys(("linear", "cost", "theorem", "demo"), {"out": "patients.csv"}),
+    **{name: {"out": "patients.csv"} for name in ("linear", "cost", "theorem", "demo")},
     "reproduce": {"no_run": "", "out": "patients.csv"},
 }
 """Whole experiments: they are told to write into a file, or not to run, and only their errors are tried."""

@@ -311,24 +311,9 @@ def uses(kind: str, folder: str, draw: random.Random) -> list[list[str]]:
         (3, ["load", model]),
     ]
     if kind == "compared":
-        line = [
-            "compare",
-            *world.OWN,
-            "--algorithms",
-            "erm",
-            "fish",
-            "--seeds",
-            "1",
-            "--search",
-            "1",
-            *world.SHORT,
-        ]
-        every.append((3, [*line, "--at-once", "1", "--no-run", "--out", folder]))
+        every.append((3, [*world.COMPARED, "--no-run", "--out", folder]))
     if kind == "swept":
-        line = ["sweep", "--datasets", "linear", "--algorithms", "erm", "--trials", "1", "--hparams", "1"]
-        every.append(
-            (3, [*line, "--steps", "2", "--device", "cpu", "--at-once", "1", "--no-run", "--out", folder])
-        )
+        every.append((3, [*world.SWEPT, "--no-run", "--out", folder]))
     if kind in ("table", "stopped"):
         line = ["train", "fish", "--dataset", *world.OWN, *world.SHORT, "--eval-every", "2", "--out", folder]
         every.append((2, line))

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import signal
 import stat
 import sys
@@ -66,15 +67,10 @@ def rows(count: int = 48, seed: int = 0) -> list[list[Any]]:
         ill = age + draw.gauss(0, 5) > 50
         day = f"2021-{n % 12 + 1:02d}-{n % 28 + 1:02d}"
         words = f"the patient of bed {n} feels {draw.choice(['well', 'ill', 'so so'])} on day {n * 7 % 31}"
-        found.append(
-            [
-                f"{age:.2f}",
-                f"{draw.gauss(120, 9):.1f}" if n % 9 else "",
-                ("yes", "no")[n % 2],
-                "abc"[n // 3 % 3],
-            ]
-            + [day, words, ("oslo", "lima", "kyoto")[n % 3], ("no", "yes")[ill], f"{9 * age + 100:.2f}"]
-        )
+        blood = f"{draw.gauss(120, 9):.1f}" if n % 9 else ""
+        place = ("oslo", "lima", "kyoto")[n % 3]
+        cells = [f"{age:.2f}", blood, ("yes", "no")[n % 2], "abc"[n // 3 % 3], day, words, place]
+        found.append([*cells, ("no", "yes")[ill], f"{9 * age + 100:.2f}"])
     return found
 
 
@@ -244,6 +240,11 @@ def parser() -> Any:
 
 OWN = ["patients.csv", "--label", "ill", "--domain", "hospital"]
 SHORT = ["--steps", "4", "--batch", "4", "--device", "cpu"]
+COMPARED = ["compare", *OWN, *shlex.split("--algorithms erm fish --seeds 1 --search 1 --at-once 1"), *SHORT]
+SWEPT = [
+    *shlex.split("sweep --datasets linear --algorithms erm --trials 1 --hparams 1"),
+    *shlex.split("--steps 2 --device cpu --at-once 1"),
+]
 
 
 def _runs() -> None:
@@ -253,24 +254,12 @@ def _runs() -> None:
     table = ["--dataset", *OWN, *SHORT, "--eval-every", "2"]
     lines = {
         "table": ["train", "fish", *table, "--drop", "note", "--track-every", "2"],
-        "number": [
-            "train",
-            "erm",
-            "--dataset",
-            "numbers.csv",
-            "--label",
-            "cost",
-            "--domain",
-            "hospital",
-            *SHORT,
-        ],
-        "image": ["train", "coral", "--dataset", "images", "--data", "size=32", *SHORT, "--average", "sma"],
+        "number": [*shlex.split("train erm --dataset numbers.csv --label cost --domain hospital"), *SHORT],
+        "image": [*shlex.split("train coral --dataset images --data size=32 --average sma"), *SHORT],
         "baseline": ["train", "logistic-regression", "--dataset", *OWN],
         "seeds": ["train", "erm", *table, "--seeds", "2", "--at-once", "1"],
-        "compared": ["compare", *OWN, "--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", *SHORT]
-        + ["--at-once", "1"],
-        "swept": ["sweep", "--datasets", "linear", "--algorithms", "erm", "--trials", "1", "--hparams", "1"]
-        + ["--steps", "2", "--device", "cpu", "--at-once", "1"],
+        "compared": COMPARED,
+        "swept": SWEPT,
     }
     for name, line in lines.items():
         code = main([*line, "--out", f"runs/{name}"])

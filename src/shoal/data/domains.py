@@ -145,7 +145,7 @@ class Domains:
     def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
         """Names or numbers of domains as numbers; a single one is taken as a list of one."""
         if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
-            names_or_numbers = [names_or_numbers]  # type: ignore[list-item]
+            names_or_numbers = [names_or_numbers]
         chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in names_or_numbers]
         if len(set(chosen)) < len(chosen):
             twice = Counter(chosen).most_common(1)[0][0]
@@ -218,7 +218,7 @@ def _label_values(labels: Any) -> NDArray[Any]:
             raise InputError(f"the domain label at position {where} is {value}; every example needs one.")
         strings[where] = value if isinstance(value, str) else str(value)
     if values.dtype.kind == "O" and all(type(v) is int for v in values):
-        return values.astype(np.int64)
+        return strings if any(abs(v) >= 2**63 for v in values) else values.astype(np.int64)
     return strings
 
 
