@@ -16,52 +16,14 @@ import fuzz_world as world
 DEEP: Any = 1
 for _ in range(900):
     DEEP = [DEEP]
+# fmt: off
 LEAVES: tuple[Any, ...] = (
-    *(
-        None,
-        -1,
-        0,
-        1,
-        2**63,
-        10**30,
-        1e308,
-        float("nan"),
-        float("inf"),
-        "",
-        "x",
-        "\x1b[31mred\x07",
-        "<script>",
-        True,
-        False,
-    ),
-    *(
-        [],
-        {},
-        [1, "a", None],
-        {"a": 1},
-        [[1]],
-        "a" * 100_000,
-        "../../etc/passwd",
-        "=1+1",
-        "ü\u202e",
-        0.5,
-        -0.5,
-        "nan",
-        DEEP,
-    ),
-    *(
-        "1",
-        "cuda",
-        "none",
-        "zero.csv",
-        "pipe.csv",
-        "\ud800",
-        "\x00",
-        {"__class__": "x"},
-        list(range(1000)),
-        "é" * 300,
-    ),
+    None, -1, 0, 1, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", "x", "\x1b[31mred\x07", "<script>",
+    True, False, [], {}, [1, "a", None], {"a": 1}, [[1]], "a" * 100_000, "../../etc/passwd", "=1+1",
+    "ü\u202e", 0.5, -0.5, "nan", DEEP, "1", "cuda", "none", "zero.csv", "pipe.csv", "\ud800", "\x00",
+    {"__class__": "x"}, list(range(1000)), "é" * 300,
 )
+# fmt: on
 PLACES = ("fresh", "new")
 
 

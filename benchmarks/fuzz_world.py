@@ -19,20 +19,13 @@ from typing import Any
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
 TABLES = ("patients.csv", "numbers.csv", "nasty.csv", "patients.tsv", "patients.csv.gz", "patients.parquet")
+# fmt: off
 BAD_TABLES = (
     *("latin.csv", "bom.csv", "utf16.csv", "empty.csv", "header.csv", "ragged.csv", "random.csv", "nul.csv"),
-    *(
-        "wide.csv",
-        "row.csv",
-        "domain.csv",
-        "class.csv",
-        "unlabelled.csv",
-        "quote.csv",
-        "cell.csv",
-        "bad.csv.gz",
-    ),
-    *("bad.parquet", "bad.xlsx", "bomb.csv.gz", "patients.xlsx", "same.csv", "infinite.csv"),
+    "wide.csv", "row.csv", "domain.csv", "class.csv", "unlabelled.csv", "quote.csv", "cell.csv",
+    "bad.csv.gz", *("bad.parquet", "bad.xlsx", "bomb.csv.gz", "patients.xlsx", "same.csv", "infinite.csv"),
 )
+# fmt: on
 COLUMNS = ("age", "blood", "smoker", "ward", "day", "note", "hospital", "ill", "cost")
 SPECIAL = ("pipe.csv", "zero.csv", "folder.csv", "dangling.csv", "loop.csv", "link.csv")
 """Named as tables and none: a pipe nobody writes to, an endless device, a folder, links."""
