@@ -1,4 +1,4 @@
-"""Run folders with damaged files: no command ends in a traceback or hangs, and one bad run hides no other.
+"""Damaged run folders: no command ends in a traceback or hangs, and one bad run hides no other.
 
 SHOAL_DAMAGES=500 tries more.
 """

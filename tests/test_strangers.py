@@ -70,7 +70,10 @@ class Watch:
         if event == "open":
             self.opened(args[0])
         elif event == "subprocess.Popen":
-            if Path(os.fsdecode(args[0])).name != "git":  # of the record of a run
+            if Path(os.fsdecode(args[0])).name not in (
+                "git",
+                "fc-list",
+            ):  # for the record of a run, and for fonts
                 self.bad.append(f"{event} {args!r}")
         elif event == "pickle.find_class" or event in self.PROCESS or event in self.NETWORK:
             self.bad.append(f"{event} {args!r}")

@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(arguments: Sequence[str] | None) -> int:
-    for text in sys.argv[1:] if arguments is None else arguments:
+    words = sys.argv[1:] if arguments is None else arguments
+    for text in words:
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
     parser = Parser(
@@ -98,8 +99,9 @@ def _main(arguments: Sequence[str] | None) -> int:
             name, help=module.SUMMARY, description=module.SUMMARY, formatter_class=_Help
         )
         command.set_defaults(run=module.run)
-        command.add_argument("--json", action="store_true", help="print JSON for machines instead of tables")
-        module.add_arguments(command)
+        if name in words[:1] or not COMMANDS.keys() & set(words[:1]):  # else another one is meant
+            command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+            module.add_arguments(command)
     try:
         given = parser.parse_args(arguments)
     except InputError as error:

@@ -325,7 +325,7 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
     if rows is None:
         what = repr(str(data)) if isinstance(data, str | Path) else f"a {type(data).__name__}"
         raise InputError(f"score takes a table (.csv, .parquet …) for this model, not {what}.")
-    about = trained.inputs.get("label") or {}
+    about = _described(trained)
     wanted = label or about.get("name")
     if wanted is None:
         raise InputError("say which column holds the labels (label, or --label on the command line).")
@@ -339,6 +339,17 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
         where = None
     drift = _drift(trained, rows, notes)
     return _read(trained, rows, wanted, where, drift, notes)
+
+
+def _described(trained: Trained) -> Mapping[str, Any]:
+    """What the model's folder says of the label, as far as it is of use."""
+    about = trained.inputs.get("label") or {}
+    if not isinstance(about, Mapping):
+        raise InputError("the description of the label is damaged: it is no mapping.")
+    for name in ("name", "domain"):
+        if not isinstance(about.get(name, ""), str | None):
+            raise InputError(f"the description of the label is damaged: its {name} is no text.")
+    return about
 
 
 def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
@@ -390,7 +401,10 @@ class _Labels:
 
     def __init__(self, trained: Trained) -> None:
         self.classes = {name: n for n, name in enumerate(_classes(trained))}
-        self.how = Format(**((trained.inputs.get("label") or {}).get("how") or {}))
+        try:
+            self.how = Format(**(_described(trained).get("how") or {}))
+        except TypeError as error:
+            raise InputError(f"the description of the label is damaged ({error}).") from error
 
     def __call__(self, column: Column, other: Counter[str]) -> Array:
         if not self.classes:
@@ -503,9 +517,12 @@ def _nothing(truth: _Truth, trained: Trained) -> InputError:
 def _seen(record: Mapping[str, Any]) -> dict[str, str]:
     """The domains of the training, by what they were for; empty where nothing tells."""
     found: dict[str, str] = {}
-    for point in record.get("history") or ():
-        scores = point.get("scores") or {}
-        found |= dict.fromkeys((scores.get("test") or {}).get("domains") or (), "held out")
-        for split in ("train", "validation"):
-            found |= dict.fromkeys((scores.get(split) or {}).get("domains") or (), "training")
+    try:
+        for point in record.get("history") or ():
+            scores = point.get("scores") or {}
+            found |= dict.fromkeys((scores.get("test") or {}).get("domains") or (), "held out")
+            for split in ("train", "validation"):
+                found |= dict.fromkeys((scores.get(split) or {}).get("domains") or (), "training")
+    except (AttributeError, TypeError) as error:
+        raise InputError(f"the record of the training is damaged ({error}).") from error
     return found

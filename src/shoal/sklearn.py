@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -111,12 +110,14 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         x = torch.tensor(_scaled(scaler, X), dtype=torch.float32)
         options["steps"] = self._steps(splits["train"], options["domains_per_step"])
         data = DomainData(TensorData(x, torch.tensor(y)), splits, classes, tuple(x.shape[1:]), model="")
+        optimizer = self._optimizer()
+        own = not isinstance(optimizer, type)  # which sets the learning rate itself
         run = fit(
             model=self._made(data.input_shape, classes, seed),
             train=data,
             batch_size=self.batch_size,
-            optimizer=self._optimizer(),
-            lr=self.lr,
+            optimizer=optimizer,
+            lr=None if own and self.lr == 1e-3 else self.lr,
             patience=self.patience,
             eval_splits=[split for split in splits if split != "train"],
             seed=seed,
@@ -187,7 +188,8 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
         if isinstance(self.lr, bool) or not isinstance(self.lr, Real):
             raise InputError(f"lr must be a number above 0; got {self.lr!r}.")
-        return partial(getattr(torch.optim, OPTIMIZERS[self.optimizer]), lr=self.lr)
+        made: OptimizerMaker = getattr(torch.optim, OPTIMIZERS[self.optimizer])
+        return made
 
     def _outputs(self, X: Any) -> NDArray[np.float64]:
         """What the model makes of new rows; ours in double precision, so that no row's depends on the others.

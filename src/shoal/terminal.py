@@ -123,7 +123,7 @@ def clear_line(stream: Any) -> None:
 
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
-    """Within the block, standard output and error are :class:`Printable`, also where one is closed."""
+    """Within the block, standard output and error are :class:`Printable`, closed ones included."""
     before = sys.stdout, sys.stderr
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         sys.stdout, sys.stderr = (_safe(stream or nowhere) for stream in before)

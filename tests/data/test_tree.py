@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
 import warnings
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from shoal.data.sets import load, registry
-from shoal.data.tree import FileList, Layout, read_tree
+from shoal.data.tree import FileList, Layout, domain_folders, read_tree
 from shoal.errors import InputError
 
 LAYOUTS = {n: m.LAYOUT for n in registry.names() if hasattr(m := registry.module(n), "LAYOUT")}
@@ -234,6 +235,62 @@ def test_image_folder_leaves_out_what_it_is_told(tmp_path: Path) -> None:
     put(tmp_path / "one", "photo/dog/1.png", "photo/dog/2.png")
     with pytest.raises(InputError, match="only one domain, 'photo'"):
         load("image-folder", folder=str(tmp_path / "one"))
+
+
+def test_several_domains_are_held_out(tmp_path: Path) -> None:
+    planted(tmp_path, LAYOUTS["pacs"])
+    for name in ("image-folder", "pacs"):
+        several = ["sketch", "photo"]
+        data = load(name, folder=str(tmp_path), size=16, test=several)
+        assert set(data.splits["test"].names) == set(several)
+        assert data.splits["train"].names == ("art_painting", "cartoon")
+        assert "test" not in load(name, folder=str(tmp_path), size=16, test=[]).splits
+        with pytest.raises(InputError, match="all 4 domains are held out"):
+            load(name, folder=str(tmp_path), size=16, test=list(LAYOUTS["pacs"].domains))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            ["train/dog/1.png", "val/dog/2.png"],
+            r"train/, val/ in .* are splits and not domains: the layout is",
+        ),
+        (["Training/a/dog/1.png", "TEST/a/dog/2.png"], r"TEST/, Training/ in .*: give '.*TEST'"),
+        (["images/a/dog/1.png"], r"images/ in .*: give '.*images'"),
+        (["train/a/dog/1.png", "valid/a/dog/1.png", "readme/x/y/1.png"], r"train/, valid/ in"),
+    ],
+)
+def test_splits_are_no_domains(files: list[str], message: str, tmp_path: Path) -> None:
+    put(tmp_path, *files)
+    for call in (load, registry.module("image-folder").domains):
+        name = ("image-folder",) if call is load else ()
+        with pytest.raises(InputError, match=message) as error:
+            call(*name, folder=str(tmp_path))
+        assert "\n" not in str(error.value)
+        assert "splits_are_domains=true" in str(error.value)
+
+
+def test_splits_may_be_said_to_be_domains(tmp_path: Path) -> None:
+    put(tmp_path, *(f"{d}/{c}/{i}.png" for d in ("train", "val") for c in "ab" for i in range(4)))
+    data = load("image-folder", folder=str(tmp_path), size=16, splits_are_domains=True)
+    assert data.splits["test"].names == ("val",)
+    put(tmp_path, "test-site/a/1.png")  # no name of a split
+    put(tmp_path / "other", *(f"{d}/a/1.png" for d in ("train", "oslo", "lima")))
+    assert read_tree(tmp_path / "other", {"train": ["train"]}).domains == ("train",)
+    assert domain_folders(tmp_path / "other") == ["lima", "oslo", "train"]
+
+
+def test_a_folder_that_is_removed_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "in", *(f"{d}/{c}/{i}.png" for d in "xy" for c in "ab" for i in range(5)))
+    for bad in ("stop", "skip"):
+        put(tmp_path / "in", *(f"{d}/{c}/{i}.png" for d in "xy" for c in "ab" for i in range(5)))
+        data = load("image-folder", folder=str(tmp_path / "in"), size=16, bad=bad, cache=False)
+        shutil.rmtree(tmp_path / "in")
+        with pytest.raises(InputError, match=r"^the folder '.*/in' is no longer there\.$"):
+            data.examples[0]
+        with pytest.raises(InputError, match=r"^the folder '.*/in' cannot be read: No such file"):
+            load("image-folder", folder=str(tmp_path / "in"))
 
 
 # Lists

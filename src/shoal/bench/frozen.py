@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from shoal.models.feature_model import FeatureModel
 from shoal.training.progress import Progress
 
 BATCH = 64
-LARGEST = 2**36  # bytes of a file of features
 _last: dict[str, TensorData] = {}
 
 
@@ -53,9 +53,9 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
     return _last[key].to(device)
 
 
-def _read(path: Any, count: int) -> TensorData | None:
+def _read(path: Path, count: int) -> TensorData | None:
     try:
-        content = safetensors.torch.load(read_bytes(path, LARGEST))
+        content = safetensors.torch.load(read_bytes(path, path.stat().st_size))
         return TensorData(content["x"], content["y"]) if len(content["x"]) == count else None
     except (OSError, ValueError, KeyError, InputError, safetensors.SafetensorError):
         return None  # not there, or damaged: computed anew

@@ -64,9 +64,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
-        raise InputError(
-            named.lstrip()[:600] + ("" if plain else f"\n`{self.prog} --help` shows what there is.")
-        )
+        more = "" if plain else f"\n`{self.prog} --help` shows what there is."
+        raise InputError(named.lstrip()[:600] + more)
 
 
 def typed(kind: Any) -> Callable[[str], Any]:
@@ -298,12 +297,22 @@ def source(given: Any) -> tuple[str, dict[str, Any]]:
             f"{first} belongs to a table, and {given.dataset!r} is no .csv, .parquet or .xlsx file."
         )
     if _is_folder(given.dataset, path):
+        given.images = path if "size" not in options else None
         return OF_FOLDER, {"folder": str(given.dataset), **options}
     return given.dataset, options
 
 
 def show_columns(given: Any, folder: Path | None = None) -> None:
-    """Shows what the columns of a table are taken for, before training; and writes it to a folder."""
+    """Shows what the columns of a table are taken for, before training; and writes it to a folder.
+
+    Of images it says to which size they are resized, where nothing was said.
+    """
+    if (images := getattr(given, "images", None)) is not None and not given.json:
+        from shoal.data.images import SIZE, usual_size
+
+        wide, high = usual_size(images)
+        note = f"Images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high})"
+        print(f"{note}; --data size=N changes it.", file=sys.stderr, flush=True)
     options = getattr(given, "table_options", {})
     if "label" not in options or "domain" not in options or "columns" in options:
         return
@@ -436,7 +445,7 @@ def make_folder(path: Path, data: str | None = None, run: bool = False) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {str(path)!r} cannot be a folder: {error.strerror}.") from error
+        raise InputError(f"--out {shown(str(path))} cannot be a folder: {error.strerror}.") from error
     if not os.access(path, os.W_OK):
         raise InputError(f"--out {str(path)!r} cannot be written to.")
 

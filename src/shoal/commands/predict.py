@@ -21,7 +21,7 @@ from shoal.commands.arguments import (
     workers,
 )
 from shoal.errors import InputError
-from shoal.files import replacing
+from shoal.files import replacing, same_file
 from shoal.terminal import Csv, clear_line, exact
 
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ def _tell(said: dict[str, Any], given: Any) -> None:
         classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
         print(
             f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
-            file=sys.stdout if given.out.is_file() else sys.stderr,  # it may be /dev/stdout
+            file=sys.stderr if same_file(given.out, "/dev/stdout") else sys.stdout,
         )
 
 

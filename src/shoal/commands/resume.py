@@ -25,7 +25,8 @@ SUMMARY = "Go on with a run that was stopped, as if it never had been."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "The run goes on from its newest whole checkpoint and ends with the same weights, bit for bit, as "
-        "one that was never stopped (on CUDA if it was started with --deterministic)."
+        "one that was never stopped (on CUDA if it was started with --deterministic). It reads the data, and "
+        "the weights to start from, that config.yaml in the folder names; no code in them is run."
     )
     parser.add_argument("folder", type=Path, help="what `shoal train` was given as --out, or said it used")
     parser.add_argument(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import os
 import warnings
@@ -11,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -23,7 +25,7 @@ from shoal.data.augment import Augment, Box
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.splits import held_out_names, hold_out, leave_out
-from shoal.data.tree import FileList, Layout
+from shoal.data.tree import FileList, Layout, pictures, subfolders
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, open_regular
 from shoal.settings import Pixels, Seed
@@ -227,7 +229,8 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def _is_small(self, cache: bool | None) -> bool:
         if cache is False or 3 * SMALL**2 * len(self) > KEPT:
             return False
-        return all(max(_size(self.files.path(i))) <= SMALL for i in _sample(len(self)))
+        sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
+        return all(max(_size(self.files.path(i))) <= SMALL for i in sample)
 
     def _keep(self, limit: int | None) -> Kept | None:
         kept = Kept()
@@ -274,14 +277,13 @@ class Kept:
         return Image.fromarray(pixels.reshape(*self.shapes[index], 3))
 
 
-def usual_size(files: FileList) -> tuple[int, int]:
-    """The most frequent width and height, in a sample."""
-    return Counter(_size(files.path(i)) for i in _sample(len(files))).most_common(1)[0][0]
-
-
-def _sample(count: int) -> list[int]:
-    found: list[int] = np.linspace(0, count - 1, min(64, count), dtype=np.int64).tolist()
-    return found
+def usual_size(root: str | Path) -> tuple[int, int]:
+    """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
+    need_pillow()
+    places = (os.path.join(root, d, c) for d in subfolders(root) for c in subfolders(os.path.join(root, d)))
+    first = (os.path.join(place, name) for place in places for name in pictures(place, "", [])[:1])
+    sizes = Counter(_size(path) for path in itertools.islice(first, 64))
+    return sizes.most_common(1)[0][0] if sizes else (0, 0)
 
 
 def _size(path: str) -> tuple[int, int]:

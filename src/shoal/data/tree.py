@@ -148,7 +148,7 @@ def _rows(
         for folder in folders:
             for label in subfolders(os.path.join(root, folder)):
                 below = os.path.join(folder, label)
-                for name in _pictures(root, below, others):
+                for name in pictures(root, below, others):
                     yield f"{below}{os.sep}{name}", domain, label
 
 
@@ -161,7 +161,8 @@ def subfolders(place: str | Path) -> list[str]:
         raise InputError(f"the folder {str(place)!r} cannot be read: {error.strerror}.") from error
 
 
-def _pictures(root: str, below: str, others: list[str]) -> list[str]:
+def pictures(root: str, below: str, others: list[str]) -> list[str]:
+    """The names of the images in a folder, sorted; ``others`` gets what else is there."""
     place, found = os.path.join(root, below), []
     try:
         with os.scandir(place) as entries:

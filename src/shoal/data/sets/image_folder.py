@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any, Literal
 
 from shoal.data.batch import DomainData
-from shoal.data.images import SIZE, image_data, leave_one_out, usual_size
+from shoal.data.images import SIZE, image_data, leave_one_out
 from shoal.data.tree import domain_folders, read_tree, subfolders
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
@@ -22,7 +21,7 @@ def load(
     folder: str | None = None,
     test: str | list[str] | None = None,
     seed: Seed = 0,
-    size: Pixels | None = None,
+    size: Pixels = SIZE,
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
@@ -37,7 +36,7 @@ def load(
         folder: has a folder for each domain, which has one for each class, which has pictures.
         test: the held-out domain or a list of them, by default the last by name; ``[]`` holds none out.
         seed: for the choice of the validation examples.
-        size: to which images are resized, in pixels each way; 224 by default.
+        size: to which images are resized, in pixels each way.
         augment: whether training pictures are cropped, mirrored and recoloured at random.
         bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
         cache: whether decoded pictures are kept in memory; small ones are by default.
@@ -45,15 +44,6 @@ def load(
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
     files = read_tree(_said(folder), {name: [name] for name in names})
-    if size is None:
-        size = SIZE
-        if (usual := usual_size(files)) != (SIZE, SIZE):
-            wide, high = usual
-            warnings.warn(
-                f"images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high}); "
-                "--data size=N changes it.",
-                stacklevel=2,
-            )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
