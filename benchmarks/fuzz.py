@@ -174,7 +174,7 @@ class Fuzz:
         number, began, place = self.running[child]
         seconds = time.monotonic() - began
         ended, status = os.waitpid(child, os.WNOHANG)
-        hung = not ended and seconds > self.given.timeout
+        hung = not ended and seconds > self.given.timeout * self._patience(place, seconds)
         if not ended and not hung:
             return None
         if hung:
@@ -208,6 +208,15 @@ class Fuzz:
         remove(place)
         return result
 
+    def _patience(self, place: Path, seconds: float) -> float:
+        """Sweeps that are really run start many processes, one after the other."""
+        if seconds < self.given.timeout:
+            return 1
+        with contextlib.suppress(OSError, ValueError):
+            case = json.loads((place / "result.json").read_text()).get("case", [""])
+            return 4 if case[0] == "sweep" else 1
+        return 1
+
     def _keep(self, result: dict[str, Any]) -> None:
         self.codes[str(result.get("codes", "?"))] += 1
         self.slow.append((result["seconds"], result["number"]))
@@ -226,8 +235,9 @@ class Fuzz:
                 groups.setdefault((finding["kind"], finding["where"]), []).append(
                     {**result, **finding, "what": result}
                 )
+        rate = done / max(seconds, 1e-9)
         print(
-            f"\n{self.kind}: {done:,} cases in {seconds:.0f} s ({done / max(seconds, 1e-9):.1f} per second), seed {self.given.seed}"
+            f"\n{self.kind}: {done:,} cases in {seconds:.0f} s, {rate:.1f} per second; seed {self.given.seed}"
         )
         print(f"endings: {', '.join(f'{code} {n:,}' for code, n in self.codes.most_common(8))}")
         print(f"slowest: {', '.join(f'{s:.1f} s (case {n})' for s, n in sorted(self.slow)[:-4:-1])}")
@@ -276,8 +286,9 @@ class Case:
 
     def run(self) -> None:
         os.setsid()
-        faulthandler.register(signal.SIGUSR1, open(self.place / "where.txt", "w"), all_threads=False)
-        faulthandler.enable(open(self.place / "where.txt", "a"))
+        where = open(self.place / "where.txt", "w")  # noqa: SIM115 (until the process ends)
+        faulthandler.register(signal.SIGUSR1, where, all_threads=False)
+        faulthandler.enable(where)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         resource.setrlimit(resource.RLIMIT_AS, (_memory() + MEMORY,) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -338,7 +349,7 @@ class Case:
         outs = [out for out in outs if str(out) not in words]  # an input as an output is refused
         found = []
         for word in words:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # of a loop of links
                 path = Path(word)
                 within = Path.cwd() in path.resolve().parents
                 if path.exists() and within and not any(_inside(out, path) for out in outs):
@@ -476,7 +487,7 @@ def _drain(pipe: int) -> None:
 
 @contextlib.contextmanager
 def _captured(place: Path) -> Iterator[Any]:
-    """All that goes to the screen, that of child processes too, into files; gives a function that reads them."""
+    """What goes to the screen, from child processes too, into files; gives a function that reads them."""
     paths = [place / "stdout", place / "stderr"]
     sizes = [p.stat().st_size if p.exists() else 0 for p in paths]
     before = sys.stdout, sys.stderr

@@ -1,7 +1,7 @@
 """Command lines for fuzz.py, made from the command line's own parsers.
 
-Each option's values follow from its type and choices, so that a new option is tried without being listed here;
-the tables below only add what is valid for options that take text.
+Each option's values follow from its type and choices, so that a new option is tried without being listed
+here; the tables below only add what is valid for options that take text.
 """
 
 from __future__ import annotations
@@ -18,20 +18,11 @@ from typing import Any
 
 import fuzz_world as world
 
+# fmt: off
 NETWORKS = (
-    "erm",
-    "fish",
-    "coral",
-    "dann",
-    "irm",
-    "mixup",
-    "groupdro",
-    "fishr",
-    "mldg",
-    "smoothfish",
-    "sam",
-    "vrex",
+    "erm", "fish", "coral", "dann", "irm", "mixup", "groupdro", "fishr", "mldg", "smoothfish", "sam", "vrex",
 )
+# fmt: on
 BASELINES = ("majority", "logistic-regression", "ridge-regression", "gradient-boosting")
 SETS: dict[str, list[str]] = {
     "linear": [],
@@ -167,7 +158,7 @@ HOLDS = {
 """What the columns of patients.csv can be taken as."""
 PROCESSES = {"workers", "at_once"}
 HELD = {
-    **dict.fromkeys(("linear", "cost", "theorem", "demo"), {"out": "patients.csv"}),
+    **{name: {"out": "patients.csv"} for name in ("linear", "cost", "theorem", "demo")},
     "reproduce": {"no_run": "", "out": "patients.csv"},
 }
 """Whole experiments: they are told to write into a file, or not to run, and only their errors are tried."""
@@ -175,131 +166,28 @@ OUT = {"out", "csv", "to", "all_out"}
 
 HUGE = ("9" * 20, "1" + "0" * 30, str(2**63), str(2**64), "9" * 5000)
 INTS = ("0", "-1", "1.5", "x", "", "1e3", "nan", "inf", "１", "1_0", "0x10", " 3 ", "-0", "+2", "--", "-")
+# fmt: off
 FLOATS = (
-    "0",
-    "-1",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "1e-400",
-    "0,5",
-    "x",
-    "",
-    "1e308",
-    "１.5",
-    "1_0",
-    "--",
-    ".",
+    "0", "-1", "nan", "inf", "-inf", "1e400", "1e-400", "0,5", "x", "", "1e308", "１.5", "1_0", "--", ".",
 )
+# fmt: on
+# fmt: off
 TEXTS = (
-    *(
-        "",
-        " ",
-        "x",
-        "none",
-        "None",
-        "null",
-        "a" * 300,
-        "a" * 5000,
-        "../missing",
-        ".",
-        "\x1b[31mred\x1b[0m",
-        "ü",
-        "\udcff",
-    ),
-    *(
-        "a\nb",
-        "%s %d {0} {x}",
-        "$(id)",
-        "'; --",
-        "=1+1",
-        "<script>",
-        "\u202eabc",
-        "-1",
-        "--",
-        "--out",
-        "*",
-        "nan",
-        "cuda",
-    ),
-    *(
-        "cuda:99",
-        "meta",
-        "mps",
-        "xla",
-        "cpu:7",
-        "cpu:-1",
-        "fp8",
-        "step:x:y",
-        "step:1:0",
-        "step:-1:5",
-        "step::",
-        "step:0.5",
-    ),
-    *(
-        "inf",
-        "1e400",
-        "0",
-        "-5",
-        "1e3",
-        "true",
-        "[1, 2]",
-        "worst-group",
-        "__class__",
-        "a.b.c",
-        "a=b",
-        "=",
-        "💥" * 50,
-    ),
+    "", " ", "x", "none", "None", "null", "a" * 300, "a" * 5000, "../missing", ".", "\x1b[31mred\x1b[0m",
+    "ü", "\udcff", "a\nb", "%s %d {0} {x}", "$(id)", "'; --", "=1+1", "<script>", "\u202eabc", "-1", "--",
+    "--out", "*", "nan", "cuda", "cuda:99", "meta", "mps", "xla", "cpu:7", "cpu:-1", "fp8", "step:x:y",
+    "step:1:0", "step:-1:5", "step::", "step:0.5", "inf", "1e400", "0", "-5", "1e3", "true", "[1, 2]",
+    "worst-group", "__class__", "a.b.c", "a=b", "=", "💥" * 50,
 )
+# fmt: on
+# fmt: off
 YAML = (
-    *(
-        "0,5",
-        "x",
-        "-1",
-        "0",
-        "1e400",
-        "nan",
-        ".nan",
-        ".inf",
-        "-.inf",
-        "[1, 2]",
-        "[]",
-        "{a: b}",
-        "{}",
-        "null",
-        "~",
-        "true",
-    ),
-    *(
-        "9" * 30,
-        "1e308",
-        "!!python/object/apply:os.system [id]",
-        "[*a]",
-        "&a [*a]",
-        "",
-        "=",
-        "2020-01-01",
-        "'",
-        '"',
-        "a" * 500,
-    ),
-    *(
-        "[[[[[1]]]]]",
-        "1:30",
-        "0o7",
-        "\x1b[31m",
-        "2020-13-45",
-        "|",
-        "- a",
-        "1_000",
-        "0x10",
-        "[" * 200,
-        "[a, 1, null]",
-        "1.5",
-    ),
+    "0,5", "x", "-1", "0", "1e400", "nan", ".nan", ".inf", "-.inf", "[1, 2]", "[]", "{a: b}", "{}", "null",
+    "~", "true", "9" * 30, "1e308", "!!python/object/apply:os.system [id]", "[*a]", "&a [*a]", "", "=",
+    "2020-01-01", "'", '"', "a" * 500, "[[[[[1]]]]]", "1:30", "0o7", "\x1b[31m", "2020-13-45", "|", "- a",
+    "1_000", "0x10", "[" * 200, "[a, 1, null]", "1.5",
 )
+# fmt: on
 NAMES = (
     *world.COLUMNS,
     "",
@@ -313,59 +201,20 @@ NAMES = (
     "0",
     "ü\u202e",
 )
+# fmt: off
 OUTS = (
-    *(
-        "out",
-        "out/deeper/still",
-        "out.csv",
-        "out.json",
-        "out.html",
-        "patients.csv/x",
-        "",
-        ".",
-        "..",
-        "a" * 300,
-        "runs",
-    ),
-    *("\x1b[31mred", "ü\udcff", "runs/table", "/proc/x/y", "a\nb", "images", *world.OUTPUTS),
+    "out", "out/deeper/still", "out.csv", "out.json", "out.html", "patients.csv/x", "", ".", "..", "a" * 300,
+    "runs", *("\x1b[31mred", "ü\udcff", "runs/table", "/proc/x/y", "a\nb", "images", *world.OUTPUTS),
 )
+# fmt: on
+# fmt: off
 QUERIES_BAD = (
-    *(
-        "(",
-        ")",
-        "test >",
-        "__import__('os').system('id')",
-        "test.__class__",
-        "1 / 0",
-        "9 ** 9 ** 9",
-        "'a' < 1",
-        "test == 'x'",
-    ),
-    *(
-        "lambda: 1",
-        "[x for x in y]",
-        "missing == 1",
-        "seed in 3",
-        "a and",
-        "not",
-        "(" * 300 + ")" * 300,
-        "1 < 2 < 'a'",
-        "-'a'",
-    ),
-    *(
-        "seed = 1",
-        "test > nan",
-        "seed[0]",
-        "{}",
-        "{**x}",
-        "f'{seed}'",
-        "...",
-        "test if seed else 1",
-        "\x1b[31m",
-        "ä > 1",
-        "1e400",
-    ),
+    "(", ")", "test >", "__import__('os').system('id')", "test.__class__", "1 / 0", "9 ** 9 ** 9", "'a' < 1",
+    "test == 'x'", "lambda: 1", "[x for x in y]", "missing == 1", "seed in 3", "a and", "not",
+    "(" * 300 + ")" * 300, "1 < 2 < 'a'", "-'a'", "seed = 1", "test > nan", "seed[0]", "{}", "{**x}",
+    "f'{seed}'", "...", "test if seed else 1", "\x1b[31m", "ä > 1", "1e400",
 )
+# fmt: on
 
 
 @dataclass
@@ -396,12 +245,8 @@ class Line:
     @property
     def long(self) -> bool:
         """Whether it may rightly work for ever."""
-        return any(
-            p.action is not None
-            and p.action.dest in WORK | {"workers", "at_once"}
-            and any(v in HUGE for v in p.values)
-            for p in self.parts
-        )
+        work = [p for p in self.parts if p.action is not None and p.action.dest in WORK]
+        return any(not v.isdecimal() or len(v) > 2 for p in work for v in p.values)
 
     def inputs(self) -> list[str]:
         """The words that name what a command reads."""

@@ -16,52 +16,14 @@ import fuzz_world as world
 DEEP: Any = 1
 for _ in range(900):
     DEEP = [DEEP]
+# fmt: off
 LEAVES: tuple[Any, ...] = (
-    *(
-        None,
-        -1,
-        0,
-        1,
-        2**63,
-        10**30,
-        1e308,
-        float("nan"),
-        float("inf"),
-        "",
-        "x",
-        "\x1b[31mred\x07",
-        "<script>",
-        True,
-        False,
-    ),
-    *(
-        [],
-        {},
-        [1, "a", None],
-        {"a": 1},
-        [[1]],
-        "a" * 100_000,
-        "../../etc/passwd",
-        "=1+1",
-        "ü\u202e",
-        0.5,
-        -0.5,
-        "nan",
-        DEEP,
-    ),
-    *(
-        "1",
-        "cuda",
-        "none",
-        "zero.csv",
-        "pipe.csv",
-        "\ud800",
-        "\x00",
-        {"__class__": "x"},
-        list(range(1000)),
-        "é" * 300,
-    ),
+    None, -1, 0, 1, 2**63, 10**30, 1e308, float("nan"), float("inf"), "", "x", "\x1b[31mred\x07", "<script>",
+    True, False, [], {}, [1, "a", None], {"a": 1}, [[1]], "a" * 100_000, "../../etc/passwd", "=1+1",
+    "ü\u202e", 0.5, -0.5, "nan", DEEP, "1", "cuda", "none", "zero.csv", "pipe.csv", "\ud800", "\x00",
+    {"__class__": "x"}, list(range(1000)), "é" * 300,
 )
+# fmt: on
 PLACES = ("fresh", "new")
 
 
@@ -311,24 +273,9 @@ def uses(kind: str, folder: str, draw: random.Random) -> list[list[str]]:
         (3, ["load", model]),
     ]
     if kind == "compared":
-        line = [
-            "compare",
-            *world.OWN,
-            "--algorithms",
-            "erm",
-            "fish",
-            "--seeds",
-            "1",
-            "--search",
-            "1",
-            *world.SHORT,
-        ]
-        every.append((3, [*line, "--at-once", "1", "--no-run", "--out", folder]))
+        every.append((3, [*world.COMPARED, "--no-run", "--out", folder]))
     if kind == "swept":
-        line = ["sweep", "--datasets", "linear", "--algorithms", "erm", "--trials", "1", "--hparams", "1"]
-        every.append(
-            (3, [*line, "--steps", "2", "--device", "cpu", "--at-once", "1", "--no-run", "--out", folder])
-        )
+        every.append((3, [*world.SWEPT, "--no-run", "--out", folder]))
     if kind in ("table", "stopped"):
         line = ["train", "fish", "--dataset", *world.OWN, *world.SHORT, "--eval-every", "2", "--out", folder]
         every.append((2, line))

@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import shlex
 import signal
 import stat
 import sys
@@ -18,20 +19,13 @@ from typing import Any
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred"
 TABLES = ("patients.csv", "numbers.csv", "nasty.csv", "patients.tsv", "patients.csv.gz", "patients.parquet")
+# fmt: off
 BAD_TABLES = (
     *("latin.csv", "bom.csv", "utf16.csv", "empty.csv", "header.csv", "ragged.csv", "random.csv", "nul.csv"),
-    *(
-        "wide.csv",
-        "row.csv",
-        "domain.csv",
-        "class.csv",
-        "unlabelled.csv",
-        "quote.csv",
-        "cell.csv",
-        "bad.csv.gz",
-    ),
-    *("bad.parquet", "bad.xlsx", "bomb.csv.gz", "patients.xlsx", "same.csv", "infinite.csv"),
+    "wide.csv", "row.csv", "domain.csv", "class.csv", "unlabelled.csv", "quote.csv", "cell.csv",
+    "bad.csv.gz", *("bad.parquet", "bad.xlsx", "bomb.csv.gz", "patients.xlsx", "same.csv", "infinite.csv"),
 )
+# fmt: on
 COLUMNS = ("age", "blood", "smoker", "ward", "day", "note", "hospital", "ill", "cost")
 SPECIAL = ("pipe.csv", "zero.csv", "folder.csv", "dangling.csv", "loop.csv", "link.csv")
 """Named as tables and none: a pipe nobody writes to, an endless device, a folder, links."""
@@ -66,15 +60,10 @@ def rows(count: int = 48, seed: int = 0) -> list[list[Any]]:
         ill = age + draw.gauss(0, 5) > 50
         day = f"2021-{n % 12 + 1:02d}-{n % 28 + 1:02d}"
         words = f"the patient of bed {n} feels {draw.choice(['well', 'ill', 'so so'])} on day {n * 7 % 31}"
-        found.append(
-            [
-                f"{age:.2f}",
-                f"{draw.gauss(120, 9):.1f}" if n % 9 else "",
-                ("yes", "no")[n % 2],
-                "abc"[n // 3 % 3],
-            ]
-            + [day, words, ("oslo", "lima", "kyoto")[n % 3], ("no", "yes")[ill], f"{9 * age + 100:.2f}"]
-        )
+        blood = f"{draw.gauss(120, 9):.1f}" if n % 9 else ""
+        place = ("oslo", "lima", "kyoto")[n % 3]
+        cells = [f"{age:.2f}", blood, ("yes", "no")[n % 2], "abc"[n // 3 % 3], day, words, place]
+        found.append([*cells, ("no", "yes")[ill], f"{9 * age + 100:.2f}"])
     return found
 
 
@@ -244,6 +233,11 @@ def parser() -> Any:
 
 OWN = ["patients.csv", "--label", "ill", "--domain", "hospital"]
 SHORT = ["--steps", "4", "--batch", "4", "--device", "cpu"]
+COMPARED = ["compare", *OWN, *shlex.split("--algorithms erm fish --seeds 1 --search 1 --at-once 1"), *SHORT]
+SWEPT = [
+    *shlex.split("sweep --datasets linear --algorithms erm --trials 1 --hparams 1"),
+    *shlex.split("--steps 2 --device cpu --at-once 1"),
+]
 
 
 def _runs() -> None:
@@ -253,24 +247,12 @@ def _runs() -> None:
     table = ["--dataset", *OWN, *SHORT, "--eval-every", "2"]
     lines = {
         "table": ["train", "fish", *table, "--drop", "note", "--track-every", "2"],
-        "number": [
-            "train",
-            "erm",
-            "--dataset",
-            "numbers.csv",
-            "--label",
-            "cost",
-            "--domain",
-            "hospital",
-            *SHORT,
-        ],
-        "image": ["train", "coral", "--dataset", "images", "--data", "size=32", *SHORT, "--average", "sma"],
+        "number": [*shlex.split("train erm --dataset numbers.csv --label cost --domain hospital"), *SHORT],
+        "image": [*shlex.split("train coral --dataset images --data size=32 --average sma"), *SHORT],
         "baseline": ["train", "logistic-regression", "--dataset", *OWN],
         "seeds": ["train", "erm", *table, "--seeds", "2", "--at-once", "1"],
-        "compared": ["compare", *OWN, "--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", *SHORT]
-        + ["--at-once", "1"],
-        "swept": ["sweep", "--datasets", "linear", "--algorithms", "erm", "--trials", "1", "--hparams", "1"]
-        + ["--steps", "2", "--device", "cpu", "--at-once", "1"],
+        "compared": COMPARED,
+        "swept": SWEPT,
     }
     for name, line in lines.items():
         code = main([*line, "--out", f"runs/{name}"])

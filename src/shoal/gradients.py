@@ -30,6 +30,7 @@ Method = Literal["exact", "finite-difference"]
 Measure = Literal["gip", "variance"]
 
 
+@checked
 def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
     """The gradient of ``loss``, with zeros for parameters that it does not reach."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
@@ -260,8 +261,8 @@ def _check_alike(gradients: Sequence[Sequence[Tensor]]) -> None:
 
 
 def _check_square(matrix: Tensor) -> int:
-    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
-        raise InputError(f"a matrix (…, S, S) is needed, got the shape {tuple(matrix.shape)}.")
+    if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2] or matrix.layout != torch.strided:
+        raise InputError(f"a dense matrix (…, S, S) is needed, got {shown(matrix)}.")
     return matrix.shape[-1]
 
 

@@ -25,6 +25,7 @@ from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.report.tables import Table, clean
+from shoal.settings import checked
 from shoal.trained import Trained, load, probabilities
 from shoal.training.intervals import Estimate, calibration, classification, regression
 
@@ -232,6 +233,7 @@ def _cell(estimate: Estimate) -> str:
 # Scoring
 
 
+@checked
 def score(
     model: str | Path | Trained,
     data: Any,

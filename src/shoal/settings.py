@@ -16,7 +16,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
@@ -277,8 +277,10 @@ def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # no
     if origin in (list, tuple, Sequence):
         alike = len({a for a in args if a is not ...}) == 1
         return (Kind(list, items=kinds_of(args[0]) if alike else ()),)
-    if origin in (dict, Mapping, Callable):
-        return (Kind(Callable if origin is Callable else Mapping),)
+    if origin in (dict, Mapping):
+        return (Kind(Mapping),)
+    if origin in (Callable, Iterable):
+        return (Kind(origin),)
     if inspect.isclass(annotation) and annotation not in (object, Any) and not origin:
         return () if getattr(annotation, "_is_protocol", False) else (Kind(annotation),)
     return ()

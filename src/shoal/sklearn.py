@@ -136,7 +136,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
 
     def _method(self, domains: Domains, grouped: bool) -> dict[str, Any]:
         """The algorithm and what belongs to it; ERM where it has fewer than two domains to work with."""
-        cls = _algorithm(self.algorithm)
+        cls = algorithm_class(self.algorithm)
         if not isinstance(self.settings, Mapping | None):
             raise InputError(
                 f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {self.settings!r}."
@@ -293,14 +293,6 @@ class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
         outputs = self._outputs(X)
         mean, spread = self.target_
         return outputs * spread + mean
-
-
-def _algorithm(given: Any) -> type[Algorithm]:
-    if isinstance(given, type) and issubclass(given, Algorithm):
-        return given
-    if not isinstance(given, str):
-        raise InputError(f"algorithm must be a name (`shoal list algorithms`) or a class; got {given!r}.")
-    return algorithm_class(given)
 
 
 def _scaled(scaler: StandardScaler | None, X: NDArray[Any]) -> NDArray[Any]:

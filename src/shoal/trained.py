@@ -28,8 +28,10 @@ from shoal.data.loader import to_device
 from shoal.errors import InputError
 from shoal.files import parse_yaml, read_json
 from shoal.models import build, language, options_of
+from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import check_files
+from shoal.training.processes import named_device
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
@@ -118,6 +120,7 @@ class Trained(nn.Module):
         ready = isinstance(source, Tensor | np.ndarray)
         return reader({} if ready else self.inputs, self.about.input_shape, folder=self.folder, **options)
 
+    @checked
     def predict(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[Any]:
@@ -130,6 +133,7 @@ class Trained(nn.Module):
         found = self._collected(source, batch_size, workers, column)
         return self.labels(found)
 
+    @checked
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[np.float64]:
@@ -202,6 +206,7 @@ def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
     return found
 
 
+@checked
 def load(
     folder: str | Path, model: nn.Module | None = None, *, device: str | torch.device = "cpu"
 ) -> Trained:
@@ -216,6 +221,7 @@ def load(
         model: for a run of a network of your own: one built as it was, into which the weights are put.
         device: where it is to be.
     """
+    place_on = named_device(device)
     weights = find(Path(folder).expanduser())
     place = weights.parent
     about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
@@ -236,7 +242,7 @@ def load(
     if not isinstance(checksums, dict) or not all(isinstance(v, str) for v in checksums.values()):
         raise _damaged(place / RECORD, "files must be a mapping of checksums")
     check_files(place, checksums if weights.name == WEIGHTS else {})
-    return Trained(model, about or About(), place, record).to(device)
+    return Trained(model, about or About(), place, record).to(place_on)
 
 
 def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -263,7 +269,7 @@ def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> n
         try:
             return build(name, input_shape=about.input_shape, classes=about.classes, seed=0, **given)
         except (*_WRONG, MemoryError) as error:
-            if isinstance(error, InputError):
+            if isinstance(error, InputError) and not given:  # not about options: what to install, for example
                 raise
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"the model {name!r} cannot be built as {ABOUT} says: {first}") from error

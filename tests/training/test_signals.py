@@ -173,7 +173,7 @@ def test_killed_inside_evaluations(tmp_path: Path) -> None:
 def test_the_command_ends_soon_inside_a_slow_evaluation(
     tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Within two seconds of the signal; it says how to resume, and `shoal resume` ends as if never stopped."""
+    """Within two seconds of the signal; it says how to resume, which then ends as one without a stop."""
     from shoal.models.feature_model import FeatureModel
 
     monkeypatch.chdir(tmp_path)

@@ -13,15 +13,19 @@ from shoal.data.batch import Task
 from shoal.errors import InputError, check_names
 from shoal.models import FeatureModel
 from shoal.registry import Registry
-from shoal.settings import check, settings
+from shoal.settings import check, checked, settings, shown
 
 GIVEN = ("model", "loss", "task")
 """What every algorithm is made from, beside its settings."""
 registry = Registry("algorithm", "shoal.algorithms", support=frozenset({"base", "penalty"}))
 
 
-def algorithm_class(name: str) -> type[Algorithm]:
-    """The algorithm that the file ``name`` defines: its last subclass of :class:`Algorithm`."""
+def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
+    """The algorithm that the file ``name`` defines: its last subclass of :class:`Algorithm`; or a class."""
+    if isinstance(name, type) and issubclass(name, Algorithm):
+        return name
+    if not isinstance(name, str):
+        raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(name)}.")
     module = registry.module(name)
     found = [
         c
@@ -38,11 +42,12 @@ def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
     return {name: s.default for name, s in settings(algorithm).items() if name not in GIVEN}
 
 
+@checked
 def build(
     algorithm: str | type[Algorithm], model: nn.Module, loss: Loss, task: Task, **settings: Any
 ) -> Algorithm:
     """An algorithm by name or class, with its settings checked against the ones it takes."""
-    cls = algorithm_class(algorithm) if isinstance(algorithm, str) else algorithm
+    cls = algorithm_class(algorithm)
     settings = check_settings(cls, settings)
     check_fit(cls, model, task)
     return cls(model, loss, task, **settings)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, shown
 from shoal.files import dump_yaml, read_yaml, write_atomically
 from shoal.training.metrics import metric
 
@@ -246,7 +246,7 @@ def check_same_run(folder: Path, config: RunConfig) -> None:
 def differences(there: RunConfig, asked: RunConfig) -> str:
     """In words, of two configurations; at most three of them."""
     theirs = there.to_dict()
-    every = [f"{k} {theirs[k]!r}, not {v!r}" for k, v in asked.to_dict().items() if theirs[k] != v]
+    every = [f"{k} {shown(theirs[k])}, not {shown(v)}" for k, v in asked.to_dict().items() if theirs[k] != v]
     return ", ".join(every[:3]) + (f", and {len(every) - 3} more" if len(every) > 3 else "")
 
 

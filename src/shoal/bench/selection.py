@@ -92,6 +92,12 @@ def sweep(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> Sweep:
 
 def run_of(record: RunRecord, key: Key) -> Run:
     points = tuple(_point(m) for m in record.history)
+    for point in points:
+        if not set(key.left_out) <= set(point.inside) or not set(point.outside) - set(key.left_out):
+            raise InputError(
+                f"the record of run {record.config.identity} lacks scores at step {point.step} to select by; "
+                "remove it, and the run is done again."
+            )
     metrics = [s["metric"] for m in record.history for s in m["scores"].values()]
     return Run(key, points, metrics[0] if metrics else "accuracy", record.status != "finished")
 

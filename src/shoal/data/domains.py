@@ -218,7 +218,7 @@ def _label_values(labels: Any) -> NDArray[Any]:
             raise InputError(f"the domain label at position {where} is {value}; every example needs one.")
         strings[where] = value if isinstance(value, str) else str(value)
     if values.dtype.kind == "O" and all(type(v) is int for v in values):
-        return values.astype(np.int64)
+        return strings if any(abs(v) >= 2**63 for v in values) else values.astype(np.int64)
     return strings
 
 

@@ -21,6 +21,7 @@ from shoal.data.batch import TensorData
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
 from shoal.errors import InputError, check_names
+from shoal.settings import coerce
 
 TASKS = ("classification", "regression")
 LABELS = ("label", "labels", "y", "target", "targets")
@@ -134,6 +135,7 @@ def understand(
     """
     if task is not None:
         check_names("task", [task], TASKS)
+    classes = coerce(int | Sequence[str] | None, classes, "classes")
     names = tuple(map(str, classes)) if classes is not None and not isinstance(classes, int) else ()
     given = len(names) if names else classes if isinstance(classes, int) else None
     if given is not None and (given < 2 or isinstance(classes, bool)):

@@ -30,6 +30,7 @@ from shoal.data.reading import Column, Table, as_column, as_table, need_column, 
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError, TableWarning, check_names, unknown_name
+from shoal.settings import checked, shown
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
@@ -45,6 +46,7 @@ Names = str | float | Iterable[str | float] | None
 """Of domains; numbers as they are in the column."""
 
 
+@checked
 def from_table(
     table: Any,
     *,
@@ -131,6 +133,7 @@ def from_table(
     )
 
 
+@checked
 def check_table(
     table: Any,
     *,
@@ -223,6 +226,7 @@ def _entities(column: Column, name: str) -> NDArray[Any]:
     return codes
 
 
+@checked
 def from_arrays(
     x: Any,
     y: Any,
@@ -264,6 +268,7 @@ def from_arrays(
     )
 
 
+@checked
 def from_dataset(
     dataset: Dataset[Any],
     domains: Any,
@@ -309,6 +314,7 @@ def from_dataset(
     )
 
 
+@checked
 def from_hf(
     dataset: Any,
     *,
@@ -539,9 +545,10 @@ def _listed(names: Names) -> list[str]:
     if names is None:
         return []
     several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
-    return [
-        str(name) if isinstance(name, str | bool | np.bool_) else number_text(float(name)) for name in several
-    ]
+    try:
+        return [str(n) if isinstance(n, str | bool | np.bool_) else number_text(float(n)) for n in several]
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"names of domains must be text or numbers, got {shown(names)}.") from None
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from shoal.errors import InputError
 from shoal.files import check_expansion, check_regular, check_zip, lines_of, open_regular
+from shoal.settings import shown
 
 Array = NDArray[Any]
 
@@ -513,6 +514,8 @@ def as_column(values: Any, name: str) -> Column:
             return Column(_ratio(values.astype("timedelta64[us]"), 1_000_000))
         if values.dtype.kind == "f":
             return Column(values.astype(np.float64))
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InputError(f"column {name!r} must be a list or an array, got {shown(values)}.")
     listed = values.tolist() if isinstance(values, np.ndarray) else list(values)
     return _from_list([None if _is_missing(v) else v for v in listed], name)
 

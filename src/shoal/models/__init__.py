@@ -12,7 +12,7 @@ from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
 from shoal.registry import Registry
-from shoal.settings import check, settings
+from shoal.settings import check, checked, settings
 
 __all__ = ["FeatureModel", "build", "options_of", "registry"]
 
@@ -21,6 +21,7 @@ registry = Registry(
 )
 
 
+@checked
 def build(
     name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
 ) -> FeatureModel:

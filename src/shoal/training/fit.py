@@ -15,6 +15,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
 from shoal.errors import InputError, unknown_name
+from shoal.settings import coerce
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.evaluate import Scores
@@ -126,6 +127,9 @@ def fit(
             f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
             "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
         )
+    coerce(str | Path | None, folder, "folder")
+    coerce(bool, resume, "resume")
+    coerce(str | None, wandb, "wandb")
     checked = Options.checked(**options)
     own_loss = checked.loss is not None
     data = _as_domain_data(train, validation, test, task, classes=checked.classes, own_loss=own_loss)

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms import Algorithm, build
+from shoal.algorithms import Algorithm, algorithm_class, build
 from shoal.algorithms.base import Log, trained_parameters
 from shoal.data.batch import DomainData, widest
 from shoal.data.loader import MetaBatchLoader, seed_all, seeded
 from shoal.data.sampler import DomainBatchSampler, key
-from shoal.errors import InputError, shown
+from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
@@ -72,17 +72,14 @@ class Training:
         label: str | None = None,
         parent: Training | None = None,
     ) -> None:
-        if not (
-            isinstance(algorithm, str) or (isinstance(algorithm, type) and issubclass(algorithm, Algorithm))
-        ):
-            raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(algorithm)}.")
+        cls = algorithm_class(algorithm)
         self.options = options
         self.data = data
         self.parent = parent
         self.processes: Processes = parent.processes if parent else Processes(options.device)
         self.device = self.processes.device
         self.model = model.to(self.device)
-        self.label = label or (algorithm if isinstance(algorithm, str) else algorithm.__name__)
+        self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
         self.phase = "warm start" if parent else "train"
         examples: Any = data.examples
         self.gathers = hasattr(examples, "batch")
