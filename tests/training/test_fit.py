@@ -464,7 +464,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "example 3 of domain 'b' .example 43 of all. has a feature that is nan",
     ),
     "nan in test": ({"test": {"t": with_nan()}}, "example 3 of domain 't' .* has a feature that is nan"),
-    "meta_lr 0": ({"settings": {"meta_lr": 0}}, "meta_lr of Fish must be a number above 0 and at most 1, got 0"),
+    "meta_lr 0": (
+        {"settings": {"meta_lr": 0}},
+        "meta_lr of Fish must be a number above 0 and at most 1, got 0",
+    ),
     "meta_lr -1": ({"settings": {"meta_lr": -1}}, "meta_lr of Fish must be .*got -1"),
     "lr 0": ({"lr": 0}, "lr must be positive, got 0"),
     "lr -1": ({"lr": -1}, "lr must be positive, got -1"),

@@ -133,7 +133,9 @@ class TestLearningRate:
 
 @pytest.mark.parametrize("name", ["irm", "vrex", "cdann", "fishr", "idgm"])
 def test_a_share_of_the_training_is_no_number_of_steps(name: str) -> None:
-    with pytest.raises(InputError, match=r"start of .* share of the training from 0 to 2, got 500.0. Did you mean 500"):
+    with pytest.raises(
+        InputError, match=r"start of .* share of the training from 0 to 2, got 500.0. Did you mean 500"
+    ):
         fit(name, settings={"start": 500.0})
     fit(name, settings={"start": 500})
     fit(name, settings={"start": 0.5})
