@@ -656,7 +656,7 @@ class TestWeights:
     def test_other_names_are_named(self, capsys: Captured) -> None:
         save_file({"head.weight": torch.zeros(2)}, "other.safetensors")
         assert main([*LINEAR, "--weights", "other.safetensors"]) == 2
-        assert "head.weight" in one_line(capsys)
+        assert "it needs 'head.bias'" in one_line(capsys)
 
 
 def started(*arguments: str) -> subprocess.Popen[str]:
@@ -696,7 +696,7 @@ def test_signals_to_a_real_training(capsys: Captured) -> None:
     out, said = second.communicate(timeout=60)
     process.send_signal(signal.SIGCONT)
     assert (second.returncode, out) == (2, "")
-    assert [f"run is in use by process {process.pid}" in line for line in said.splitlines()] == [True]
+    assert f"run is in use by process {process.pid}" in said.splitlines()[-1]
     for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -9)):
         at = step()
         process.send_signal(number)
@@ -708,7 +708,7 @@ def test_signals_to_a_real_training(capsys: Captured) -> None:
             assert step() >= at
             assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
         assert main(["show", "run"]) == 0
-        assert f"stopped: step {step() // 10 * 10:,} of 3,000" in capsys.readouterr().out or code == -9
+        assert f"stopped: step {step():,} of 3,000" in capsys.readouterr().out or code == -9
         at = step()
         if code != -9:
             process = started("resume", "run")
@@ -739,7 +739,10 @@ def test_cdsprites_shows_what_is_there_and_names_what_is_missing(tmp_path: Path,
             "step": 1,
             "passes": 200,
             "loss": 0.1,
-            "scores": {s: {"average": a, "domains": {}} for s, a in (("train", 1.0), ("test", 0.75))},
+            "scores": {
+                s: {"metric": "accuracy", "average": a, "domains": {}}
+                for s, a in (("train", 1.0), ("test", 0.75))
+            },
         }
     ]
     for config in configs[:-1]:
@@ -759,7 +762,9 @@ def test_missing_runs_of_cdsprites_are_listed_by_their_seeds(tmp_path: Path, cap
         "step": 1,
         "passes": 200,
         "loss": 0.1,
-        "scores": {"train": {"average": 1.0}, "test": {"average": 0.5}},
+        "scores": {
+            s: {"metric": "accuracy", "average": a, "domains": {}} for s, a in (("train", 1.0), ("test", 0.5))
+        },
     }
     for c in config:
         if c.algorithm == "reptile" or (c.algorithm == "erm" and c.seed == 1):
@@ -952,7 +957,7 @@ def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captu
         (["sweep", "--group", "algoritm"], "Did you mean 'algorithm'"),
         (["sweep", "--group", "algorithm", "--sort", "lr"], "groups cannot be sorted by 'lr'"),
         (["sweep", "--group", "algorithm", "--columns", "lr"], "cannot be had together"),
-        (["sweep", "--csv", "empty"], "--csv 'empty' cannot be written"),
+        (["sweep", "--csv", "empty"], "'empty' is a folder; give a file"),
     ],
 )
 def test_wrong_questions_end_in_one_line(

@@ -170,7 +170,10 @@ def test_what_is_right_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
         ("train fish --dataset linear --set meta_lr=0,5", "got '0,5'. Did you mean 0.5?"),
         ("train fish --dataset linear --set meta_lr=0.1 meta_lr=0.2", "--set gives 'meta_lr' twice"),
         ("train fish --dataset linear --set meta_lr=0.1 --set meta_lr=0.2", "--set gives 'meta_lr' twice"),
-        ("train fish --dataset linear --device meta", "'meta' cannot train; these can: cpu, cuda"),
+        (
+            "train fish --dataset linear --device meta",
+            "--device 'meta' is not one to train on: say 'cpu', 'cuda' or 'cuda:1'",
+        ),
         ("train fish --dataset linear --device cuda:9999", "'cuda:9999', but torch finds"),
         ("train fish --dataset linear --warm-start 500.0", "got 500.0. Did you mean 500?"),
         ("train fish --dataset linear --model mlp --model-set width=0", "width of model 'mlp' must be"),

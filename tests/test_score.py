@@ -339,7 +339,7 @@ WRONG: dict[str, tuple[str, Callable[[], dict[str, Any]], list[str], str]] = {
     "no feature": ("ill", lambda: without("age"), [], "lacks what the model needs: 'age'"),
     "no such domain column": ("ill", new, ["--domain", "plaice"], "lacks the domain column 'plaice'"),
     "no rows": ("ill", lambda: {name: [] for name in new()}, [], "no rows"),
-    "workers": ("ill", new, ["--workers", "-1"], "--workers -1"),
+    "workers": ("ill", new, ["--workers", "-1"], "--workers must be a whole number from 0"),
 }
 
 

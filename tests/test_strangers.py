@@ -733,6 +733,8 @@ ELSEWHERE = {
     **dict.fromkeys(
         ("bench/cluster.py", "bench/sweep.py", "training/folder.py"), "claims and locks, written too"
     ),
+    "bench/frozen.py": "its own cache: safetensors, after read_bytes",
+    "terminal.py": "os.devnull",
     **dict.fromkeys(("training/tracking.py", "cli.py", "data/fake.py", "data/fake_text.py"), "written to"),
     **dict.fromkeys(("data/hub.py", "models/language.py"), "of checked files, and of copies"),
     "data/download.py": "what it writes itself",

@@ -198,7 +198,7 @@ class _Dumper(yaml.SafeDumper):
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing: a kill or a full disk leaves what was there before."""
-    with replacing(path) as file:
+    with _replacing(Path(path)) as file:
         file.write(content)
 
 
@@ -212,6 +212,12 @@ def replacing(path: str | Path, inputs: Iterable[str | Path] = ()) -> Iterator[I
     """
     path = Path(path)
     check_output(path, inputs)
+    with _replacing(path) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     if (number := _descriptor(path)) is not None:
         sys.stdout.flush()
         with os.fdopen(os.dup(number), "wb") as through:

@@ -294,6 +294,8 @@ def _take(kinds: Sequence[Kind], value: Any) -> Any:
             return kind.take(value)
         except (TypeError, ValueError, OverflowError):
             continue
+    if isinstance(value, int) and not isinstance(value, bool) and any(k.type is str for k in kinds):
+        return str(value)  # a column or a domain may be called 2020, which is a number where it was typed
     if kinds:
         raise ValueError
     return value
@@ -317,7 +319,8 @@ def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str
 
 def _kinds_of_text(annotation: str, names: Mapping[str, Any]) -> tuple[Kind, ...]:
     try:
-        return kinds_of(eval(annotation, dict(names)))
+        written = types.SimpleNamespace(__annotations__={"it": annotation})
+        return kinds_of(typing.get_type_hints(written, dict(names), include_extras=True)["it"])
     except Exception:  # a name that is imported for type checkers only
         return ()
 

@@ -619,7 +619,7 @@ class TestCommand:
             (["--data", "test=0°"], "name them in --held-out"),
             (["--optimizer", "adm"], "Did you mean 'adam'"),
             (["--model", "smal-cnn"], "Did you mean 'small-cnn'"),
-            (["--lr", "0"], "learning rate must be positive"),
+            (["--lr", "0"], "--lr must be a number above 0"),
             (["--domains", "6"], "--domains 6, but there are 5 to train on"),
             (["--precision", "fp8"], "got 'fp8'"),
         ],

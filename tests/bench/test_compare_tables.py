@@ -434,7 +434,7 @@ class TestCommand:
                 ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "age", "--text", "age"],
                 "--numeric age and --text age: a column has one kind",
             ),
-            (["patients.csv", "--label", "ill", "--data", "test=["], "test=[: this value cannot be read"),
+            (["patients.csv", "--label", "ill", "--data", "test=["], "'test=[': this value cannot be read"),
             (["nowhere.csv", "--label", "ill", "--domain", "site"], "cannot be read: No such file"),
             (["rotated-digits", "--label", "ill"], "--label belongs to a table"),
             (["notes.md"], "is no table by its ending"),

@@ -701,9 +701,9 @@ def test_an_import_is_not_cut_short(
         ([], "say which experiment (linear, cdsprites"),
         (["--all", "theorem"], "--all goes without an experiment"),
         (["--out", "x", "theorem"], "--out goes without an experiment, or after its name"),
-        (["--all", "--budget", "0"], "--budget must be above 0"),
-        (["--all", "--budget", "nan"], "--budget must be above 0"),
-        (["--all", "--budget", "inf"], "at most 1,000,000, got inf"),
+        (["--all", "--budget", "0"], "--budget must be a number above 0"),
+        (["--all", "--budget", "nan"], "--budget must be a number above 0"),
+        (["--all", "--budget", "inf"], "--budget must be a number above 0, got 'inf'"),
         (["--all", "--data-dir", "nowhere"], "there is no folder"),
     ],
 )

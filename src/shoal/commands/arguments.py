@@ -105,7 +105,7 @@ def device(text: str) -> str:
             if not together():
                 pick_device(text)
         except InputError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
+            raise InputError(f"--{str(error).replace('=', ' ', 1)}") from error
     return text
 
 

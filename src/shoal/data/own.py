@@ -42,7 +42,7 @@ UNLABELLED = frozenset(["", "na", "n/a", "nan", "<na>", "#n/a", "null", "nat", "
 MODELS = {1: "tabular", 3: "small-cnn"}
 """The default model by the number of an input's dimensions."""
 
-Names = str | float | Iterable[str | float] | None
+Names = str | float | bool | Iterable[str | float | bool] | None
 """Of domains; numbers as they are in the column."""
 
 
