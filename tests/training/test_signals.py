@@ -225,7 +225,7 @@ def test_the_command_ends_while_images_are_read(
         folder = Path(f"images-{number}", domain, label)
         folder.mkdir(parents=True, exist_ok=True)
         image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{n}.png")
-    line = f"train erm --dataset images-{number} --data size=16 --leave-out none --steps 1 --batch 2".split()
+    line = f"train erm --dataset images-{number} --data size=16 --held-out none --steps 1 --batch 2".split()
     line += ["--device", "cpu", "--out", "run"]
     opened, calls = image.open, itertools.count(1)
 
