@@ -176,10 +176,9 @@ def run(given: Any) -> None:
 
 def _run(config: RunConfig, given: Any) -> None:
     from shoal.bench import baselines
-    from shoal.bench.run import run as run_one
+    from shoal.bench.run import Turns
 
     show_columns(given)
-    show_chosen(given)
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(given.seeds)
     out = given.out or Path("runs") / name
     how = {name: getattr(given, name) for name in HOW}
@@ -193,11 +192,14 @@ def _run(config: RunConfig, given: Any) -> None:
             raise
         return
     if given.seeds:
+        show_chosen(given)
         several(config, given.seeds, out, how, given)
         return
     make_folder(out)
-    record = run_one(config, given.device, not given.json, out, how, given.wandb)
-    show_run(record, out, given)
+    turns = Turns(config, given.device, not given.json, out, how, given.wandb)
+    if turns.training is not None:  # after all that could be wrong
+        show_chosen(given)
+    show_run(turns.to_the_end(), out, given)
 
 
 def _of_baseline(given: Any) -> RunConfig:
