@@ -109,7 +109,7 @@ def read_bytes(path: str | Path, limit: int | None = LARGEST) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if limit is not None and size > limit:
             raise InputError(f"{str(path)!r} has {size:,} bytes; at most {limit:,} are read of such a file.")
-        return file.read() if limit is None else file.read(limit + 1)[:limit]
+        return file.read() if limit is None else file.read(size)
 
 
 def read_text(path: str | Path, limit: int | None = LARGEST, errors: str = "strict") -> str:
