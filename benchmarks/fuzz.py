@@ -286,6 +286,7 @@ class Case:
 
     def run(self) -> None:
         os.setsid()
+        signal.alarm(600)  # should the fuzz itself be killed
         where = open(self.place / "where.txt", "w")  # noqa: SIM115 (until the process ends)
         faulthandler.register(signal.SIGUSR1, where, all_threads=False)
         faulthandler.enable(where)
