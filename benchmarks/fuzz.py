@@ -209,12 +209,12 @@ class Fuzz:
         return result
 
     def _patience(self, place: Path, seconds: float) -> float:
-        """Sweeps that are really run start many processes, one after the other."""
+        """Runs of several seeds, and sweeps above all, start processes that import everything anew."""
         if seconds < self.given.timeout:
             return 1
         with contextlib.suppress(OSError, ValueError):
             case = json.loads((place / "result.json").read_text()).get("case", [""])
-            return 4 if case[0] == "sweep" else 1
+            return 5 if case[0] == "sweep" or "--seeds" in case else 1
         return 1
 
     def _keep(self, result: dict[str, Any]) -> None:
@@ -286,6 +286,7 @@ class Case:
 
     def run(self) -> None:
         os.setsid()
+        signal.alarm(600)  # should the fuzz itself be killed
         where = open(self.place / "where.txt", "w")  # noqa: SIM115 (until the process ends)
         faulthandler.register(signal.SIGUSR1, where, all_threads=False)
         faulthandler.enable(where)
@@ -436,7 +437,8 @@ class Case:
             )
         if code not in (0, 1, 2, "exception"):
             self._found("exit code", f"{code}: {err[-300:]}", where)
-        if odd := sorted({c for c in out + err if c not in "\n\t" and (c < " " or "\x7f" <= c <= "\x9f")}):
+        shown = err if words[:1] == ["predict"] else out + err  # which prints a table, for other programs
+        if odd := sorted({c for c in shown if c not in "\n\t" and (c < " " or "\x7f" <= c <= "\x9f")}):
             self._found("control characters", repr(odd), where)
         if code in (1, 2):
             at = max(err.rfind("shoal: "), err.rfind(": error: "))

@@ -284,6 +284,8 @@ def source(given: Any) -> tuple[str, dict[str, Any]]:
         if ending(path):
             from shoal.data.sets.table import digest_of
 
+            if named := {"file", "digest"} & options.keys():
+                raise InputError(f"--data {min(named)}=…: the file is {given.dataset!r}, as it was named.")
             # The digest makes a changed file another dataset: its runs are not taken for the old one's.
             options = {"file": str(given.dataset), "digest": digest_of(path), **told, **options}
             given.table_options = options
