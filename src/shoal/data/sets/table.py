@@ -31,7 +31,7 @@ def load(
     file: str | None = None,
     label: str | None = None,
     domain: str | None = None,
-    test: str | int | float | bool | list[Any] | Mapping[str, Any] | None = None,
+    test: str | list[str] | None = None,
     seed: Seed = 0,
     group: str | None = None,
     columns: str | list[str] | None = None,
