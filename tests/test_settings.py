@@ -112,7 +112,7 @@ def test_what_is_right_comes_out_plain(given: dict[str, Any], value: Any) -> Non
         ({"limit": 1}, "a number of at least 0 and below 1 or None (null on the command line), got 1."),
         ({"how": "frist"}, "how of it must be 'first' or 'exact', got 'frist'. Did you mean 'first'?"),
         ({"how": None}, "how of it must be 'first' or 'exact', got None."),
-        ({"names": ["a", 1.5]}, "names of it must be text or a list of text or None"),
+        ({"names": ["a", None]}, "names of it must be text or a list of text or None"),
         ({"names": "a\0b"}, "names of it must be text"),
         ({"flag": 1}, "flag of it must be true or false, got 1."),
         ({"kinds": "a"}, "kinds of it must be a mapping or None"),

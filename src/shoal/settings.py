@@ -116,8 +116,8 @@ class Kind(NamedTuple):
             if not isinstance(value, (list, tuple)):
                 raise TypeError
             return [_take(self.items, item) for item in value]
-        if wanted is str and isinstance(value, Integral) and not isinstance(value, bool):
-            return str(int(value))  # a domain called 3
+        if wanted is str and isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
+            return str(int(value) if isinstance(value, Integral) else float(value))  # a domain called 3
         if not isinstance(value, wanted):
             raise TypeError
         if isinstance(value, (str, Path)) and "\0" in str(value):  # no name and no path has it
@@ -350,7 +350,8 @@ def _hint(kinds: Sequence[Kind], value: Any) -> str:
     elif isinstance(value, float) and math.isfinite(value) and value == int(value):
         meant = int(value)
     else:
-        return ""
+        text = any(kind.type is str for kind in kinds)
+        return " To be text, no and null need quotes." if text else ""
     try:
         return "" if meant is None else f" Did you mean {_take(kinds, meant)!r}?"
     except (TypeError, ValueError, OverflowError):

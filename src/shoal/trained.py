@@ -148,7 +148,7 @@ class Trained(nn.Module):
         if not outputs:
             raise InputError("there is nothing to predict for: the input is empty.")
         for note in source_reader.doubts:
-            warnings.warn(note, stacklevel=3)
+            warnings.warn(note, stacklevel=4)
         return np.concatenate(outputs)
 
     def outputs(

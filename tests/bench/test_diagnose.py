@@ -659,7 +659,7 @@ def test_the_command(
     [
         (["rotated-digit"], "Did you mean 'rotated-digits'"),
         (["linear", "--data", "nonsense=1"], "nonsense"),
-        (["linear", "--device", "gpu"], "device='gpu'"),
+        (["linear", "--device", "gpu"], "--device 'gpu'"),
     ],
 )
 def test_wrong_input_ends_in_one_line(

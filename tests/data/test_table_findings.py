@@ -180,7 +180,7 @@ class TestTypes:
         table = {0: list(np.arange(40) % 7 / 2), 1: [0, 1] * 20, 2: [n % 3 == 0 for n in range(40)]}
         data = from_table(table, label=1, domain=2, test=True)  # type: ignore[arg-type]
         assert data.splits["test"].names == ("True",)
-        with pytest.raises(InputError, match="there is no column"):
+        with pytest.raises(InputError, match="label of from_table must be text"):
             from_table(table, label=["y"], domain=2)  # type: ignore[arg-type]
 
 

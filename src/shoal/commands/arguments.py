@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"must be {words}, got {shown(value)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
-        named, plain = re.subn(r"^argument ([^:]+): (?=must|is)|^(?=unknown)", r"\1 ", message)
+        named, plain = re.subn(r"^argument ([^:]+): (?=must|is|')|^(?=unknown)", r"\1 ", message)
         more = "" if plain else f"\n`{self.prog} --help` shows what there is."
         raise InputError(named.lstrip()[:600] + more)
 
@@ -105,7 +105,7 @@ def device(text: str) -> str:
             if not together():
                 pick_device(text)
         except InputError as error:
-            raise InputError(f"--{str(error).replace('=', ' ', 1)}") from error
+            raise argparse.ArgumentTypeError(str(error).removeprefix("device=")) from error
     return text
 
 

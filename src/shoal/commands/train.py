@@ -223,8 +223,9 @@ def _run(config: RunConfig, given: Any) -> None:
         several(config, given.seeds, out, how, given)
         return
     make_folder(out, given.dataset, run=True)
-    turns = Turns(config, given.device, not given.json, out, how, given.wandb)  # checks all that it is given
-    show_chosen(given)
+    turns = Turns(config, given.device, not given.json, out, how, given.wandb)
+    if turns.training is not None:  # after all that could be wrong
+        show_chosen(given)
     show_run(turns.to_the_end(), out, given)
 
 

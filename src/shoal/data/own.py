@@ -222,7 +222,7 @@ def _entities(column: Column, name: str) -> NDArray[Any]:
     if gone := (np.flatnonzero(codes < 0) + 1).tolist():
         raise InputError(f"group {name!r} is missing in {_rows(gone)}; every row needs one.")
     if len(names) == len(codes):
-        warnings.warn(f"group {name!r} is different in every row: it groups nothing", stacklevel=4)
+        warnings.warn(f"group {name!r} is different in every row: it groups nothing", stacklevel=5)
     return codes
 
 
@@ -636,7 +636,7 @@ def _warn(how: Preprocessing, remarks: Sequence[str]) -> None:
     """Says once, not in every worker process, what is doubtful."""
     if multiprocessing.parent_process() is None:
         for line in [*report_lines(how.columns), *remarks]:
-            warnings.warn(f"{line}.", TableWarning, stacklevel=3)
+            warnings.warn(f"{line}.", TableWarning, stacklevel=4)
 
 
 # Arrays and datasets

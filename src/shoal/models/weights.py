@@ -215,7 +215,8 @@ def _misfit(model: nn.Module, own: Iterable[str], weights: Mapping[str, Tensor])
     name = (getattr(model, "recipe", None) or {}).get("name", type(model).__name__)
     needed = [k for k in own if not k.endswith(DERIVED)]
     lacking, unknown = _differences(needed, [k for k in weights if not k.endswith(DERIVED)])
-    text = f"the {len(weights):,} tensors are not those of model {name!r}"
+    first = f", {next(iter(weights))[:80]!r} first," if weights and not unknown else ""
+    text = f"the {len(weights):,} tensors{first} are not those of model {name!r}"
     text += f"; it needs {_some(lacking)}" if lacking else ""
     text += f"; the file has {_some(unknown)}" if unknown else ""
     if isinstance(getattr(model, "features", None), Backbone):

@@ -31,7 +31,7 @@ def load(
     file: str | None = None,
     label: str | None = None,
     domain: str | None = None,
-    test: Any = None,
+    test: str | list[str] | None = None,
     seed: Seed = 0,
     group: str | None = None,
     columns: str | list[str] | None = None,
@@ -71,7 +71,7 @@ def load(
         path,
         label=told["label"],
         domain=told["domain"],
-        test=_test(test),
+        test=test,
         group=None if group is None else str(group),
         columns=None if columns is None else _several(columns),
         drop=_several(drop or ()),
@@ -124,16 +124,6 @@ def _named(label: str | None, domain: str | None) -> dict[str, str]:
         if value is None:
             raise InputError(f"dataset 'table' needs the column {what}: `{name}=COLUMN`, or --{name} COLUMN.")
     return {"label": str(label), "domain": str(domain)}
-
-
-def _test(test: Any) -> Any:
-    """One name as text, or several. YAML takes some words for something else than names."""
-    for name in (several := test if isinstance(test, (list, tuple)) else [test]):
-        if name is None or isinstance(name, (bool, Mapping)):
-            raise InputError(
-                f"test is {name!r}, no name of a domain; no and null need quotes: 'test=\"no\"'."
-            )
-    return test if several is test else str(test)
 
 
 def _several(names: Any) -> list[str]:
