@@ -304,7 +304,9 @@ class Case:
         os._exit(0)
 
     def _write(self) -> None:
-        (self.place / "result.json").write_text(json.dumps(self.result, default=str))
+        new = self.place / "result.new"
+        new.write_text(json.dumps(self.result, default=str))
+        new.replace(self.place / "result.json")
 
     def _take(self, names: list[str]) -> None:
         for name in names:
