@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -12,8 +13,9 @@ import stat
 import struct
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -24,6 +26,7 @@ from shoal.errors import InputError
 LARGEST = 2**30
 """Most bytes of a file that is read whole, such as a record, unless the caller allows more."""
 LARGEST_YAML = 2**20
+READER_SECONDS = 10.0
 BOMB, SMALL = 200, 2**30
 """Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
 LONGEST = 2**24
@@ -145,6 +148,15 @@ def _check_depth(content: Any) -> None:
             raise ValueError("it is nested too deeply")
 
 
+def finite(content: Any) -> Any:
+    """``content`` with null for numbers that JSON has no word for."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
 def dump_json(content: Any) -> bytes:
     """For people to read too; bytes of a file's name that are no text become escapes, as JSON has them."""
     return json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
@@ -224,7 +236,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             yield through
         return
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as through:
+        with os.fdopen(_opened(path), "wb") as through:
             yield through
         return
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -241,6 +253,21 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         Path(temporary).unlink(missing_ok=True)
         raise
     _flush_folder(target.parent)
+
+
+def _opened(path: Path) -> int:
+    """A pipe or a device, to write to; for a reader of a pipe we wait a while and not for ever."""
+    began = time.monotonic()
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            os.set_blocking(handle, True)
+            return handle
+        except OSError as error:
+            if error.errno != errno.ENXIO or time.monotonic() - began > READER_SECONDS:
+                why = "nobody reads from this pipe" if error.errno == errno.ENXIO else error.strerror
+                raise OSError(error.errno, why, str(path)) from None
+        time.sleep(0.05)
 
 
 def _descriptor(path: Path) -> int | None:

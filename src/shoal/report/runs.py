@@ -77,10 +77,10 @@ def _filled(table: Table, found: Sequence[Scores], spread: bool = False) -> Tabl
 
     for split, content in found[0].items():
         for name in content.get("metrics") or {}:
-            add(split, "all", name, [scores[split]["metrics"][name] for scores in found])
+            add(split, "all", name, [(scores[split].get("metrics") or {}).get(name) for scores in found])
         names = list(content["domains"])
         for name in names[: FEW if len(names) > MOST else None]:
-            add(split, name, content["metric"], [scores[split]["domains"][name] for scores in found])
+            add(split, name, content["metric"], [scores[split]["domains"].get(name) for scores in found])
         if len(names) > MOST:
             empty = [""] * (len(table.columns) - 2)
             table.add(_named(split, found[0]), f"… {len(names) - FEW:,} more", *empty)
