@@ -277,26 +277,26 @@ def _descriptor(path: Path) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and path.is_absolute() else None
 
 
-def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
     """Refuses a file to write that is one of ``inputs``, by whatever name, or there already in one of them.
 
-    To be asked before time is spent. A folder, and a file in place of a folder, are refused too.
+    To be asked before time is spent. A folder, and a file in place of a folder, are refused too. ``option``
+    is what it was given as, for the message.
     """
     path = Path(path)
+    name = f"{option} {str(path)!r}".lstrip()
     if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; give a file.")
+        raise InputError(f"{name} is a folder; give a file.")
     for above in path.parents:
         if above.exists() and not above.is_dir():
-            raise InputError(f"{str(path)!r} cannot be written: {str(above)!r} is a file.")
+            raise InputError(f"{name} cannot be written: {str(above)!r} is a file.")
     if not path.exists():
         return
     real = Path(os.path.realpath(path))
     for source in inputs:
         within = os.path.isdir(source) and Path(os.path.realpath(source)) in real.parents
         if within or same_file(path, source):
-            raise InputError(
-                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
-            )
+            raise InputError(f"{name} is also an input, and would be overwritten; choose another name.")
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:
