@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import math
@@ -12,6 +13,7 @@ import stat
 import struct
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +30,8 @@ BOMB, SMALL = 200, 2**30
 """Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
 LONGEST = 2**24
 """Characters of a line of a text file."""
+PATIENCE = 5.0
+"""Seconds in which somebody must begin to read a pipe that is written to."""
 DEEPEST = 100
 """Most levels of nesting in JSON or YAML from a file."""
 
@@ -224,7 +228,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             yield through
         return
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as through:
+        with os.fdopen(_open_through(path), "wb") as through:
             yield through
         return
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -241,6 +245,22 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         Path(temporary).unlink(missing_ok=True)
         raise
     _flush_folder(target.parent)
+
+
+def _open_through(path: Path) -> int:
+    """Opens what is no regular file for writing; a pipe waits some seconds for its reader, not for ever."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        try:
+            handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            os.set_blocking(handle, True)
+            return handle
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > until:
+                raise InputError(f"{str(path)!r} is a pipe that nobody reads.") from error
+        time.sleep(0.02)
 
 
 def _descriptor(path: Path) -> int | None:
