@@ -555,17 +555,10 @@ def _train(draw: random.Random, context: dict[str, Any]) -> Wanted:
 
 
 def _compare(draw: random.Random, context: dict[str, Any]) -> Wanted:
-    wanted: Wanted = {**_table(draw, context), "algorithms": draw.sample(("erm", "fish", "irm", "vrex"), 2)}
-    wanted |= {
-        "seeds": "1",
-        "search": "1",
-        "steps": "2",
-        "batch": "4",
-        "at_once": "1",
-        "device": "cpu",
-        "out": "out",
-    }
     how = draw.random()
+    data = _data(draw, context) if how < 0.6 else _table(draw, context)
+    wanted: Wanted = {**data, "algorithms": draw.sample(("erm", "fish", "irm", "vrex"), 2), "out": "out"}
+    wanted |= {"seeds": "1", "search": "1", "steps": "2", "batch": "4", "at_once": "1", "device": "cpu"}
     return wanted | (
         {"plan": []} if how < 0.6 else {"no_run": [], "out": "runs/compared"} if how < 0.8 else {}
     )

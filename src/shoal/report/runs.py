@@ -65,6 +65,12 @@ def _named(split: str, scores: Scores) -> str:
     return f"{split} ({some:,} of {all_:,})" if all_ else split
 
 
+def _value(scores: Scores, split: str, kind: str, name: str) -> float | None:
+    """Of a record that may lack what another of the same table has."""
+    found: float | None = ((scores.get(split) or {}).get(kind) or {}).get(name)
+    return found
+
+
 def _filled(table: Table, found: Sequence[Scores], spread: bool = False) -> Table:
     """Rows for what the first of ``found`` has, with a number from each."""
     measured = _measured(found[0])
@@ -77,10 +83,10 @@ def _filled(table: Table, found: Sequence[Scores], spread: bool = False) -> Tabl
 
     for split, content in found[0].items():
         for name in content.get("metrics") or {}:
-            add(split, "all", name, [(scores[split].get("metrics") or {}).get(name) for scores in found])
+            add(split, "all", name, [_value(s, split, "metrics", name) for s in found])
         names = list(content["domains"])
         for name in names[: FEW if len(names) > MOST else None]:
-            add(split, name, content["metric"], [scores[split]["domains"].get(name) for scores in found])
+            add(split, name, content["metric"], [_value(s, split, "domains", name) for s in found])
         if len(names) > MOST:
             empty = [""] * (len(table.columns) - 2)
             table.add(_named(split, found[0]), f"… {len(names) - FEW:,} more", *empty)
