@@ -48,9 +48,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 20]}… ({len(text):,} characters)"
 
 
+def listed(values: Any, what: str) -> list[Any]:
+    """What ``values`` holds; an InputError calls it ``what`` where it is not a list or the like."""
+    try:
+        return list(values)
+    except Exception as error:  # each kind of object has its own
+        raise InputError(f"{what} must be a list or an array, got {shown(values)}.") from error
+
+
 def check_names(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuses the first of ``given`` that is not among ``known``."""
     known = list(known)
-    for name in given:
+    for name in listed(given, f"names of {kind.rstrip(':')}"):
         if not isinstance(name, str) or name not in known:
             raise unknown_name(kind, name, known)

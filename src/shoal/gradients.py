@@ -346,6 +346,8 @@ def curvature(
     losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:
     """H v, with H the Hessian of the mean of these losses; one graph in memory at a time."""
+    if len(v) != len(params):
+        raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")
     total = [torch.zeros_like(p) for p in params]
     for loss in losses:
         parts: Parts = [(1.0, loss)] if callable(loss) else loss

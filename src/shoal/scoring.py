@@ -25,7 +25,7 @@ from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.report.tables import Table, clean
-from shoal.settings import checked
+from shoal.settings import Seed, checked
 from shoal.trained import Trained, load, probabilities
 from shoal.training.intervals import Estimate, calibration, classification, regression
 
@@ -245,7 +245,7 @@ def score(
     workers: int = 0,
     device: str | torch.device = "cpu",
     bad_images: str = "stop",
-    seed: int = 0,
+    seed: Seed = 0,
 ) -> Score:
     """Metrics of a trained model on labelled data, per domain and overall, with 95 % intervals. ::
 

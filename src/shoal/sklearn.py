@@ -27,8 +27,9 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.splits import hold_out
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, shown
 from shoal.models import build
+from shoal.settings import coerce
 from shoal.training.fit import fit
 
 try:
@@ -122,7 +123,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             eval_splits=[split for split in splits if split != "train"],
             seed=seed,
             device=self.device,
-            progress=bool(self.verbose),
+            progress=coerce(bool | float, self.verbose, "verbose") > 0,
             **options,
         )
         # Only now: what stops a fit half-way leaves the model of the one before as it was.
@@ -187,7 +188,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             return self.optimizer
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
         if isinstance(self.lr, bool) or not isinstance(self.lr, Real):
-            raise InputError(f"lr must be a number above 0; got {self.lr!r}.")
+            raise InputError(f"lr must be a number above 0; got {shown(self.lr)}.")
         made: OptimizerMaker = getattr(torch.optim, OPTIMIZERS[self.optimizer])
         return made
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from shoal.bench.config import RunConfig
 from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.files import parse_yaml, read_json
 from shoal.models import build, language, options_of
 from shoal.settings import checked
@@ -315,14 +316,14 @@ MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.f
 
 def find(path: Path) -> Path:
     """The file of weights that ``path`` means; an error says what is there instead and what to do."""
-    if path.is_file():
+    if os.path.isfile(path):  # which is false, and no error, for a name that is too long
         if path.suffix.lower() == ".safetensors":
             return path
         if path.suffix.lower() == ".json":
             raise _only_records(path, [path])
         raise InputError(f"{str(path)!r} is not the weights of a model: give a run's folder, or {WEIGHTS}.")
-    if not path.is_dir():
-        raise InputError(f"there is no folder {str(path)!r}.")
+    if not os.path.isdir(path):
+        raise InputError(f"there is no folder {shown(str(path))}.")
     if (path / WEIGHTS).is_file():
         return path / WEIGHTS
     if several := sorted(path.glob(f"*/{WEIGHTS}")):
@@ -346,7 +347,7 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
     which = "this run" if path == records[0] else f"one of its {len(records):,} runs"
     return InputError(
         f"{str(path)!r} holds records without weights, which comparisons and sweeps do not keep. "
-        f"Train {which} anew:\n{train_command(config)}"
+        f"Train {which} anew:\n{train_command(config)[:600]}"
     )
 
 

@@ -106,7 +106,8 @@ def _point(measured: Mapping[str, Any]) -> Point:
     scores = measured["scores"]
 
     def domains(*splits: str) -> dict[str, float]:
-        return {name: value for s in splits if s in scores for name, value in scores[s]["domains"].items()}
+        each = (item for s in splits if s in scores for item in scores[s]["domains"].items())
+        return {name: math.nan if value is None else value for name, value in each}
 
     return Point(measured["step"], domains("train", "test"), domains("validation", "oracle"))
 

@@ -194,6 +194,7 @@ def _unfinished(folder: Path) -> list[Trouble]:
 
 
 def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
+    from shoal.report import compare
     from shoal.report.groups import Trouble
 
     found = []
@@ -203,8 +204,9 @@ def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
             lacks = {"dataset", "rows", "trials", "left_out", "seeds", "steps", "runs"} - set(content)
             if lacks:
                 raise KeyError(*sorted(lacks))
+            compare.words(content)
             found.append((path.parent, content))
-        except (ValueError, TypeError, KeyError, OSError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
             troubles.append(Trouble(f"Not shown: {path} is not the result of a comparison ({error})."))
     return found
 
@@ -214,6 +216,7 @@ COLUMN = {"column", "kind", "missing", "distinct", "examples", "becomes", "warni
 
 def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, Any]]:
     """The reports on columns that comparisons and runs keep, each once."""
+    from shoal.report import columns
     from shoal.report.groups import Trouble
 
     found: dict[str, dict[str, Any]] = {}
@@ -225,7 +228,9 @@ def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, A
                     report = {"file": path.parent.name, "columns": report.get("columns_report") or []}
                 if lacks := [key for column in report["columns"] for key in COLUMN - set(column)]:
                     raise KeyError(lacks[0])
-            except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+                columns.table(report)
+                columns.remarks(report)
+            except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
                 troubles.append(Trouble(f"Not shown: {path} is not a report on columns ({error!r})."))
                 continue
             if report["columns"]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError, listed, unknown_name
 from shoal.settings import checked, shown
 
 MANY = 50  # an error lists the known names up to this many domains
@@ -146,7 +146,8 @@ class Domains:
         """Names or numbers of domains as numbers; a single one is taken as a list of one."""
         if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
             names_or_numbers = [names_or_numbers]
-        chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in names_or_numbers]
+        several = listed(names_or_numbers, "names or numbers of domains")
+        chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in several]
         if len(set(chosen)) < len(chosen):
             twice = Counter(chosen).most_common(1)[0][0]
             raise InputError(f"domain {str(self._labels[twice])!r} is named twice; name each domain once.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import re
 import tempfile
 import urllib.error
@@ -85,7 +86,9 @@ def need_transformers() -> None:
 
 def is_folder(name: str) -> bool:
     """Whether a model's name is that of a model's folder here, or can be nothing but a path."""
-    return name.startswith((".", "~")) or Path(name).is_absolute() or Path(name, "config.json").is_file()
+    return (
+        name.startswith((".", "~")) or Path(name).is_absolute() or os.path.isfile(Path(name, "config.json"))
+    )
 
 
 class Source:

@@ -29,7 +29,7 @@ from shoal.data.examples import understand, warn_of
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.table import Preprocessing
-from shoal.errors import InputError, TableWarning, check_names, unknown_name
+from shoal.errors import InputError, TableWarning, check_names, listed, unknown_name
 from shoal.settings import checked, shown
 
 SHARE = 0.2
@@ -544,10 +544,12 @@ def _by_entity(
 def _listed(names: Names) -> list[str]:
     if names is None:
         return []
-    several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
+    several = (
+        [names] if isinstance(names, (str, int, float, np.number)) else listed(names, "names of domains")
+    )
     try:
         return [str(n) if isinstance(n, str | bool | np.bool_) else number_text(float(n)) for n in several]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise InputError(f"names of domains must be text or numbers, got {shown(names)}.") from None
 
 
@@ -655,8 +657,9 @@ def _tensor(x: Any) -> Tensor:
 
 
 def _domain_names(domains: Any) -> Any:
-    listed = domains if hasattr(domains, "__len__") else list(domains)
-    return np.asarray(listed, object) if isinstance(listed, (list, tuple)) else listed
+    if isinstance(domains, (np.ndarray, Tensor)) and domains.ndim == 1:
+        return domains
+    return np.asarray(listed(domains, "domains"), object) if not hasattr(domains, "iloc") else domains
 
 
 # Hugging Face
