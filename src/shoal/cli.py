@@ -61,6 +61,10 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """In the words of torch, which raises a RuntimeError."""
 
 
+LONGEST = 900
+"""Characters of an error."""
+
+
 class _Help(argparse.HelpFormatter):
     """Room for the longest option beside its explanation."""
 
@@ -158,6 +162,8 @@ def _flush() -> None:
 
 
 def _failed(message: str, code: int) -> int:
+    if len(message) > LONGEST:  # it quotes something that has no end
+        message = f"{message[:LONGEST]}…"
     if main_process() and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(message, file=sys.stderr)

@@ -102,6 +102,11 @@ class MetaBatchLoader:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    def close(self) -> None:
+        """Ends the worker processes; iterating again starts new ones."""
+        if self._loader is not None:
+            self._loader._iterator = None
+
     def __iter__(self) -> Iterator[list[DomainBatch]]:
         return self._gathered() if self._loader is None else self._grouped(self._loader)
 

@@ -331,13 +331,23 @@ class Training:
         loaded = journal.restore() if journal else None
         if loaded:
             load(self, loaded)
-        if self.warm is not None and self.step == 0:
-            if not self.warm.finished:
-                yield from self.warm._train(journal, signals)
-            self.warm.restore_selected()
-        if not self.finished:
-            yield from self._train(journal, signals)
-        self._finish()
+        try:
+            if self.warm is not None and self.step == 0:
+                if not self.warm.finished:
+                    yield from self.warm._train(journal, signals)
+                self.warm.restore_selected()
+            if not self.finished:
+                yield from self._train(journal, signals)
+            self._finish()
+        finally:
+            self._end_workers()
+
+    def _end_workers(self) -> None:
+        """Processes that read examples for evaluations stay until here, and not until Python ends."""
+        for each in (self, self.warm):
+            for loader in (each.evaluator.loader, each._refreshing) if each is not None else ():
+                if loader is not None:
+                    loader.close()
 
     def _train(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         options, main = self.options, self.processes.main
