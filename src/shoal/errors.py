@@ -11,6 +11,10 @@ LONGEST = 80
 """Characters of a value that a message shows."""
 
 
+LONGEST_MESSAGE, LINES = 900, 3
+"""Characters and lines of a whole message."""
+
+
 class TableWarning(UserWarning):
     """Something in a table is doubtful: the report on its columns says it too."""
 
@@ -19,8 +23,13 @@ class InputError(ValueError):
     """Wrong input, found before time was spent on it.
 
     The message names the argument, the value and what would be right, in one or two lines; the command
-    line prints it without a traceback.
+    line prints it without a traceback. Where it quotes something very long, it is cut.
     """
+
+    def __init__(self, message: str) -> None:
+        lines = str(message).splitlines()
+        text = "\n".join(lines[:LINES]) if len(lines) > LINES else str(message)
+        super().__init__(text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
