@@ -77,16 +77,16 @@ class RunConfig:
     """How tables call this row; no part of the run's identity."""
 
     def __post_init__(self) -> None:
-        if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
-            raise InputError(
-                f"holdout must be a share between 0 and 1, such as 0.2; got {shown(self.holdout)}."
-            )
-        self._check_kinds()
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
         if self.after_warmup is not None and self.decay is None:
             check_names("schedule", [self.after_warmup], SCHEDULES)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
+        if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
+            raise InputError(
+                f"holdout must be a share between 0 and 1, such as 0.2; got {shown(self.holdout)}."
+            )
+        self._check_kinds()
         if self.metric is not None:
             object.__setattr__(self, "metric", metric(self.metric).name)
         if self.eval_splits is not None and not isinstance(self.eval_splits, list):
