@@ -957,7 +957,7 @@ def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captu
         (["sweep", "--group", "algoritm"], "Did you mean 'algorithm'"),
         (["sweep", "--group", "algorithm", "--sort", "lr"], "groups cannot be sorted by 'lr'"),
         (["sweep", "--group", "algorithm", "--columns", "lr"], "cannot be had together"),
-        (["sweep", "--csv", "empty"], "'empty' is a folder; give a file"),
+        (["sweep", "--csv", "empty"], "--csv 'empty' is a folder; give a file"),
     ],
 )
 def test_wrong_questions_end_in_one_line(

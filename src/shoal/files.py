@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -26,12 +26,11 @@ from shoal.errors import InputError
 LARGEST = 2**30
 """Most bytes of a file that is read whole, such as a record, unless the caller allows more."""
 LARGEST_YAML = 2**20
+READER_SECONDS = 10.0
 BOMB, SMALL = 200, 2**30
 """Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
 LONGEST = 2**24
 """Characters of a line of a text file."""
-PATIENCE = 5.0
-"""Seconds in which somebody must begin to read a pipe that is written to."""
 DEEPEST = 100
 """Most levels of nesting in JSON or YAML from a file."""
 
@@ -149,6 +148,15 @@ def _check_depth(content: Any) -> None:
             raise ValueError("it is nested too deeply")
 
 
+def finite(content: Any) -> Any:
+    """``content`` with null for numbers that JSON has no word for."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, Mapping):
+        return {key: finite(value) for key, value in content.items()}
+    return [finite(value) for value in content] if isinstance(content, (list, tuple)) else content
+
+
 def dump_json(content: Any) -> bytes:
     """For people to read too; bytes of a file's name that are no text become escapes, as JSON has them."""
     return json.dumps(content, default=dict, ensure_ascii=False, indent=1).encode(errors="backslashreplace")
@@ -228,7 +236,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
             yield through
         return
     if path.exists() and not path.is_file() and not path.is_dir():
-        with os.fdopen(_open_through(path), "wb") as through:
+        with os.fdopen(_opened(path), "wb") as through:
             yield through
         return
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
@@ -247,20 +255,19 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     _flush_folder(target.parent)
 
 
-def _open_through(path: Path) -> int:
-    """Opens what is no regular file for writing; a pipe waits some seconds for its reader, not for ever."""
-    until = time.monotonic() + PATIENCE
+def _opened(path: Path) -> int:
+    """A pipe or a device, to write to; for a reader of a pipe we wait a while and not for ever."""
+    began = time.monotonic()
     while True:
         try:
-            handle = os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0))
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
             os.set_blocking(handle, True)
             return handle
         except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            if time.monotonic() > until:
-                raise InputError(f"{str(path)!r} is a pipe that nobody reads.") from error
-        time.sleep(0.02)
+            if error.errno != errno.ENXIO or time.monotonic() - began > READER_SECONDS:
+                why = "nobody reads from this pipe" if error.errno == errno.ENXIO else error.strerror
+                raise OSError(error.errno, why, str(path)) from None
+        time.sleep(0.05)
 
 
 def _descriptor(path: Path) -> int | None:
@@ -270,26 +277,26 @@ def _descriptor(path: Path) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and path.is_absolute() else None
 
 
-def check_output(path: str | Path, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
     """Refuses a file to write that is one of ``inputs``, by whatever name, or there already in one of them.
 
-    To be asked before time is spent. A folder, and a file in place of a folder, are refused too.
+    To be asked before time is spent. A folder, and a file in place of a folder, are refused too. ``option``
+    is what it was given as, for the message.
     """
     path = Path(path)
+    name = f"{option} {str(path)!r}".lstrip()
     if path.is_dir():
-        raise InputError(f"{str(path)!r} is a folder; give a file.")
+        raise InputError(f"{name} is a folder; give a file.")
     for above in path.parents:
         if above.exists() and not above.is_dir():
-            raise InputError(f"{str(path)!r} cannot be written: {str(above)!r} is a file.")
+            raise InputError(f"{name} cannot be written: {str(above)!r} is a file.")
     if not path.exists():
         return
     real = Path(os.path.realpath(path))
     for source in inputs:
         within = os.path.isdir(source) and Path(os.path.realpath(source)) in real.parents
         if within or same_file(path, source):
-            raise InputError(
-                f"{str(path)!r} is also an input, and would be overwritten; choose another name."
-            )
+            raise InputError(f"{name} is also an input, and would be overwritten; choose another name.")
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:

@@ -294,8 +294,6 @@ def _take(kinds: Sequence[Kind], value: Any) -> Any:
             return kind.take(value)
         except (TypeError, ValueError, OverflowError):
             continue
-    if isinstance(value, int) and not isinstance(value, bool) and any(k.type is str for k in kinds):
-        return str(value)  # a column or a domain may be called 2020, which is a number where it was typed
     if kinds:
         raise ValueError
     return value

@@ -28,7 +28,7 @@ from shoal.data.loader import to_device
 from shoal.errors import InputError
 from shoal.files import parse_yaml, read_json
 from shoal.models import build, language, options_of
-from shoal.settings import checked
+from shoal.settings import checked, shown
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import check_files
 from shoal.training.processes import named_device
@@ -315,6 +315,14 @@ MAKERS = {torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn, torch.f
 
 def find(path: Path) -> Path:
     """The file of weights that ``path`` means; an error says what is there instead and what to do."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        pass  # below, in more words
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"{shown(str(path))} cannot be read: {getattr(error, 'strerror', None) or error}."
+        ) from error
     if path.is_file():
         if path.suffix.lower() == ".safetensors":
             return path

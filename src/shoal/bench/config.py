@@ -100,7 +100,7 @@ class RunConfig:
             if isinstance(value, bool) or not isinstance(value, tuple(_KINDS[kind][0] for kind in kinds)):
                 right = " or ".join(_KINDS[kind][1] for kind in kinds if kind != "None")
                 raise InputError(f"{each.name} must be {right}, got {repr(value)[:40]}.")
-            if isinstance(value, int | float) and not abs(value) < 2**63:
+            if isinstance(value, int) and abs(value) >= 2**63:
                 raise InputError(f"{each.name} is out of range: {str(value)[:40]}.")
             if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
                 raise InputError(f"{each.name} must have names as keys, got {str(dict(value))[:40]}.")

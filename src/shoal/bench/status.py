@@ -48,7 +48,9 @@ class RunStatus:
         if not sound:
             raise InputError(f"{str(folder / 'config.yaml')!r} is not the configuration of a run.")
         lines = _lines(folder / "metrics.jsonl")
-        trained = [line.get("step", 0) for line in lines if line.get("phase") == "train"]
+        trained = [
+            line["step"] for line in lines if line.get("phase") == "train" and _whole(line.get("step"))
+        ]
         record = _record(folder, "run" in config)
         state = record["status"] if record else ("running" if in_use(folder) else "stopped")
         measured = [line for line in lines if "scores" in line]

@@ -83,7 +83,7 @@ def run(given: Any) -> None:
         raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
     inputs = [*given.data, *files_of(given.model)]
     if given.out is not None:
-        check_output(given.out, inputs)
+        check_output(given.out, inputs, "--out")
     model = load(given.model, device=pick_device(given.device))
     if given.proba and model.about.classes is None:
         raise InputError("--proba: this model predicts numbers, not classes.")

@@ -77,7 +77,8 @@ def write(
     from shoal.training.folder import check_output
 
     runs, kept, troubles = collect(paths)
-    check_output(out, [*(path for path in paths if path.is_file()), *(run.path for run in runs)])
+    inputs = [*(path for path in paths if path.is_file()), *(Path(run.path) for run in runs)]
+    check_output(out, inputs, "--out")
     if only is not None:
         runs = [r for r in runs if r.identity in only]
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]

@@ -58,10 +58,8 @@ def run(given: Any) -> None:
         raise InputError("--columns and --group cannot be had together: groups have columns of their own.")
     results = load(given.folder)
     if given.csv:
-        check_output(
-            given.csv,
-            [given.folder / path for path in (*(row["path"] for row in results.kept), *results.broken)],
-        )
+        paths = [*(row["path"] for row in results.kept), *results.broken]
+        check_output(given.csv, [given.folder / path for path in paths], "--csv")
     if not results:
         raise InputError(_nothing(results, given.folder))
     chosen = results.where(given.query) if given.query is not None else results

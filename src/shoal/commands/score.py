@@ -59,7 +59,7 @@ def run(given: Any) -> None:
     path = given.out
     if path is not None:
         path = path if path.suffix.lower() == ".json" else path / "score.json"
-        check_output(path, [given.data, *files_of(given.model)])
+        check_output(path, [given.data, *files_of(given.model)], "--out")
     found = score(
         given.model,
         given.data,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
+from shoal.files import finite
 from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def show(content: dict[str, Any], text: str, given: Any, pictures: Sequence[Path
     if not main_process():
         return
     if given.json:
-        print(json.dumps(content, default=dict))
+        print(json.dumps(finite(content), default=dict, allow_nan=False))
         return
     print(text)
     if pictures:

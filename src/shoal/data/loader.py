@@ -21,7 +21,7 @@ from shoal.data.batch import DomainBatch, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError
-from shoal.settings import checked
+from shoal.settings import checked, shown
 
 ITEMS = 21  # what a key is for
 
@@ -287,6 +287,8 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
         raise InputError("no datasets; give at least one domain, such as {'art': (x, y)}.")
     parts = {str(name): _in_memory(str(name), part) for name, part in datasets.items()}
     for name, part in parts.items():
+        if not hasattr(part, "__len__"):
+            raise InputError(f"domain {name!r}: give a dataset or a pair (x, y), not {shown(part)}.")
         if len(part) == 0:
             raise InputError(f"domain {name!r} has no examples; leave it out.")
     domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})

@@ -544,11 +544,11 @@ def _by_entity(
 def _listed(names: Names) -> list[str]:
     if names is None:
         return []
-    several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
     try:
+        several = [names] if isinstance(names, (str, int, float, np.number)) else list(names)
         return [str(n) if isinstance(n, str | bool | np.bool_) else number_text(float(n)) for n in several]
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"names of domains must be text or numbers, got {shown(names)}.") from None
+        raise InputError(f"names must be text or numbers, got {shown(names)}.") from None
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:
@@ -655,6 +655,8 @@ def _tensor(x: Any) -> Tensor:
 
 
 def _domain_names(domains: Any) -> Any:
+    if not hasattr(domains, "__len__") and not isinstance(domains, Iterable):
+        raise InputError(f"domains must have one name for each example, got {shown(domains)}.")
     listed = domains if hasattr(domains, "__len__") else list(domains)
     return np.asarray(listed, object) if isinstance(listed, (list, tuple)) else listed
 

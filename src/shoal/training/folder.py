@@ -32,17 +32,19 @@ FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
 
 def files_of(folder: Path) -> list[Path]:
     """The files of the run in ``folder``: what no command may overwrite with its output."""
+    folder = folder.parent if folder.is_file() else folder  # the weights were given
     below = (path for name in FOLDERS for path in (folder / name).rglob("*"))
     return [*(folder / name for name in FILES), *below]
 
 
-def check_output(path: Path, inputs: Iterable[str | Path] = ()) -> None:
+def check_output(path: Path, inputs: Iterable[str | Path] = (), option: str = "") -> None:
     """As :func:`shoal.files.check_output`; what belongs to a run is refused too, whichever run it is."""
-    files.check_output(path, inputs)
+    files.check_output(path, inputs, option)
     real = Path(os.path.realpath(path))
     for folder, own in ((real.parent, real.name in FILES), (real.parent.parent, real.parent.name in FOLDERS)):
         if own and real.exists() and (folder / "config.yaml").exists():
-            raise InputError(f"{str(path)!r} belongs to the run in {str(folder)!r}; choose another name.")
+            name = f"{option} {str(path)!r}".lstrip()
+            raise InputError(f"{name} belongs to the run in {str(folder)!r}; choose another name.")
 
 
 def check_files(folder: Path, checksums: Mapping[str, str]) -> None:
