@@ -178,10 +178,3 @@ class TestPrinting:
         assert done.returncode == 2
         assert b"\x1b" not in done.stderr
         assert b"Traceback" not in done.stderr
-
-
-def test_a_pipe_that_nobody_reads_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.files.PATIENCE", 0.05)
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="pipe that nobody reads"), replacing(tmp_path / "pipe"):
-        pytest.fail("went on")

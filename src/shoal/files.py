@@ -31,8 +31,6 @@ BOMB, SMALL = 200, 2**30
 """Times its own size is more than an archive or a packed table grows to; but so many bytes always may be."""
 LONGEST = 2**24
 """Characters of a line of a text file."""
-PATIENCE = 5.0
-"""Seconds in which somebody must begin to read a pipe that is written to."""
 DEEPEST = 100
 """Most levels of nesting in JSON or YAML from a file."""
 

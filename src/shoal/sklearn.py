@@ -140,7 +140,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         cls = algorithm_class(self.algorithm)
         if not isinstance(self.settings, Mapping | None):
             raise InputError(
-                f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {self.settings!r}."
+                f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {shown(self.settings)}."
             )
         settings = dict(self.settings or {})
         settings = check_settings(cls, settings)

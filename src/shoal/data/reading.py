@@ -185,8 +185,9 @@ def read_table(path: str | Path) -> Table:
     path = Path(path).expanduser()
     try:
         about = path.stat()
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # a ValueError of a name with a null byte
+        why = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; a table is a .csv, .parquet or .xlsx file.")
     if not path.is_file():

@@ -127,9 +127,8 @@ def fit(
             f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
             "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
         )
-    coerce(str | Path | None, folder, "folder")
-    coerce(bool, resume, "resume")
-    coerce(str | None, wandb, "wandb")
+    folder = coerce(str | Path | None, folder, "folder")
+    resume, wandb = coerce(bool, resume, "resume"), coerce(str | None, wandb, "wandb")
     checked = Options.checked(**options)
     own_loss = checked.loss is not None
     data = _as_domain_data(train, validation, test, task, classes=checked.classes, own_loss=own_loss)
