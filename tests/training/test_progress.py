@@ -304,11 +304,13 @@ class TestPhase:
         assert stream.getvalue() == "train  0/100 steps  reading data, 0:06\n"
 
     def test_no_thread_where_nothing_is_shown(self) -> None:
+        threads = threading.active_count()
         with Progress("train", 100, False).phase("evaluating") as tell:
             tell("evaluating", 1, 2)
             assert threading.active_count() == threads
 
     def test_an_error_ends_it(self, terminal: Terminal) -> None:
+        threads = threading.active_count()
         with pytest.raises(KeyError), Progress("train", 100, stream=terminal).phase("evaluating"):
             raise KeyError
         assert threading.active_count() == threads
@@ -331,9 +333,6 @@ class TestPhase:
         assert "evaluating train 0/80" in text
         assert "evaluating train 30/80" in text
         assert "2/2 steps" in text
-
-
-threads = threading.active_count()
 
 
 class TestLossesNote:

@@ -65,7 +65,7 @@ class Engine:
         self.together = processes
         self.processes = processes.count if processes else 1
         self.share = share
-        self.clip = clip
+        self.clip = None if clip is None else float(clip)  # a tensor cannot be divided into 2**64
         self.accumulate = accumulate
         self.on_nan = on_nan
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
