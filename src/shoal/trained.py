@@ -32,7 +32,7 @@ from shoal.models import build, language, options_of
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import check_files
-from shoal.training.processes import named_device
+from shoal.training.processes import pick_device
 
 FORMAT = 1
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
@@ -222,7 +222,7 @@ def load(
         model: for a run of a network of your own: one built as it was, into which the weights are put.
         device: where it is to be.
     """
-    place_on = named_device(device)
+    place_on = pick_device(device)
     weights = find(Path(folder).expanduser())
     place = weights.parent
     about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
