@@ -38,6 +38,7 @@ from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles, image_data, le
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.tree import read_tree
+from shoal.vision import allow_torchvision
 
 SIZES = {"227 × 227": (227, 227, 64), "1600 × 1200": (1600, 1200, 16)}
 LEAST = {"227 × 227": 1.0, "1600 × 1200": 1.5}
@@ -46,18 +47,8 @@ WORKERS = (0, 2)
 
 
 def torchvision() -> Any:
-    """torchvision, whose build for CUDA lacks two operators beside a CPU's torch; nothing calls them."""
-    try:
-        import torchvision
-    except RuntimeError:
-        for name in [n for n in sys.modules if n.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        library = torch.library.Library("torchvision", "DEF")
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        import torchvision
-
-        torchvision.kept = library  # type: ignore[attr-defined]
+    """torchvision, also beside a torch that it was not built for."""
+    allow_torchvision()
     import torchvision.datasets
     import torchvision.transforms.functional
 
