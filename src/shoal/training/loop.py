@@ -49,8 +49,8 @@ HOPELESS = 100
 COLLAPSED = 20
 """Steps from which on a training that is worse than a constant guess is said to be."""
 WORLD = 31  # what a key is for
-EVALUATION_NUMBERS = 2**26
-"""The most that a batch may become in any operation of an evaluation."""
+EVALUATION_NUMBERS, ON_CPU = 2**26, 2**22
+"""The most that a batch may become in any operation of an evaluation; on the CPU, what its caches like."""
 TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS = (10, 5, 4, 2, 1)
@@ -200,7 +200,8 @@ class Training:
 
     def _make_evaluator(self, numbers: int) -> Evaluator:
         """Of all splits that are to be measured along the way."""
-        self._eval_batch = self.options.eval_batch or max(1, min(1024, EVALUATION_NUMBERS // numbers))
+        most = ON_CPU if self.device.type == "cpu" else EVALUATION_NUMBERS
+        self._eval_batch = self.options.eval_batch or max(1, min(1024, most // numbers))
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if self.options.eval_limit is not None:
             limits = dict.fromkeys(self.splits, self.options.eval_limit)
