@@ -36,3 +36,4 @@ if __name__ == "__main__":
     model = main()
     own = ours(network(), accumulate=PIECES)  # in as many processes as the launcher started
     print(f"largest difference from shoal.fit: {difference(model, own):.1e}")
+    Accelerator().end_training()  # closes the process group, where a launcher started several

@@ -342,6 +342,9 @@ for name in names:
     model = example.main(**({"devices": 2, "strategy": "ddp"} if name == "lightning_trainer" else {}))
     torch.save(model.state_dict(), f"{folder}/{name}-{distributed.get_rank()}.pt")
 torch.save(ours(network()).state_dict(), f"{folder}/ours-{distributed.get_rank()}.pt")
+# Without this, gloo's threads may still run while the interpreter ends, which aborts the process.
+distributed.barrier()
+distributed.destroy_process_group()
 """
 
 
