@@ -23,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import algorithm_class, registry, settings_of
-from shoal.bench.experiments.cdsprites import ERM, FISH, REPTILE, configs
-from shoal.bench.pool import run_all
-from shoal.bench.record import Store
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
+from shoal.experiments.pool import run_all
+from shoal.experiments.record import Store
 from shoal.models import FeatureModel, build
+from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
 from shoal.training.fit import Fit, fit
 from shoal.training.loop import Training
 from shoal.training.options import Options

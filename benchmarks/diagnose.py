@@ -29,12 +29,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.bench.diagnose import Diagnosis, Sample, described_columns, diagnose, draw, find_shifts, holm
 from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import shuffled_digits
 from shoal.data.domains import Domains
 from shoal.errors import InputError
+from shoal.experiments.diagnose import Diagnosis, Sample, described_columns, diagnose, draw, find_shifts, holm
 from shoal.report.diagnose import kinds, text
 from shoal.report.tables import Table
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shoal.bench.config import RunConfig
-from shoal.bench.experiments.cdsprites import DEMO, Method, configs
-from shoal.bench.pool import run_all
-from shoal.bench.record import Store
-from shoal.report.cdsprites import demo_table
+from shoal.experiments.config import RunConfig
+from shoal.experiments.pool import run_all
+from shoal.experiments.record import Store
+from shoal.paper.cdsprites import DEMO, Method, configs
+from shoal.paper.views.cdsprites import demo_table
 
 CARRY, RESET = ({"meta_lr": 0.3, "inner_state": s} for s in ("carry", "reset"))
 SETTING = {**DEMO, "passes": 12_000}

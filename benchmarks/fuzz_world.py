@@ -272,8 +272,8 @@ def _at(step: int) -> Callable[[int, str], None]:
 
 
 def _stopped(folder: str, line: list[str]) -> None:
-    from shoal.bench.run import run
-    from shoal.commands.train import HOW, configuration
+    from shoal.cli.train import HOW, configuration
+    from shoal.experiments.run import run
     from shoal.training import loop
 
     loop.CHUNK = 1

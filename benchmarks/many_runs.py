@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-from shoal.bench.config import RunConfig
-from shoal.bench.experiments import cdsprites
-from shoal.bench.pool import run_all
-from shoal.bench.record import RunFolders, Store
+from shoal.experiments.config import RunConfig
+from shoal.experiments.pool import run_all
+from shoal.experiments.record import RunFolders, Store
+from shoal.paper import cdsprites
 
 
 def small(runs: int, cuda: bool) -> dict[str, list[RunConfig]]:

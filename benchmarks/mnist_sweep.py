@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from shoal.bench import protocol
 from shoal.cli import main as shoal
+from shoal.experiments import protocol
 
 ALGORITHMS = ["erm", "irm", "groupdro", "mixup", "mldg", "coral", "mmd", "dann", "cdann", "fish", "idgm"]
 STEPS = {"coloured-mnist": 1500, "rotated-mnist": 1200}

@@ -35,10 +35,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.bench import baselines, compare
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord
-from shoal.bench.run import run
+from shoal.experiments import baselines, compare
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import run
 from shoal.report.tables import Table
 
 FRESH, FRESH_ROWS, REFITS = 30, 200, 3

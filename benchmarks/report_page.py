@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
 from shoal.report import page
 from shoal.report.groups import Run, grouped
 

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.config import RunConfig
-from shoal.bench.record import INDEX, RunRecord, read_record, record_files
-from shoal.bench.results import load
 from shoal.cli import main as shoal
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import INDEX, RunRecord, read_record, record_files
+from shoal.experiments.results import load
 
 DATASETS = {
     "pacs": ["art", "cartoon", "photo", "sketch"],

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from shoal.bench.config import RunConfig
-from shoal.bench.experiments import tracking
-from shoal.bench.run import prepare
+from shoal.experiments.config import RunConfig
+from shoal.experiments.run import prepare
+from shoal.paper import tracking
 
 EVERY = 50
 

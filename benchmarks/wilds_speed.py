@@ -25,9 +25,9 @@ from torch.optim import Optimizer
 from shoal import models
 from shoal.algorithms import build
 from shoal.algorithms.base import trained_parameters
-from shoal.bench import recipes
-from shoal.bench.config import OPTIMIZERS
 from shoal.data import DomainBatch, Task
+from shoal.experiments.config import OPTIMIZERS
+from shoal.paper import recipes
 from shoal.training.capture import LoadedSteps, why_not
 from shoal.training.engine import Engine
 

@@ -22,11 +22,11 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.bench.config import RunConfig
-from shoal.bench.experiments import cdsprites
-from shoal.bench.record import RunRecord, Store
-from shoal.bench.run import _loaded
 from shoal.cli import COMMANDS, main
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.run import _loaded
+from shoal.paper import cdsprites
 from shoal.training.folder import RunFolder
 from shoal.training.loop import Training
 

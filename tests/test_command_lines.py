@@ -8,13 +8,14 @@ import os
 import random
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shoal.cli import COMMANDS, main
-from shoal.commands.arguments import Parser, values
+from shoal.cli.arguments import Parser, values
 from shoal.data import sets
 from shoal.errors import InputError
 
@@ -88,7 +89,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = Parser()
-    COMMANDS[command].add_arguments(parser)
+    import_module(COMMANDS[command]).add_arguments(parser)
     return parser
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from shoal.bench.config import RunConfig
-from shoal.bench.run import run
 from shoal.cli import main
+from shoal.experiments.config import RunConfig
+from shoal.experiments.run import run
 from shoal.files import dump_yaml, parse_json, parse_yaml
 
 CASES = int(os.environ.get("SHOAL_DAMAGES", "15"))

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from shoal.bench.config import RunConfig
-from shoal.bench.results import load
-from shoal.bench.run import check, prepare
 from shoal.cli import main
 from shoal.data import DomainData, Domains, TensorData, sets
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.results import load
+from shoal.experiments.run import check, prepare
 
 Captured = pytest.CaptureFixture[str]
 DIGITS = ["train", "erm", "--dataset", "coloured-digits", "--steps", "12", "--device", "cpu"]

@@ -17,12 +17,13 @@ LAYERS = (
     ("models",),
     ("algorithms",),
     ("training",),
-    ("bench",),
+    ("experiments",),
     ("trained",),
     ("export",),
     ("report",),
     ("scoring",),
-    ("commands", "cli", "sklearn"),
+    ("cli", "sklearn"),
+    ("paper",),
 )
 EXEMPT = ("__init__", "__main__")
 FILES = sorted(p.relative_to(SOURCE).as_posix() for p in SOURCE.rglob("*.py"))

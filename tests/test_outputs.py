@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from shoal.bench.config import RunConfig
-from shoal.bench.run import run
 from shoal.cli import main
+from shoal.experiments.config import RunConfig
+from shoal.experiments.run import run
 from test_damaged_runs import write_table
 
 Said = pytest.CaptureFixture[str]

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from shoal.bench import compare
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord, Store
 from shoal.cli import main
-from shoal.commands.report import collect
+from shoal.cli.report import collect
+from shoal.experiments import compare
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord, Store
 from shoal.report import charts, figures, page
 from shoal.report import compare as view
 from shoal.report.groups import Group, Run, grouped
@@ -467,8 +467,10 @@ def test_a_comparison_given_twice_is_shown_once_and_runs_may_be_in_two(tmp_path:
 
 
 def test_a_baseline_is_run_again_by_its_own_call() -> None:
-    assert page.python(made("gradient-boosting").config).startswith("shoal.bench.baselines.run(RunConfig(")
-    assert page.python(made("erm").config).startswith("shoal.bench.run.run(RunConfig(")
+    assert page.python(made("gradient-boosting").config).startswith(
+        "shoal.experiments.baselines.run(RunConfig("
+    )
+    assert page.python(made("erm").config).startswith("shoal.experiments.run.run(RunConfig(")
 
 
 def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
@@ -680,7 +682,7 @@ def test_every_run_has_its_settings_and_its_command(tmp_path: Path) -> None:
     save(tmp_path, made("erm", 7))
     text = Reader(written(tmp_path)).text
     assert "shoal train fish --set 'a b'" in text
-    assert "shoal.bench.run.run(RunConfig(dataset='digits', algorithm='erm', steps=200" in text
+    assert "shoal.experiments.run.run(RunConfig(dataset='digits', algorithm='erm', steps=200" in text
     assert "data_options.test: 0°" in text
     out = tmp_path / "one.html"
     assert main(["report", str(folder / "record.json"), "-o", str(out)]) == 0
@@ -689,7 +691,7 @@ def test_every_run_has_its_settings_and_its_command(tmp_path: Path) -> None:
 
 def test_python_says_the_same_run() -> None:
     config = made("fish", 3).config
-    assert eval(page.python(config).removeprefix("shoal.bench.run.run")).identity == config.identity
+    assert eval(page.python(config).removeprefix("shoal.experiments.run.run")).identity == config.identity
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from shoal.bench.paper import claims
-from shoal.report import linear, plots, runs
-from shoal.report.cdsprites import judge
+from shoal.paper.published import claims
+from shoal.paper.views import linear
+from shoal.paper.views.cdsprites import judge
+from shoal.report import plots, runs
 from shoal.report.tables import Table, percent
 
 

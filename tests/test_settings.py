@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from nasty_values import NASTY
 from shoal import models, settings
 from shoal.algorithms import Algorithm, build, settings_of
-from shoal.bench import baselines
-from shoal.bench.config import RunConfig
 from shoal.data import Task, sets
 from shoal.errors import InputError
+from shoal.experiments import baselines
+from shoal.experiments.config import RunConfig
 from shoal.settings import Range, check, checked, choice, coerce, log2, log10, plain_number, search_space
 
 

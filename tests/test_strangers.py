@@ -35,9 +35,9 @@ import torch
 import yaml
 
 import shoal
-from shoal.bench.config import RunConfig
-from shoal.bench.run import run
 from shoal.cli import main
+from shoal.experiments.config import RunConfig
+from shoal.experiments.run import run
 
 SAMPLE = 36
 """Damaged folders of each kind of run in the fast test."""
@@ -725,7 +725,7 @@ OPENS = re.compile(
 ELSEWHERE = {
     "files.py": "the one place",
     **dict.fromkeys(
-        ("bench/paper/__init__.py", "bench/presets/__init__.py", "commands/list.py"), "of the package"
+        ("paper/published/__init__.py", "paper/presets/__init__.py", "cli/list.py"), "of the package"
     ),
     **dict.fromkeys(
         ("bench/baselines.py", "bench/run.py", "report/groups.py"), "a key that was made just before"

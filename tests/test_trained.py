@@ -24,14 +24,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import shoal
-from shoal.bench.config import RunConfig
-from shoal.bench.record import Store
-from shoal.bench.run import run
 from shoal.cli import main
-from shoal.commands.arguments import values
+from shoal.cli.arguments import values
 from shoal.data.inputs import Pictures, reader
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import Store
+from shoal.experiments.run import run
 from shoal.export import export
 from shoal.trained import train_command
 from shoal.training.card import escaped
@@ -662,7 +662,7 @@ def test_what_holds_no_weights(copy: Path, tmp_path: Path) -> None:
 
 
 def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
-    from shoal.commands.train import add_arguments, configuration
+    from shoal.cli.train import add_arguments, configuration
 
     config = RunConfig(
         "rotated-digits",

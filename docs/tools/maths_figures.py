@@ -11,9 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from shoal.bench.experiments.theorem import check_theorem
 from shoal.gradients import gip, gradient
 from shoal.optim import Fish
+from shoal.paper.theorem import check_theorem
 from shoal.report.figures import FAINT, INK, PALETTE
 
 IMAGES = Path(__file__).parents[1] / "images"

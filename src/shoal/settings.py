@@ -31,7 +31,7 @@ Made = TypeVar("Made", bound=Callable[..., Any])
 
 
 class Search(NamedTuple):
-    """From what a random search draws a setting (see :mod:`shoal.bench.search`)."""
+    """From what a random search draws a setting (see :mod:`shoal.experiments.search`)."""
 
     kind: str
     values: tuple[Any, ...]
@@ -222,7 +222,7 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
 
 
 def search_space(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:
-    """What a random search draws the settings from, in the form of :mod:`shoal.bench.search`."""
+    """What a random search draws the settings from, in the form of :mod:`shoal.experiments.search`."""
     spaces = {name: setting.space() for name, setting in settings(function).items()}
     return {name: space for name, space in spaces.items() if space is not None}
 

@@ -22,12 +22,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shoal.algorithms import Algorithm, algorithm_class, check_settings
-from shoal.bench.config import OPTIMIZERS
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names, shown
+from shoal.experiments.config import OPTIMIZERS
 from shoal.models import build
 from shoal.settings import coerce
 from shoal.training.fit import fit

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from shoal.bench.config import RunConfig
 from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
+from shoal.experiments.config import RunConfig
 from shoal.files import parse_yaml, read_json
 from shoal.models import build, language, options_of
 from shoal.settings import checked
@@ -366,7 +366,7 @@ OF_BASELINES = ("seed", "metric")
 
 def train_command(config: RunConfig) -> str:
     """The `shoal train` that runs ``config`` and keeps its weights, and what of it that cannot say."""
-    from shoal.bench.baselines import is_one  # which a model that only predicts does without
+    from shoal.experiments.baselines import is_one  # which a model that only predicts does without
 
     usual = RunConfig(config.dataset, config.algorithm, config.steps)
     lr = config.optimizer_options.get("lr", 1e-3)

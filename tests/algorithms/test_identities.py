@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import shoal
 from shoal.algorithms import algorithm_class, build
 from shoal.algorithms.penalty import PenaltyWeight
-from shoal.bench.experiments.theorem import check_theorem
 from shoal.data import DomainBatch, Task
 from shoal.errors import InputError
 from shoal.gradients import inner_product
+from shoal.paper.theorem import check_theorem
 from shoal.training.engine import Engine
 
 S, B, ALPHA, EPSILON = 3, 6, 0.05, 0.3

@@ -16,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 
-from shoal.bench.protocol import resplit
 from shoal.cli import main
 from shoal.data.augment import Augment, turn_hue
 from shoal.data.batch import DomainBatch
@@ -37,6 +36,7 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.data.sets import load
 from shoal.data.tree import FileList, read_tree
 from shoal.errors import InputError
+from shoal.experiments.protocol import resplit
 
 RED = (200, 40, 10)
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.bench.run import start_from
 from shoal.errors import InputError
+from shoal.experiments.run import start_from
 from shoal.models import FeatureModel, build
 from shoal.models.backbones import DEVIATION, MEAN, Backbone
 from shoal.models.weights import OTHERS, fitting, torchvision_name

@@ -16,12 +16,12 @@ from torch.utils.data import Dataset
 import shoal
 from algorithms.every_algorithm import toy
 from shoal.algorithms import build
-from shoal.bench.record import RunRecord, read_record
 from shoal.cli import main
 from shoal.data.batch import DomainBatch, Task
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
+from shoal.experiments.record import RunRecord, read_record
 from shoal.gradients import cosine_matrix, cosines, gip, gram_matrices, gram_matrix, mean_of_pairs
 from shoal.gradients import sign_agreement as agreeing
 from shoal.training.agreement import Agreement, Tracking

@@ -18,11 +18,11 @@ import yaml
 from safetensors.torch import load_file
 
 import shoal
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord
-from shoal.bench.run import run
 from shoal.cli import main
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import run
 from shoal.training.checkpoint import unpack
 from shoal.training.journal import Journal
 from shoal.training.processes import Processes

@@ -29,9 +29,9 @@ from torch.utils.data import Dataset
 import shoal
 from algorithms.every_algorithm import network, toy
 from shoal.algorithms import algorithm_class, registry
-from shoal.bench.status import RunStatus
 from shoal.cli import main
 from shoal.errors import InputError
+from shoal.experiments.status import RunStatus
 from shoal.models import FeatureModel
 from shoal.training import capture, checkpoint, journal, loop
 from shoal.training.checkpoint import Checkpoints

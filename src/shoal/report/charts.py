@@ -23,7 +23,7 @@ MOST = 100
 FAR = 3
 
 Row = Mapping[str, Any]
-"""Of the ``rows`` of :func:`shoal.bench.compare.results`."""
+"""Of the ``rows`` of :func:`shoal.experiments.compare.results`."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
     The scale is that of the rows whose mean is within :data:`FAR` times the median row's reach: one far-off
     row, such as the majority class, must not squeeze the others into a point. Its marks are at the edge.
 
-    ``found`` has what :func:`shoal.bench.compare.over_domains` gives, and maybe a standard error ``se``.
+    ``found`` is from :func:`shoal.experiments.compare.over_domains`, maybe with a standard error ``se``.
     """
     scale, unit = figures.unit(metric)
     reach = {n: [v for v in (a["low"], a["high"], a["mean"]) if v is not None] for n, a in found.items()}

@@ -164,7 +164,7 @@ CRITERION = {"mean": "average", "worst": "worst domain"}
 def described(name: str) -> str:
     """What a row is, in a few plain words; nothing for an algorithm that does not say so."""
     from shoal.algorithms import registry
-    from shoal.bench.baselines import SUMMARIES
+    from shoal.experiments.baselines import SUMMARIES
 
     if name in SUMMARIES:
         said = SUMMARIES[name]
@@ -177,7 +177,7 @@ def described(name: str) -> str:
 
 
 def recommended(result: Mapping[str, Any]) -> list[str]:
-    """What :func:`shoal.bench.compare.recommendation` found, in sentences.
+    """What :func:`shoal.experiments.compare.recommendation` found, in sentences.
 
     First which method to use, then what to expect of it in a new domain, then why. Nothing where nothing can
     be said, and of results of an earlier version.
@@ -328,11 +328,11 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
     if excluded := result.get("excluded"):
-        from shoal.bench.compare import by_reason
+        from shoal.experiments.compare import by_reason
 
         lines += [f"Trained on but not held out: {line}." for line in by_reason(excluded)]
     if warned := result.get("warned"):
-        from shoal.bench.compare import by_reason
+        from shoal.experiments.compare import by_reason
 
         lines += [f"Warning, held-out domains: {line}." for line in by_reason(warned)]
     for measure, names in result.get("undefined", {}).items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from shoal.bench.paper import claims
+from shoal.paper.published import claims
 from shoal.report.compare import NAMED, _four_digits
 from shoal.report.tables import Table, clean
 

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord, judged, row_of
-from shoal.bench.results import spread
-from shoal.bench.selection import lower_is_better
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord, judged, row_of
+from shoal.experiments.results import spread
+from shoal.experiments.selection import lower_is_better
 from shoal.terminal import clean
 
 NAMED = 6
@@ -46,8 +46,8 @@ class Run:
 class Group:
     """Runs of one dataset that belong together, and what came of them.
 
-    ``result`` is as :func:`shoal.bench.compare.results` makes it. Of a ``comparison`` and a ``sweep`` it is
-    of the runs that validation chose; else it is :func:`means` of all.
+    ``result`` is from :func:`shoal.experiments.compare.results`. Of a ``comparison`` and a ``sweep`` it is of
+    the runs that validation chose; else it is :func:`means` of all.
     """
 
     kind: str
@@ -110,7 +110,7 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
 
 def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """A result that an earlier version wrote, with what the rule of this one recommends."""
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     if "criterion" in result:
         return result
@@ -122,7 +122,7 @@ def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str, Any]]:
     """With the worst domain of each row, and whether it is a control."""
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     return [
         {**row, "worst": compare.worst(row, lower), "control": compare.is_control(row["algorithm"])}
@@ -131,7 +131,7 @@ def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str,
 
 
 def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     config = run.record.config
     if isinstance(own := result.get("identities"), list):  # results of an earlier version have none
@@ -149,7 +149,7 @@ def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
 
 def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
     """Runs that differ in nothing but what a comparison varies, with what tells them from others."""
-    from shoal.bench import baselines
+    from shoal.experiments import baselines
 
     parts: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
@@ -195,7 +195,7 @@ def _group(runs: Sequence[Run]) -> Group:
         return _sweep(runs)
     if not _comparable(runs):
         return Group("runs", means(runs), runs)
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     records = [r.record for r in runs]
     erm = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
@@ -228,7 +228,7 @@ def strange(record: RunRecord) -> list[str]:
 
 def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
     """The identities of the runs that trials name by their settings."""
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, left_out: Any) -> str:
         return json.dumps([algorithm, seed, dict(settings), lr, left_out], sort_keys=True, default=str)
@@ -281,7 +281,7 @@ def _comparable(runs: Sequence[Run]) -> bool:
 
 def _sweep(runs: Sequence[Run]) -> Group:
     """By training-domain validation, in the form of a comparison."""
-    from shoal.bench import compare, selection
+    from shoal.experiments import compare, selection
 
     try:
         found = selection.sweep([r.record.config for r in runs], [r.record for r in runs])

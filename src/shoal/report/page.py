@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.bench.config import RunConfig
-from shoal.bench.record import RunRecord, row_of
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord, row_of
 from shoal.report import charts, columns, figures
 from shoal.report.compare import _hours, _spread, _troubles, recommended, words
 from shoal.report.groups import (
@@ -84,7 +84,7 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
     """One of the templates in this folder; whatever goes into it is escaped."""
     import jinja2
 
-    folder = Path(__file__).parent
+    folder = [Path(__file__).parent, Path(__file__).parents[1] / "paper" / "views"]
     surroundings = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
@@ -295,7 +295,7 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
     Where that is not shown to be better than the majority class, it is the difference to that.
     """
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     about = result.get("recommendation") or {}
     rows = {row["algorithm"]: row for row in result["rows"]}
@@ -322,7 +322,7 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _differences(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """Every row against the first one, paired by domain."""
-    from shoal.bench import compare
+    from shoal.experiments import compare
 
     name = _first(result)
     first = next((row for row in result["rows"] if row["algorithm"] == name), None)
@@ -580,10 +580,10 @@ def python(config: RunConfig) -> str:
     """The run as a call, for one whose command was not kept."""
     given = {k: v for k, v in config.to_dict().items() if v != USUAL[k]}
     said = ", ".join(f"{k}={v!r}" for k, v in given.items())
-    from shoal.bench import baselines
+    from shoal.experiments import baselines
 
     module = "baselines" if baselines.is_one(config) else "run"
-    return f"shoal.bench.{module}.run(RunConfig({said}))"
+    return f"shoal.experiments.{module}.run(RunConfig({said}))"
 
 
 def _scores(record: RunRecord) -> list[tuple[str, str]]:

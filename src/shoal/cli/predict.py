@@ -1,0 +1,198 @@
+"""`shoal predict`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from shoal.cli.arguments import (
+    add_device,
+    count,
+    warnings_in_words,
+    workers,
+)
+from shoal.errors import InputError
+from shoal.files import replacing, same_file
+from shoal.terminal import Csv, clear_line, exact
+
+if TYPE_CHECKING:
+    from shoal.trained import Trained
+
+SUMMARY = "Predict with a trained model: tables, pictures or texts, a part at a time."
+PREDICTION = "prediction"
+SHOWN = 5
+EVERY = 0.5  # seconds between two lines of progress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Example: shoal predict runs/fish patients.csv --out predicted.csv --proba. A table must have the "
+        "columns that the model was trained on; others are ignored. Pictures are prepared as in evaluation. "
+        "The file is written whole or not at all."
+    )
+    parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
+    parser.add_argument(
+        "data",
+        nargs="+",
+        type=Path,
+        help="a .csv or .parquet table, pictures or a folder of them, a .txt file with one text a line; "
+        "or a .npy array for models of prepared numbers",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="(default: printed)")
+    parser.add_argument("--proba", action="store_true", help="also the probability of every class")
+    parser.add_argument(
+        "--id", metavar="COLUMN", help="of a table: what to call rows (default: their number)"
+    )
+    parser.add_argument(
+        "--raw-csv",
+        action="store_true",
+        help="write names as they are; by default text that begins with = + - or @ and is no number gets an "
+        "apostrophe, since spreadsheets run it as a formula",
+    )
+    parser.add_argument("--column", metavar="COLUMN", help="of a table of texts: where they are")
+    parser.add_argument(
+        "--bad-images",
+        choices=("stop", "skip"),
+        default="stop",
+        help="at a picture that cannot be read (default: %(default)s)",
+    )
+    parser.add_argument("--batch", type=count, default=256, help="examples at a time (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=workers, default=0, help="processes that read pictures (default: 0)"
+    )
+    add_device(parser)
+
+
+@warnings_in_words()
+def run(given: Any) -> None:
+    from shoal.trained import load
+    from shoal.training.folder import check_output, files_of
+    from shoal.training.processes import pick_device
+    from shoal.training.stopping import Interrupted
+
+    if given.workers < 0:
+        raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
+    inputs = [*given.data, *files_of(given.model)]
+    if given.out is not None:
+        check_output(given.out, inputs, "--out")
+    model = load(given.model, device=pick_device(given.device))
+    if given.proba and model.about.classes is None:
+        raise InputError("--proba: this model predicts numbers, not classes.")
+    if given.id == PREDICTION:
+        raise InputError(
+            f"--id {given.id}: what is predicted has this name in the answer; rename the column."
+        )
+    try:
+        with _written(given.out, given.json, inputs) as file:
+            said = _predicted(model, file, given)
+    except KeyboardInterrupt as stop:
+        number = getattr(stop, "signal", None) or signal.SIGINT
+        raise Interrupted("stopped. No file was written or changed.", number) from stop
+    _tell(said, given)
+
+
+@contextlib.contextmanager
+def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterator[TextIO | None]:
+    """A file that takes its name when all is in it; or the terminal's, where there is none."""
+    if path is None:
+        with contextlib.nullcontext() if machine else exact(sys.stdout) as out:
+            yield out
+        return
+    try:
+        # Names of files may be bytes that are not UTF-8; they come out as they are.
+        with replacing(path, inputs) as raw:
+            file = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
+            try:
+                yield file
+                file.flush()
+            finally:
+                with contextlib.suppress(OSError):
+                    file.detach()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
+
+
+def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any]:
+    """Writes a line an example and says how many there were, of what."""
+    from shoal.trained import probabilities
+
+    options = {"bad": given.bad_images, "column": given.column, "names": given.id}
+    source: Any = given.data[0] if len(given.data) == 1 else given.data
+    reader = model.reader(**options)
+    classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
+    columns = [given.id or _called(model), PREDICTION]
+    wanted = classes if given.proba else ()
+    titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
+    table = Csv(file, raw=given.raw_csv) if file is not None else None
+    rows: list[dict[str, Any]] = []
+    counts: Counter[str] = Counter()
+    done, shown = 0, time.monotonic()
+    for batch, outputs in model.outputs(reader, source, given.batch, given.workers):
+        labels = model.labels(outputs).tolist()
+        each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
+        lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
+        if table:
+            table.write([titles, *lines] if not done else lines)
+        else:
+            rows += [_row(columns[0], line, wanted) for line in lines]
+        counts.update(map(str, labels) if model.about.classes is not None else ())
+        done += len(lines)
+        if sys.stderr.isatty() and time.monotonic() - shown > EVERY:
+            shown = time.monotonic()
+            clear_line(sys.stderr)
+            print(f"{done:,} predicted", end="", file=sys.stderr, flush=True)
+    if sys.stderr.isatty() and done:
+        clear_line(sys.stderr)
+    if not done:
+        raise InputError("there is nothing to predict for: the input is empty.")
+    if table and table.marked:
+        reader.notes.append(
+            f"an apostrophe was put before {table.marked:,} cells that a spreadsheet would run as formulas; "
+            "--raw-csv writes them as they are."
+        )
+    said = {
+        "model": str(given.model),
+        "predictions": done,
+        "classes": dict(counts.most_common()),
+        "notes": reader.notes,
+        "out": str(given.out) if given.out else None,
+    }
+    return said | ({"rows": rows} if table is None else {})
+
+
+def _row(name: str, line: list[Any], classes: Sequence[str]) -> dict[str, Any]:
+    found = {name: line[0], PREDICTION: line[1]}
+    return found | ({"probabilities": dict(zip(classes, line[2:], strict=True))} if classes else {})
+
+
+def _called(model: Trained) -> str:
+    return "file" if model.inputs.get("kind") == "image" else "row"
+
+
+def _tell(said: dict[str, Any], given: Any) -> None:
+    if given.json:
+        print(json.dumps(said))
+        return
+    for note in [*said["notes"][:SHOWN], *_more(len(said["notes"]) - SHOWN)]:
+        print(f"shoal: {note}", file=sys.stderr)
+    if given.out is not None:
+        classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
+        print(
+            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
+            file=sys.stderr if same_file(given.out, "/dev/stdout") else sys.stdout,
+        )
+
+
+def _more(number: int) -> list[str]:
+    return [f"… and {number:,} more notes (all of them with --json)"] if number > 0 else []

@@ -1,1 +1,0 @@
-"""The commands, one file each: what it does in a line, its arguments, and `run`."""

@@ -1,0 +1,279 @@
+"""A list of runs on a Ray cluster: the runs, records and promises of a sweep on worker processes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import shoal
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.sweep import Outcome, SweepStore, Tally, Tell, settle
+from shoal.training.progress import losses_note
+
+QUEUED = 1000
+"""So many runs are handed to Ray at a time, those at work included."""
+LOOK = 1.0
+"""Seconds between two looks at how far runs are."""
+GRACE = 10.0
+"""Seconds in which runs that are cancelled may save where they are."""
+ANSWER = 120.0
+"""Seconds in which every node must answer at the start."""
+
+
+class Needs(NamedTuple):
+    """What Ray sets aside for a run."""
+
+    cpus: float
+    gpus: float
+
+    def fit(self, node: Mapping[str, Any]) -> bool:
+        has = node["Resources"]
+        return has.get("CPU", 0) >= self.cpus and has.get("GPU", 0) >= self.gpus
+
+
+def sweep(
+    configs: Sequence[RunConfig],
+    store: SweepStore,
+    *,
+    address: str | None = None,
+    device: str | None = None,
+    gpus: float | None = None,
+    cpus: float = 1,
+    at_once: int | None = None,
+    how: Mapping[str, Any] | None = None,
+    tell: Tell | None = None,
+    done: Callable[[RunRecord], None] | None = None,
+) -> Outcome:
+    """As :func:`shoal.experiments.sweep.sweep`, each run a task of a Ray cluster.
+
+    Without an ``address`` Ray is started on this machine, and ended afterwards; a Ray that this process is
+    connected to already is used and left as it is. A run gets ``cpus`` and ``gpus``, by default one GPU where
+    the cluster has some, unless ``device`` is ``"cpu"``. At most ``at_once`` runs are with Ray at a time.
+
+    The store's folder must be one and the same on all nodes: records, checkpoints and how far runs are go
+    through it, so that nothing depends on this process or on any node. Ray itself retries nothing: a run
+    whose worker or node is lost is handed to Ray again here, and goes on from its last checkpoint. Should the
+    lost worker still be at work on a node that is only out of reach, the run's claim in the store (see
+    :class:`SweepStore`) makes the new one wait. If this process is killed, Ray ends its tasks.
+    """
+    tally = Tally(configs, store, done)
+    if not tally.waiting:
+        return tally.outcome()
+    ray = load_ray()
+    with _connected(ray, address):
+        needs = _needs(ray, device, gpus, cpus)
+        own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
+        where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
+        job = Job(store.folder.absolute(), tally.name, where, dict(how or {}), os.getcwd(), own)
+        _check_nodes(ray, needs, job)
+        task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
+        _run(ray, task, job, tally, at_once or QUEUED, Watch(store.folder, tell))
+    return tally.outcome()
+
+
+def load_ray() -> Any:
+    """Ray, if it is installed; told to be quiet, which it must be before it is imported."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # what it says of workers that are killed
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it announces a change to come
+    try:
+        return importlib.import_module("ray")
+    except ImportError as error:
+        raise InputError(f"the Ray engine needs Ray ({error}): pip install 'shoal[ray]'.") from error
+
+
+@contextmanager
+def _connected(ray: Any, address: str | None) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+        return
+    quiet = {"log_to_driver": False, "logging_level": "CRITICAL"}
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    here = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    before = signal.getsignal(signal.SIGTERM)
+    _check_answers(address)
+    try:
+        ray.init(address or "local", **quiet, **({} if address else here))
+    except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
+        what = f"no Ray cluster at address {address!r}" if address else "Ray could not be started here"
+        said = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
+        hint = "\nA cluster that asks for a token needs RAY_AUTH_MODE=token here too." if address else ""
+        raise InputError(f"{what}: {said}.{hint}") from error
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray has put its own there
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_answers(address: str | None) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), 10).close()
+        except (OSError, OverflowError) as error:
+            raise InputError(f"no Ray cluster at address {address!r}: {error}.") from error
+
+
+def _needs(ray: Any, device: str | None, gpus: float | None, cpus: float) -> Needs:
+    if device not in (None, "cpu", "cuda"):
+        raise InputError(f"device={device!r}: Ray chooses among GPUs; say 'cpu' or 'cuda'.")
+    if gpus is None:
+        some = ray.cluster_resources().get("GPU", 0) > 0
+        gpus = 1 if device == "cuda" or (device is None and some) else 0
+    if not (0 <= gpus <= 1 or (gpus > 1 and float(gpus).is_integer())) or not cpus >= 0:
+        raise InputError(f"gpus={gpus:g}, cpus={cpus:g}: say a share of a GPU such as 0.25, or whole GPUs.")
+    if (gpus == 0 and device == "cuda") or (gpus > 0 and device == "cpu"):
+        raise InputError(f"device={device!r} and gpus={gpus:g} contradict each other.")
+    return Needs(cpus, gpus)
+
+
+class Job(NamedTuple):
+    """What all runs of a sweep share, wherever they are done."""
+
+    folder: Path
+    name: str
+    device: str
+    how: dict[str, Any]
+    home: str
+    environment: dict[str, str]
+
+
+def _check_nodes(ray: Any, needs: Needs, job: Job) -> None:
+    """Every node on which runs may be done sees the store's folder and has Shoal."""
+    nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"] and needs.fit(n)}
+    if not nodes:
+        raise InputError(
+            f"no node of the cluster has {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, which a run needs; "
+            "ask for less, or add nodes."
+        )
+    folder, name, version = str(job.folder), job.name, shoal.__version__
+
+    def look() -> str:
+        """Sent by value: a node without Shoal can run it."""
+        try:
+            import shoal.experiments.sweep
+        except Exception as error:
+            return f"cannot import shoal ({error}): install it there, or where its Ray was started"
+        if shoal.__version__ != version:
+            return f"has shoal {shoal.__version__}, not {version}"
+        try:
+            same = shoal.experiments.sweep.SweepStore(folder).claims.read_text() == name
+        except OSError:
+            same = False
+        return "" if same else f"does not see {folder}, which must be one folder that all nodes share"
+
+    placed = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
+    task = ray.remote(num_cpus=0, max_retries=0)(look)
+    asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
+    ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
+    wrong = []
+    for ref, node in asked.items():
+        try:
+            said = ray.get(ref, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            said = f"did not answer within {ANSWER:.0f} s"
+        except ray.exceptions.RayError:
+            continue  # lost meanwhile
+        if said:
+            wrong.append(f"node {nodes[node]} ({node[:8]}) {said}.")
+    if wrong:
+        more = f" ({len(wrong) - 1} more nodes are not ready either)" if len(wrong) > 1 else ""
+        raise InputError(wrong[0] + more)
+
+
+def _work(config: RunConfig, job: Job) -> str | None:
+    """What a Ray worker does; returns how it failed, if it did."""
+    import torch
+
+    store = SweepStore(job.folder)
+    if not store.claims.exists() or store.name() != job.name:  # a node that has come later
+        raise InputError(f"node {os.uname().nodename} does not see {job.folder}; it must be the same on all.")
+    os.environ.update(job.environment)
+    with suppress(OSError):  # relative paths mean the same as where the sweep was started, if they can
+        os.chdir(job.home)
+    if job.device == "cpu":  # one run a core gains more than several threads a run
+        torch.set_num_threads(1)
+    try:
+        return settle(config, store, job.device, lambda step, note: None, job.how)
+    except KeyboardInterrupt:  # asked to end; where it was is saved
+        raise RuntimeError("it was stopped by a signal") from None
+
+
+def _run(ray: Any, task: Any, job: Job, tally: Tally, most: int, watch: Watch) -> None:
+    running: dict[Any, RunConfig] = {}
+    try:
+        while tally.waiting or running:
+            while tally.waiting and len(running) < most:
+                config = tally.waiting.popleft()
+                running[task.remote(config, job)] = config
+            ray.wait(list(running), timeout=LOOK)
+            ready, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
+            for ref in ready:
+                _hear(ray, ref, running.pop(ref), tally)
+            watch.look(running.values())
+    except BaseException:  # Ctrl-C above all: runs may save where they are
+        for ref in running:
+            ray.cancel(ref)
+        ray.wait(list(running), num_returns=len(running), timeout=GRACE)
+        raise
+
+
+def _hear(ray: Any, ref: Any, config: RunConfig, tally: Tally) -> None:
+    try:
+        failure = ray.get(ref)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, InputError | ImportError):  # the node is not fit to run anything
+            raise InputError(str(error.cause)) from error
+        tally.lost(config, f"{type(error.cause).__name__}: {error.cause}")
+    except ray.exceptions.RayError as error:
+        tally.lost(config, type(error).__name__)
+    else:
+        tally.ended(config, failure)
+
+
+class Watch:
+    """Tells how far runs are by the logs that they write anyway: no message has to come from the nodes."""
+
+    def __init__(self, folder: Path, tell: Tell | None) -> None:
+        self.folder, self.tell = folder / "working", tell
+        self.seen: dict[str, os.stat_result] = {}
+        self.next = 0.0
+
+    def look(self, running: Iterable[RunConfig]) -> None:
+        """Now and then; where looking takes long, more rarely."""
+        began = time.monotonic()
+        if self.tell is None or began < self.next or not self.folder.is_dir():
+            return
+        jobs = {c.identity: c for c in running}
+        for identity in jobs.keys() & set(os.listdir(self.folder)):
+            with suppress(OSError, ValueError, LookupError, TypeError):  # not yet, no longer, half written
+                self._look(jobs[identity], self.folder / identity / "metrics.jsonl")
+        self.next = time.monotonic() + max(LOOK, 10 * (time.monotonic() - began))
+
+    def _look(self, config: RunConfig, path: Path) -> None:
+        with path.open("rb") as file:
+            state = os.fstat(file.fileno())
+            before, self.seen[config.identity] = self.seen.get(config.identity), state
+            if before is None or before.st_size == state.st_size:  # else what an earlier sweep has left
+                return
+            file.seek(max(0, state.st_size - 10_000))
+            line: dict[str, Any] = {}
+            for text in file.read().splitlines()[-2:]:  # losses are not in every line
+                line |= json.loads(text)
+        assert self.tell is not None
+        note = losses_note(line.get("losses", {}), 30) or f"loss {line['loss']:.3f}"
+        self.tell(config, int(line["step"]), note)

@@ -1,0 +1,257 @@
+"""Everything that decides how a run ends, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InputError, check_names, shown
+from shoal.files import dump_yaml, read_yaml, write_atomically
+from shoal.training.metrics import metric
+
+# torch.optim classes by the names used in configurations.
+OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+SCHEDULES = ("cosine", "linear")
+_KINDS: Mapping[str, Any] = {
+    "str": (str, "text"),
+    "int": (int, "a whole number"),
+    "float": (int | float, "a number"),
+    "list[str]": (list, "a list"),
+    "Mapping[str, Any]": (Mapping, "a mapping"),
+    "None": (type(None), "nothing"),
+}
+"""What the types of fields are in a file, and in words."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One run. Two runs with equal configurations give equal records, up to the device's arithmetic.
+
+    ``steps`` counts meta-steps of ``domains_per_step`` minibatches; :attr:`passes` is their product.
+    """
+
+    dataset: str
+    algorithm: str
+    steps: int
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    model: str | None = None
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: str = "adam"
+    optimizer_options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 1e-3})
+    batch_size: int = 32
+    domains_per_step: int | None = None
+    draw: str | None = None
+    seed: int = 0
+    warm_start: int | float | str | None = None
+    eval_every: int | None = None
+    eval_limit: int | None = None
+    select: str | None = None
+    patience: int | None = None
+    precision: str | None = None
+    clip: float | None = None
+    accumulate: int = 1
+    schedule: str | None = None
+    """How the learning rate changes: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies it by
+    0.96 every 1,000 steps. It rises linearly over 50 steps with ``warmup:50`` or ``warmup:50,cosine``."""
+    average: str | None = None
+    average_start: int | None = None
+    on_nan: str = "stop"
+    weights: str | None = None
+    """A file with the weights to start from; by default the model's own random ones."""
+    holdout: float | None = None
+    """This share of every training domain is held out for validation, in place of the dataset's own split."""
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    """DomainBed's way to split: ``leave_out`` names one or two domains, ``trial`` numbers the split, ``draw``
+    the settings tried (0 where it is not there); see :mod:`shoal.experiments.protocol`."""
+    metric: str | None = None
+    """What selects weights; see :mod:`shoal.training.metrics`. By default what the dataset is judged by."""
+    eval_splits: list[str] | None = None
+    """Which are measured along the way, by default all that the dataset has."""
+    label: str = ""
+    """How tables call this row; no part of the run's identity."""
+
+    def __post_init__(self) -> None:
+        check_names("optimizer", [self.optimizer], OPTIMIZERS)
+        if self.after_warmup is not None and self.decay is None:
+            check_names("schedule", [self.after_warmup], SCHEDULES)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
+        if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
+            raise InputError(
+                f"holdout must be a share between 0 and 1, such as 0.2; got {shown(self.holdout)}."
+            )
+        self._check_kinds()
+        if self.metric is not None:
+            object.__setattr__(self, "metric", metric(self.metric).name)
+        if self.eval_splits is not None and not isinstance(self.eval_splits, list):
+            raise InputError(f"eval_splits must be a list of splits' names, got {self.eval_splits!r}.")
+        if self.protocol:
+            self._check_protocol()
+
+    def _check_kinds(self) -> None:
+        for each in fields(self):
+            value, kinds = getattr(self, each.name), str(each.type).split(" | ")
+            if isinstance(value, bool) or not isinstance(value, tuple(_KINDS[kind][0] for kind in kinds)):
+                right = " or ".join(_KINDS[kind][1] for kind in kinds if kind != "None")
+                raise InputError(f"{each.name} must be {right}, got {repr(value)[:40]}.")
+            if isinstance(value, int) and abs(value) >= 2**63:
+                raise InputError(f"{each.name} is out of range: {str(value)[:40]}.")
+            if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
+                raise InputError(f"{each.name} must have names as keys, got {str(dict(value))[:40]}.")
+        if self.steps < 1:
+            raise InputError(f"steps must be at least 1, got {self.steps}.")
+
+    def _check_protocol(self) -> None:
+        check_names("part of a protocol:", self.protocol, ("leave_out", "trial", "draw"))
+        names = self.protocol.get("leave_out")
+        if not isinstance(names, (list, tuple)) or not all(isinstance(n, str) for n in names):
+            raise InputError(f"leave_out must be a list of domains' names, got {names!r}.")
+        if not 1 <= len(names) <= 2 or len(set(names)) < len(names):
+            raise InputError(f"leave_out must name one domain or two different ones, got {list(names)!r}.")
+        for part in ("trial", "draw"):
+            number = self.protocol.get(part, 0 if part == "draw" else None)
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise InputError(f"{part} must be a whole number of at least 0, got {number!r}.")
+        if self.holdout is not None:
+            raise InputError("holdout and a protocol both split the training domains; give one of them.")
+        if "test" in self.data_options:
+            raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
+
+    @property
+    def warmup(self) -> int:
+        """Over how many steps the learning rate rises to its full value."""
+        first = str(self.schedule).partition(",")[0]
+        kind, _, steps = first.partition(":")
+        if kind != "warmup":
+            return 0
+        if not (steps.isdecimal() and int(steps) > 0):
+            raise InputError(f"schedule={self.schedule!r}; a warm-up is warmup:STEPS, such as warmup:50.")
+        return int(steps)
+
+    @property
+    def after_warmup(self) -> str | None:
+        """The schedule without its warm-up."""
+        return (str(self.schedule).partition(",")[2] or None) if self.warmup else self.schedule
+
+    @property
+    def decay(self) -> tuple[float, int] | None:
+        """The factor and the number of steps of a schedule ``step:FACTOR:EVERY``."""
+        kind, *rest = str(self.after_warmup).split(":")
+        if kind != "step":
+            return None
+        try:
+            factor, every = float(rest[0]), int(rest[1])
+        except (IndexError, ValueError):
+            factor, every = 0.0, 0
+        if len(rest) != 2 or not 0 < factor <= 1 or every < 1:
+            raise InputError(
+                f"schedule={self.schedule!r}; it must be step:FACTOR:EVERY, such as step:0.96:1000."
+            )
+        return factor, every
+
+    @property
+    def name(self) -> str:
+        return self.label or self.algorithm
+
+    @property
+    def identity(self) -> str:
+        """A short name for what is run, the same on every machine: changes whenever a field does.
+
+        Fields at their defaults do not count: one that comes with a later version changes no name.
+        """
+        usual = asdict(RunConfig(self.dataset, self.algorithm, self.steps))
+        required = ("dataset", "algorithm", "steps")
+        content = {k: v for k, v in asdict(self).items() if k in required or v != usual[k]}
+        content.pop("label", None)
+        text = json.dumps(content, sort_keys=True, default=dict)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
+        if not isinstance(content, Mapping):
+            raise InputError(f"a run configuration must be a mapping, got {content!r}.")
+        check_names("field of a run configuration:", content, [f.name for f in fields(cls)])
+        if missing := {"dataset", "algorithm", "steps"} - set(content):
+            raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
+        config = cls(**content)
+        try:
+            _ = config.identity
+        except (TypeError, ValueError) as error:  # a date in YAML, for instance
+            raise InputError(f"a run configuration must be plain data ({error}).") from error
+        return config
+
+
+def read_file(folder: Path) -> dict[str, Any]:
+    """The config.yaml of the run in ``folder``."""
+    path = folder / "config.yaml"
+    try:
+        content = read_yaml(path)
+    except FileNotFoundError:
+        raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it.") from None
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{str(path)!r} is not the configuration of a run.")
+    return content
+
+
+def read_config(folder: Path) -> RunConfig:
+    """The configuration with which the run in ``folder`` was started."""
+    content = read_file(folder)
+    if "run" not in content:
+        raise InputError(
+            f"{str(folder)!r} was not made by `shoal train`: call shoal.fit again with resume=True."
+        )
+    try:
+        return RunConfig.from_dict(content["run"])
+    except InputError as error:
+        raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
+
+
+def read_how(folder: Path) -> dict[str, Any]:
+    """The options that change no result with which the run in ``folder`` was started."""
+    try:
+        return check_how(read_file(folder).get("how") or {})
+    except InputError as error:
+        raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
+
+
+def check_how(how: Any) -> dict[str, Any]:
+    if not isinstance(how, Mapping):
+        raise InputError(f"how must be a mapping, got {str(how)[:40]!r}.")
+    return {str(name): value for name, value in how.items()}
+
+
+def check_same_run(folder: Path, config: RunConfig) -> None:
+    """Refuses ``config`` where the folder holds another run."""
+    if not os.path.lexists(folder / "config.yaml"):
+        return
+    began = read_config(folder)
+    if began.identity != config.identity:
+        changes = differences(began, config)
+        raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
+
+
+def differences(there: RunConfig, asked: RunConfig) -> str:
+    """In words, of two configurations; at most three of them."""
+    theirs = there.to_dict()
+    every = [f"{k} {shown(theirs[k])}, not {shown(v)}" for k, v in asked.to_dict().items() if theirs[k] != v]
+    return ", ".join(every[:3]) + (f", and {len(every) - 3} more" if len(every) > 3 else "")
+
+
+def change_config(folder: Path, config: RunConfig) -> None:
+    content = {**read_file(folder), "run": config.to_dict()}
+    write_atomically(folder / "config.yaml", dump_yaml(content).encode())

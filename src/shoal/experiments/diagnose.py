@@ -1,0 +1,1052 @@
+"""Diagnosis before training: do the domains differ, in what, and how large is the generalization gap?
+
+The tests are in :mod:`shoal.experiments.shift_tests`. Over all questions p is corrected by Holm's method:
+without any shift, the chance of one alarm or more is at most ``LEVEL``.
+
+The probe is a kernel ridge regression, whose predictions for held-out examples have a closed form. With
+A = (K + λI)⁻¹ and targets Y, a fit without the examples F errs on them by (A_FF)⁻¹ (A Y)_F. So each
+regrouping is a full refit, and hundreds of them cost seconds.
+
+Images and text are seen through a fixed embedding. It feeds the tests and, unless a model is asked for, a
+small network for the short trainings.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shoal.data.batch import DomainData, cut, tensors_in
+from shoal.data.loader import collate_of, seeded, to_device
+from shoal.data.sampler import key, permute
+from shoal.data.splits import _in_smallest_domain
+from shoal.data.table import Category, Preprocessing
+from shoal.errors import InputError
+from shoal.experiments.protocol import all_domains
+from shoal.experiments.shift_tests import (
+    Relation,
+    column_test,
+    corrected,
+    gaussian,
+    one_hot,
+    p_value,
+    ranks,
+    relation_test,
+    shuffles,
+    squared_distances,
+)
+from shoal.gradients import gradient
+from shoal.models import build
+from shoal.training.processes import pick_device
+
+Array = NDArray[Any]
+Factory = Callable[[int], nn.Module]
+"""A fresh model from a seed."""
+Tell = Callable[[str, int, int], None]
+"""Is told the phase, and how many parts of how many are done."""
+
+LEVEL = 0.05
+LEAST = 16
+"""A domain of fewer examples is too small to test."""
+EXAMPLES, DOMAINS, REGROUPINGS, REPEATS, BUDGET = 2000, 12, 199, 2, 120.0
+PROBED = 1200
+"""The tests see no more examples than these: their cost grows with the cube."""
+COLUMNS = 256
+"""Inputs with more features are tested as a whole and not per column."""
+FEWEST = 30
+"""Steps of a short training, however small the budget."""
+CHUNK, CHUNKS = 8, 40
+"""Gradients are of so many examples at a time, and of so many chunks per domain at most."""
+RIDGE, WORDS, BINS, SKETCH = 0.1, 256, 10, 2**16
+SIDE, FILTERS, EMBEDDED = 32, 32, 128
+"""Of the embedding of images: their side after pooling, random filters, and the dimension of the result."""
+TAKE, PICK, BATCHES = 41, 42, 43  # what a key is for
+SMALL = "mlp"
+"""The model that is trained on embedded inputs."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A domain, its examples in the sample, and its labels: shares of classes, or mean and deviation."""
+
+    name: str
+    size: int
+    taken: int
+    labels: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One test: what was ``found``, and its mean (``chance``) and ``deviation`` under the null hypothesis."""
+
+    name: str
+    measure: str
+    found: float
+    chance: float
+    deviation: float
+    p: float
+    adjusted: float = 1.0
+    """p after Holm's correction over all questions."""
+    alarm: bool = False
+
+
+@dataclass(frozen=True)
+class Gap:
+    """ERM's generalization gap in a domain: its score with the domain in training less that without.
+
+    Accuracy, or the squared error in units of the labels' variance. ``low`` to ``high`` is a 95 % interval.
+    """
+
+    name: str
+    in_domain: float
+    held_out: float
+    gap: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the inputs: whether its distribution and its relation to the label differ by domain."""
+
+    name: str
+    share: float
+    """Of its variance, between domains."""
+    p: float
+    differs: bool
+    how: Mapping[str, Any]
+    """Where it differs most: the ``domain``, what (``part``), its value ``there`` and ``elsewhere``."""
+    relation_p: float
+    changes: bool
+    flips: bool
+    """Whether its correlation with the label is significantly positive and negative in some domain each."""
+    label: str
+    """The class that ``correlations`` are with; empty in regression."""
+    correlations: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Cosines between the domains' gradients, and which domains agree with the others less than chance."""
+
+    matrix: tuple[tuple[float, ...], ...]
+    mean: float
+    by_chance: float
+    lowest: str
+    """The domain with the lowest mean cosine with the others, and that cosine."""
+    cosine: float
+    pair: tuple[str, str]
+    pair_cosine: float
+    conflicting: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, as plain data; :mod:`shoal.report.diagnose` puts it into words."""
+
+    task: str
+    table: bool
+    """Whether columns have names, so that ``--drop NAME`` works."""
+    domains: tuple[Domain, ...]
+    too_small: Mapping[str, int]
+    not_drawn: int
+    """Domains that were large enough but not drawn."""
+    examples: int
+    examples_in_all: int
+    overlapping: int
+    """Examples in several domains; each counts in the smallest of them."""
+    questions: tuple[Question, ...]
+    effects: Mapping[str, float]
+    columns: tuple[Column, ...]
+    confusion: tuple[tuple[float, ...], ...]
+    """For each domain, the share of its examples that the probe assigns to each."""
+    gaps: tuple[Gap, ...]
+    average: Gap
+    gradients: Mapping[str, Agreement]
+    reduced: tuple[str, ...] = ()
+    """What was cut down to keep to the budget."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        return tuple(q.name for q in self.questions if q.alarm)
+
+    def __getitem__(self, question: str) -> Question:
+        return next(q for q in self.questions if q.name == question)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "alarms": list(self.alarms)}
+
+
+def diagnose(
+    data: DomainData,
+    model_factory: Factory | None = None,
+    *,
+    steps: int = 150,
+    seed: int = 0,
+    batch_size: int = 32,
+    lr: float = 1e-3,
+    examples: int = EXAMPLES,
+    domains: int = DOMAINS,
+    regroupings: int = REGROUPINGS,
+    budget: float | None = BUDGET,
+    device: str | None = None,
+    tell: Tell | None = None,
+) -> Diagnosis:
+    """Tests all domains of a dataset for shifts, whatever split they are in, and trains on them shortly.
+
+    It is a look at data before training and not a test of a method: the domains that a benchmark would hold
+    out are looked at as well. At most ``domains`` of them and ``examples`` in all are drawn, by ``seed``.
+
+    Args:
+        model_factory: makes a fresh model from a seed. By default, the dataset's own for flat features; for
+            images and text a small network on a fixed embedding.
+        steps: of each short ERM training, by Adam at rate ``lr``.
+        regroupings: random regroupings per question; the smallest p is 1 in one more than that.
+        budget: seconds to aim at, or None. Where a step of training costs too much, there are fewer steps,
+            fewer held-out domains, and at last the small network instead of the model; ``reduced`` says so.
+    """
+    given = {"steps": (steps, 1), "domains": (domains, 2), "batch_size": (batch_size, 1), "seed": (seed, 0)}
+    for name, (value, least) in given.items():
+        if value < least:
+            raise InputError(f"{name}={value}; it must be at least {least}.")
+    if not lr > 0:
+        raise InputError(f"lr={lr}; a learning rate must be positive.")
+    if budget is not None and not budget > 0:
+        raise InputError(f"budget={budget}; it must be a positive number of seconds, or None.")
+    if regroupings < 179:
+        raise InputError(f"regroupings={regroupings}; with fewer than 179 no p can be small enough to count.")
+    begun, say = time.perf_counter(), tell or (lambda phase, done, total: None)
+    reduced: list[str] = []
+
+    def left() -> float:
+        return math.inf if budget is None else begun + budget - time.perf_counter()
+
+    where = pick_device(device)
+    sample = draw(data, seed, examples, domains, seconds=left() / 3, tell=say)
+    if sample.unread:
+        reduced.append(f"{sample.unread:,} examples were not read")
+    shifts = find_shifts(sample, seed, regroupings, say)
+    flat = isinstance(sample.x, Tensor) and sample.x.ndim == 2
+    small = replace(sample, x=torch.as_tensor(sample.features).float())
+    make = model_factory or (_builder(data.model, data.input_shape, data.classes) if flat else None)
+    plan = None
+    if make is not None:
+        trainer = _Trainer(sample, make, where, batch_size, lr)
+        plan = _planned(trainer, len(sample.names), steps, seed, left())
+        if plan is None:
+            reduced.append("a small network on a fixed embedding was trained instead of the model")
+    embedded = plan is None
+    if plan is None:
+        make = _builder(SMALL, tuple(small.x.shape[1:]), data.classes)
+        trainer = _Trainer(small, make, where, batch_size, lr)
+        plan = _planned(trainer, len(sample.names), steps, seed, left()) or (min(steps, FEWEST), 2)
+    trainer.steps, count = plan
+    if trainer.steps < steps:
+        reduced.append(f"trainings have {trainer.steps} steps instead of {steps}")
+    if count < len(sample.names):
+        reduced.append(f"{count} of {len(sample.names)} domains were held out")
+    gaps, average = _gaps(sample, trainer, seed, count, say)
+    agreement, gradients = _agreement(sample, trainer, seed, regroupings, say)
+    questions = holm([*shifts.questions, *agreement])
+    return Diagnosis(
+        task="regression" if data.classes is None else "classification",
+        table=data.inputs.get("kind") == "table",
+        domains=sample.described(),
+        too_small=sample.too_small,
+        not_drawn=sample.not_drawn,
+        examples=len(sample.y),
+        examples_in_all=sample.in_all,
+        overlapping=sample.overlapping,
+        questions=questions,
+        effects={**label_effects(sample.codes, sample.groups), "overlap": shifts.relation.overlap},
+        columns=described_columns(shifts, questions),
+        confusion=shifts.confusion,
+        gaps=gaps,
+        average=average,
+        gradients=gradients,
+        reduced=tuple(reduced),
+        settings={
+            "steps": trainer.steps,
+            "batch_size": batch_size,
+            "lr": lr,
+            "seed": seed,
+            "regroupings": regroupings,
+            "repeats": REPEATS,
+            "level": LEVEL,
+            "least": LEAST,
+            "embedded": embedded,
+            "tested": len(shifts.groups),
+            "relation_tested": shifts.relation.tested,
+        },
+        seconds=round(time.perf_counter() - begun, 3),
+    )
+
+
+def _builder(name: str, shape: Sequence[int], classes: int | None) -> Factory:
+    return lambda seed: build(name, input_shape=tuple(shape), classes=classes, seed=seed)
+
+
+# What is looked at
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A column, the numbers of its features, and what each of them is ("" for the value itself)."""
+
+    name: str
+    features: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The examples that are looked at: inputs, labels and the number of each one's domain."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    groups: Array
+    x: Any
+    y: Tensor
+    classes: int | None
+    features: Array
+    columns: tuple[Parts, ...]
+    """For flat inputs, how each column became features."""
+    too_small: Mapping[str, int]
+    not_drawn: int
+    in_all: int
+    overlapping: int
+    unread: int = 0
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def codes(self) -> Array:
+        """Classes as numbers from 0; in regression, which tenth of all labels it is in."""
+        values = self.y.numpy()
+        if self.classes is None:
+            edges = np.unique(np.quantile(values, np.arange(1, BINS) / BINS))
+            values = np.searchsorted(edges, values, side="right")
+        return np.unique(values, return_inverse=True)[1]
+
+    @property
+    def targets(self) -> Array:
+        """What the quick learner predicts: classes as columns of 0 and 1, or the label, with mean 0."""
+        values = self.y.numpy()
+        columns = values[:, None] if self.classes is None else np.eye(self.codes.max() + 1)[self.codes]
+        return np.asarray(columns - columns.mean(0), np.float64)
+
+    def described(self) -> tuple[Domain, ...]:
+        found, values, raw = [], np.unique(self.y.numpy()), self.y.numpy()
+        for d, (name, size) in enumerate(zip(self.names, self.sizes, strict=True)):
+            own = raw[self.groups == d]
+            if self.classes is None:
+                labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
+            else:
+                names = {v: self.class_names[v] if self.class_names else str(v) for v in map(int, values)}
+                labels = {names[v]: float(np.mean(own == v)) for v in names}
+            found.append(Domain(name, size, len(own), labels))
+        return tuple(found)
+
+
+def draw(
+    data: DomainData, seed: int, examples: int, most: int, seconds: float = math.inf, tell: Tell | None = None
+) -> Sample:
+    """Some domains of at least ``LEAST`` examples and about equally many examples of each, by ``seed``.
+
+    Reading ends after ``seconds``, though not before each domain has ``LEAST`` examples.
+    """
+    every = all_domains(data)
+    if len(every) < 2:
+        raise InputError(f"there is one domain, {every.names[0]!r}; a diagnosis compares at least two.")
+    distinct = every.examples()
+    overlapping = len(every.indices) - len(distinct)
+    own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
+    large = np.flatnonzero(own.sizes >= LEAST)
+    small = {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)}
+    if len(large) < 2:
+        raise InputError(
+            f"of {len(own)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
+            "a diagnosis compares at least two of that size."
+        )
+    picked = np.sort(large[permute(key(seed, PICK), len(large), np.arange(min(most, len(large))))])
+    taken = _shares(own.sizes[picked], max(examples, LEAST * len(picked)))
+    rows, groups, turn = [], [], []
+    for number, (d, count) in enumerate(zip(picked.tolist(), taken, strict=True)):
+        places = permute(key(seed, TAKE, d), int(own.sizes[d]), np.arange(count))
+        rows.append(own.indices_of(d)[places])  # in random order: the first few are a sample too
+        groups.append(np.full(count, number))
+        turn.append(np.arange(count))
+    index, owner = np.concatenate(rows).astype(np.int64), np.concatenate(groups)
+    order = np.lexsort((owner, np.concatenate(turn)))  # the domains by turns
+    x, y = _loaded(data.split_as({"test": own}, {}), index[order], seed, LEAST * len(picked), seconds, tell)
+    if y.ndim != 1:
+        raise InputError(f"labels have shape {tuple(y.shape[1:])} each; a diagnosis takes one number each.")
+    read = owner[order][: len(y)]
+    back = torch.as_tensor(np.argsort(read, kind="stable"))
+    x, y = cut(x, back), y[back]  # type: ignore[arg-type]
+    return Sample(
+        names=tuple(own.names[d] for d in picked),
+        sizes=tuple(int(own.sizes[d]) for d in picked),
+        groups=np.sort(read),
+        x=x,
+        y=y.double() if data.classes is None else y.long(),
+        classes=data.classes,
+        features=features(x),
+        columns=columns_of(data, x),
+        too_small=small,
+        not_drawn=len(large) - len(picked),
+        in_all=len(distinct),
+        overlapping=overlapping,
+        unread=len(index) - len(read),
+        class_names=data.class_names,
+    )
+
+
+def columns_of(data: DomainData, x: Any) -> tuple[Parts, ...]:
+    """How columns became features; features of arrays without names are numbered from 1."""
+    if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > COLUMNS:
+        return ()
+    if data.inputs.get("kind") != "table":
+        return _varying([Parts(f"feature {n + 1}", (n,), ("",)) for n in range(x.shape[1])], x)
+    found, start = [], 0
+    for step in Preprocessing.from_dict(data.inputs).steps:
+        if isinstance(step, Category):
+            names = [f"= {v}" for v in step.values] + ["= other"] * step.other
+        else:
+            missing = bool(getattr(step, "indicator", False))
+            plain = step.width - missing
+            names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
+        found.append(Parts(step.name, tuple(range(start, start + step.width)), tuple(names)))
+        start += step.width
+    return _varying(found, x)
+
+
+def _varying(columns: Sequence[Parts], x: Tensor) -> tuple[Parts, ...]:
+    """With the numbers that features have once constant ones are gone."""
+    kept = x.double().std(0, correction=0).numpy() > 1e-9
+    place = np.cumsum(kept) - 1
+    found = []
+    for column in columns:
+        own = [
+            (int(place[n]), name) for n, name in zip(column.features, column.names, strict=True) if kept[n]
+        ]
+        if own:
+            numbers, names = zip(*own, strict=True)
+            found.append(Parts(column.name, numbers, names))
+    return tuple(found)
+
+
+def _shares(sizes: Array, total: int) -> list[int]:
+    """How many of each, ``total`` in all at most: small ones whole, the others equally many."""
+    if sizes.sum() <= total:
+        return [int(s) for s in sizes]
+    left, shares = total, np.zeros(len(sizes), np.int64)
+    for done, d in enumerate(np.argsort(sizes, kind="stable")):
+        shares[d] = min(int(sizes[d]), left // (len(sizes) - done))
+        left -= int(shares[d])
+    return [int(s) for s in shares]
+
+
+def _loaded(
+    data: DomainData, index: Array, seed: int, least: int, seconds: float, tell: Tell | None
+) -> tuple[Any, Tensor]:
+    """The first of these examples, as many as could be read in time."""
+    examples: Any = data.examples
+    if hasattr(examples, "batch"):
+        x, y = examples.batch(torch.as_tensor(index, device=examples.device))
+    else:
+        end, read = time.perf_counter() + seconds, []
+        with seeded(seed):
+            for i in index:
+                read.append(examples[int(i)])
+                if tell:
+                    tell("reading examples", len(read), len(index))
+                if len(read) >= least and time.perf_counter() > end:
+                    break
+            x, y = collate_of(examples)(read)
+    return to_device(x, "cpu"), torch.as_tensor(y).cpu()
+
+
+def features(x: Any) -> Array:
+    """What the tests see: numbers as they are, embedded images, counts of tokens; all standardised.
+
+    Tokens are counted by the remainder of their numbers, so that any vocabulary fits.
+    """
+    parts, pictures = [], []
+    if isinstance(x, Mapping) and "input_ids" in x:
+        ids, mask = x["input_ids"], x.get("attention_mask")
+        mask = torch.ones_like(ids) if mask is None else mask
+        bags = torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, mask.float())
+        parts.append((bags / bags.sum(1, keepdim=True).clamp(min=1)).sqrt())
+    else:
+        for leaf in tensors_in(x):
+            if leaf.ndim == 4:
+                pictures.append(embedding(leaf))
+            elif leaf.ndim:
+                parts.append(leaf.reshape(len(leaf), -1).float())
+    if not parts and not pictures:
+        raise InputError(f"inputs are {type(x).__name__} without tensors; they cannot be tested.")
+    found = torch.cat([*parts, *pictures], 1).double().numpy()
+    if not np.isfinite(found).all():
+        raise InputError("some inputs are not finite numbers; clean them first.")
+    found = standardised(found)
+    return principal(found) if pictures and found.shape[1] > EMBEDDED else found
+
+
+def standardised(x: Array) -> Array:
+    """Without constant features."""
+    x = x - x.mean(0)
+    scale = x.std(0)
+    return np.asarray(x[:, scale > 1e-9] / scale[scale > 1e-9])
+
+
+def principal(x: Array) -> Array:
+    """The first principal components, scaled by one number to a mean variance of 1."""
+    found = x @ np.linalg.eigh(x.T @ x)[1][:, ::-1][:, : min(EMBEDDED, len(x))]
+    return np.asarray(found / max(float(found.std()), 1e-9))
+
+
+def embedding(images: Tensor) -> Tensor:
+    """A fixed embedding of images: pooled pixels, and pooled responses of random filters at two scales.
+
+    The filters have mean 0 and depend on the number of channels alone, so it is the same everywhere.
+    """
+    channels = images.shape[1]
+    generator = torch.Generator().manual_seed(channels)
+    filters = torch.randn(FILTERS, channels, 5, 5, generator=generator)
+    filters -= filters.mean((1, 2, 3), keepdim=True)
+    filters /= filters.flatten(1).norm(dim=1)[:, None, None, None]
+    found = []
+    for part in images.split(128):
+        part = part.float()
+        if max(part.shape[2:]) > SIDE:
+            part = F.adaptive_avg_pool2d(part, SIDE)
+        pooled = [F.adaptive_avg_pool2d(part, 8).flatten(1)]
+        for scale in (1, 2):
+            smaller = F.avg_pool2d(part, scale) if min(part.shape[2:]) >= 2 * scale else part
+            response = F.conv2d(smaller, filters, padding=2)
+            pooled.append(F.adaptive_avg_pool2d(response.relu(), 3).flatten(1))
+        found.append(torch.cat(pooled, 1))
+    return torch.cat(found)
+
+
+# The questions
+
+
+def question(name: str, measure: str, found: float, by_chance: Array, more: bool = True) -> Question:
+    """``more``: whether large values speak for a shift."""
+    sign = 1 if more else -1
+    p = p_value(sign * found, sign * by_chance)
+    return Question(name, measure, float(found), float(by_chance.mean()), float(by_chance.std()), p)
+
+
+def holm(questions: Sequence[Question]) -> tuple[Question, ...]:
+    """Corrected for the number of questions: the chance of any false alarm stays at most ``LEVEL``."""
+    adjusted, largest = {}, 0.0
+    for done, n in enumerate(np.argsort([q.p for q in questions], kind="stable").tolist()):
+        largest = max(largest, min(1.0, (len(questions) - done) * questions[n].p))
+        adjusted[n] = largest
+    return tuple(
+        replace(q, adjusted=adjusted[n], alarm=adjusted[n] <= LEVEL) for n, q in enumerate(questions)
+    )
+
+
+def counts(codes: Array, groups: Array) -> Array:
+    """The table of domains by classes."""
+    rows, columns = int(groups.max()) + 1, int(codes.max()) + 1
+    return np.bincount(groups * columns + codes, minlength=rows * columns).reshape(rows, columns)
+
+
+def label_question(codes: Array, groups: Array, regroupings: int, seed: int) -> Question:
+    """Do the shares of labels differ? By the mutual information of label and domain, the G statistic / 2n."""
+
+    def information(g: Array) -> float:
+        table = counts(codes, g) / len(codes)
+        expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True)
+        full = table > 0
+        return float((table[full] * np.log(table[full] / expected[full])).sum())
+
+    by_chance = np.array([information(g) for g in shuffles(groups, regroupings, (seed, 1))])
+    return question("labels", "mutual information of label and domain", information(groups), by_chance)
+
+
+def label_effects(codes: Array, groups: Array) -> dict[str, float]:
+    """Cramér's V, corrected for chance, and how far a domain's shares are from those of all at most."""
+    table = counts(codes, groups).astype(float)
+    n, (r, c) = table.sum(), table.shape
+    rows, columns = table.sum(1, keepdims=True), table.sum(0, keepdims=True)
+    distance = float((np.abs(table / rows - columns / n).sum(1) / 2).max())
+    if c < 2:
+        return {"cramers_v": 0.0, "total_variation": distance}
+    chi = float(((table - rows * columns / n) ** 2 / (rows * columns / n)).sum()) / n
+    phi = max(0.0, chi - (r - 1) * (c - 1) / (n - 1))
+    least = min(r - (r - 1) ** 2 / (n - 1), c - (c - 1) ** 2 / (n - 1)) - 1
+    return {"cramers_v": float(np.sqrt(phi / least)) if least > 0 else 0.0, "total_variation": distance}
+
+
+def inverted(kernel: Array) -> Array:
+    """A = (K + λI)⁻¹."""
+    return np.asarray(np.linalg.inv(kernel + RIDGE * np.eye(len(kernel))))
+
+
+def left_out_one(inverse: Array) -> Array:
+    """M, with which M Y are the predictions for each example of a learner that has all others' targets Y."""
+    return np.eye(len(inverse)) - inverse / np.diag(inverse)[:, None]
+
+
+class _Probe:
+    """Predicts the domain from the inputs, or from inputs and labels."""
+
+    def __init__(self, kernel: Array, codes: Array, groups: Array) -> None:
+        self.groups, self.codes = groups, codes
+        same = codes[:, None] == codes[None]
+        self.by_input = left_out_one(inverted(kernel)).astype(np.float32)
+        self.by_both = left_out_one(inverted(kernel * (0.5 + 0.5 * same))).astype(np.float32)
+        self.share = np.bincount(groups) / len(groups)
+
+    def guesses(self, by: Array, groups: Array) -> Array:
+        """The domain that each example most likely is from, were all domains equally large."""
+        belongs = (np.eye(len(self.share)) - self.share[None])[groups]
+        return np.asarray((by @ (belongs / self.share[None]).astype(np.float32)).argmax(1))
+
+    def accuracy(self, by: Array, groups: Array) -> float:
+        """Over domains, each counted once."""
+        right = self.guesses(by, groups) == groups
+        return float((np.bincount(groups, right) / np.bincount(groups)).mean())
+
+    def questions(self, regroupings: int, seed: int) -> list[Question]:
+        by_input, by_both = (self.accuracy(by, self.groups) for by in (self.by_input, self.by_both))
+        one = [self.accuracy(self.by_input, g) for g in shuffles(self.groups, regroupings, (seed, 2))]
+        alike = shuffles(self.groups, regroupings, (seed, 3), within=self.codes)
+        within = [self.accuracy(self.by_both, g) for g in alike]
+        measure = "the probe's balanced accuracy"
+        return [
+            question("inputs", measure, by_input, np.array(one)),
+            question("inputs within labels", f"{measure}, given the label", by_both, np.array(within)),
+        ]
+
+    def confusion(self) -> tuple[tuple[float, ...], ...]:
+        table = counts(self.guesses(self.by_input, self.groups), self.groups)
+        table = np.pad(table, ((0, 0), (0, len(table) - table.shape[1])))
+        return _tuples(table / table.sum(1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The tests that need no training, and the examples they were made with."""
+
+    questions: tuple[Question, ...]
+    relation: Relation
+    column_shares: Array
+    column_p: Array
+    confusion: tuple[tuple[float, ...], ...]
+    groups: Array
+    features: Array
+    targets: Array
+    columns: tuple[Parts, ...]
+    names: tuple[str, ...]
+    classes: tuple[str, ...]
+
+
+def find_shifts(
+    sample: Sample, seed: int, regroupings: int = REGROUPINGS, tell: Tell | None = None
+) -> Shifts:
+    """Labels, inputs, columns, the relation between inputs and labels, and whole domains held out.
+
+    P(y | x) changes with the shares of labels alone. Where these differ (p at most ``LEVEL``), the question
+    of the relation is therefore whether it changes by more than an offset per domain.
+    """
+    say = tell or (lambda phase, done, total: None)
+    taken = _shares(np.bincount(sample.groups), PROBED)
+    rows = np.concatenate([np.flatnonzero(sample.groups == d)[:n] for d, n in enumerate(taken)])
+    x, codes, groups = sample.features[rows], sample.codes[rows], sample.groups[rows]
+    targets = sample.targets[rows]
+    own = [column.features for column in sample.columns]
+    phase = "testing for shifts"
+    say(phase, 0, 5)
+    found = [label_question(sample.codes, sample.groups, regroupings, seed)]
+    kernel = gaussian(squared_distances(x))
+    probe = _Probe(kernel, codes, groups)
+    say(phase, 1, 5)
+    found += probe.questions(regroupings, seed)
+    say(phase, 2, 5)
+    shares, p, by_chance = column_test(x, groups, own, regroupings, seed)
+    if own:
+        measure = "the largest share of a column's variance between domains"
+        most = question("columns", measure, float(shares.max()), by_chance)
+        found.append(replace(most, p=float(p.min())))
+    say(phase, 3, 5)
+    outcomes = one_hot(codes) if sample.classes is not None else ranks(targets[:, 0])[:, None]
+    relation = relation_test(x, outcomes, groups, own, prevalence=found[0].p <= LEVEL, seed=seed)
+    measure = "dependence of label and domain given the inputs, in standard deviations"
+    numbers = (relation.statistic, relation.chance, relation.deviation)
+    found.append(Question("relation", measure, *numbers, relation.p))
+    say(phase, 4, 5)
+    found.append(held_out_question(inverted(kernel), targets, groups, regroupings, seed))
+    say(phase, 5, 5)
+    classes = tuple(sample.described()[0].labels) if sample.classes is not None else ()
+    confusion = probe.confusion()
+    return Shifts(
+        tuple(found),
+        relation,
+        shares,
+        p,
+        confusion,
+        groups,
+        x,
+        outcomes,
+        sample.columns,
+        sample.names,
+        classes,
+    )
+
+
+def described_columns(shifts: Shifts, questions: Sequence[Question]) -> tuple[Column, ...]:
+    """Which columns differ, and whose relation to the label does, where the question as a whole says so."""
+    alarms = {q.name for q in questions if q.alarm}
+    found = []
+    for n, column in enumerate(shifts.columns):
+        changes = "relation" in alarms and bool(shifts.relation.columns[n] <= LEVEL)
+        feature, label = _most_varied(shifts, column)
+        cells = [
+            _correlation(shifts.features[own, feature], shifts.targets[own, label])
+            for own in (shifts.groups == d for d in range(len(shifts.names)))
+        ]
+        sizes = np.bincount(shifts.groups)
+        z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * np.sqrt(np.maximum(sizes - 3, 0))
+        found.append(
+            Column(
+                name=column.name,
+                share=round(float(shifts.column_shares[n]), 6),
+                p=float(shifts.column_p[n]),
+                differs="columns" in alarms and bool(shifts.column_p[n] <= LEVEL),
+                how=_differs_most(shifts, column),
+                relation_p=float(shifts.relation.columns[n]),
+                changes=changes,
+                flips=changes and bool(z.max() > SURE and z.min() < -SURE),
+                label=shifts.classes[label] if shifts.classes else "",
+                correlations={name: round(r, 6) for name, r in zip(shifts.names, cells, strict=True)},
+            )
+        )
+    return tuple(found)
+
+
+SURE = 2.6
+"""Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
+
+
+def _correlation(x: Array, y: Array) -> float:
+    scale = float(x.std() * y.std())
+    return float(((x - x.mean()) * (y - y.mean())).mean()) / scale if scale > 1e-12 else 0.0
+
+
+def _most_varied(shifts: Shifts, column: Parts) -> tuple[int, int]:
+    """The feature and the class whose correlation varies most between domains."""
+    labels = range(shifts.targets.shape[1])
+    if len(shifts.classes) == 2:
+        labels = range(1, 2)
+    best, found = -1.0, (column.features[0], labels[0])
+    for feature in column.features:
+        for label in labels:
+            cells = [
+                _correlation(shifts.features[own, feature], shifts.targets[own, label])
+                for own in (shifts.groups == d for d in range(len(shifts.names)))
+            ]
+            spread = float(np.var(cells))
+            if spread > best:
+                best, found = spread, (feature, label)
+    return found
+
+
+def _differs_most(shifts: Shifts, column: Parts) -> dict[str, Any]:
+    """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
+    best, found = -1.0, dict[str, Any]()
+    for feature, name in zip(column.features, column.names, strict=True):
+        values = shifts.features[:, feature]
+        yes = len(np.unique(values)) == 2
+        shown = (values > values.mean()) * 1.0 if yes else values
+        for d, domain in enumerate(shifts.names):
+            own, rest = values[shifts.groups == d], values[shifts.groups != d]
+            level = abs(float(own.mean() - rest.mean()))
+            spread = abs(math.log(max(float(own.std()), 1e-3) / max(float(rest.std()), 1e-3)))
+            size = level if yes else max(level, spread / 2)
+            if size <= best:
+                continue
+            best, scale = size, not yes and spread / 2 > level
+            measure = np.std if scale else np.mean
+            there, elsewhere = shown[shifts.groups == d], shown[shifts.groups != d]
+            found = {
+                "domain": domain,
+                "part": name,
+                "measure": "share" if yes else "sd" if scale else "mean",
+                "there": round(float(measure(there)), 6),
+                "elsewhere": round(float(measure(elsewhere)), 6),
+            }
+    return found
+
+
+def held_out_question(inverse: Array, targets: Array, groups: Array, regroupings: int, seed: int) -> Question:
+    """Is a whole held-out domain harder to predict than as many held-out examples at random?
+
+    By the mean squared error of kernel ridge regression, in units of the targets' variance.
+    """
+    fitted, variance = inverse @ targets, max(float((targets**2).sum()), 1e-12)
+
+    def error(g: Array) -> float:
+        total = 0.0
+        for d in range(int(g.max()) + 1):
+            own = np.flatnonzero(g == d)
+            total += float((np.linalg.solve(inverse[np.ix_(own, own)], fitted[own]) ** 2).sum())
+        return total / variance
+
+    by_chance = np.array([error(g) for g in shuffles(groups, regroupings, (seed, 4))])
+    return question(
+        "held-out", "the error of kernel ridge regression in held-out domains", error(groups), by_chance
+    )
+
+
+# Short trainings
+
+
+class _Trainer:
+    """Trains by ERM on some rows of the sample, all domains together."""
+
+    def __init__(
+        self, sample: Sample, make: Factory, device: torch.device, batch: int, lr: float, steps: int = 1
+    ) -> None:
+        self.make, self.device, self.steps, self.batch, self.lr = make, device, steps, batch, lr
+        self.x = to_device(sample.x, device)
+        self.classification = sample.classes is not None
+        y = sample.y
+        if not self.classification:
+            deviation = float(y.std())
+            y = ((y - y.mean()) / (deviation if deviation > 0 else 1.0)).float()
+        self.y = y.to(device)
+
+    def loss(self, output: Tensor, y: Tensor) -> Tensor:
+        if self.classification:
+            return F.cross_entropy(output, y)
+        if output.shape != y.shape:
+            raise InputError(f"the model gives shape {tuple(output.shape[1:])} an example, not a number.")
+        return F.mse_loss(output, y)
+
+    def fresh(self, seed: int) -> nn.Module:
+        return self.make(seed).to(self.device).eval()
+
+    def train(self, rows: Array, seed: int) -> nn.Module:
+        model = self.fresh(seed)
+        passes, element = np.divmod(np.arange(self.steps * self.batch), len(rows))
+        order = rows[permute(key(seed, BATCHES, passes), len(rows), element)].reshape(self.steps, -1)
+        index = torch.as_tensor(order, device=self.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=self.lr)
+        model.train()
+        with seeded(seed):
+            for batch in index:
+                optimizer.zero_grad()
+                self.loss(model(cut(self.x, batch)), self.y[batch]).backward()
+                optimizer.step()
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise InputError(f"a short training diverged at the learning rate {self.lr:g}; try a lower one.")
+        return model.eval()
+
+    def scores(self, model: nn.Module, rows: Array) -> Array:
+        """Right or wrong for each example; in regression minus its squared error."""
+        found = []
+        with torch.inference_mode():
+            for part in torch.as_tensor(rows, device=self.device).split(256):
+                output, y = model(cut(self.x, part)), self.y[part]
+                right = output.argmax(1) == y if self.classification else -((output - y) ** 2)
+                found.append(right.double().cpu())
+        return torch.cat(found).numpy()
+
+
+def _planned(
+    trainer: _Trainer, domains: int, steps: int, seed: int, seconds: float
+) -> tuple[int, int] | None:
+    """Steps per training and held-out domains that fit, by what a few steps cost; None if too few do."""
+    if math.isinf(seconds):
+        return steps, domains
+    rows, costs = np.arange(len(trainer.y)), []
+    for trainer.steps in (1, 2, 4):  # the first warms up
+        begun = time.perf_counter()
+        trainer.train(rows, seed)
+        costs.append(time.perf_counter() - begun)
+        if costs[-1] > seconds / 10:
+            break
+    step = costs[-1] / trainer.steps
+    evaluated = 2 * REPEATS * len(rows) / 256 + 2 * min(domains * CHUNKS, len(rows) / CHUNK)
+    room = 0.8 * seconds / step - evaluated / 2  # steps in all
+    for count in range(domains, 1, -1):
+        fitting = int(room / (2 * REPEATS * count + 1))
+        if fitting >= min(steps, FEWEST):
+            return min(steps, fitting), count
+    return None
+
+
+def _within_held(groups: Array, held: Array, seed: Sequence[int]) -> Array:
+    """The examples of the held-out domains, dealt at random to groups of the same sizes."""
+    own, mixed = np.isin(groups, held), groups.copy()
+    mixed[own] = next(shuffles(groups[own], 1, seed))
+    return mixed
+
+
+def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -> tuple[tuple[Gap, ...], Gap]:
+    """ERM in ``count`` held-out domains, and with a random group of the same size held out instead.
+
+    Each example is predicted by models that were not trained on it, once without its whole domain and once
+    without as many others from anywhere: as many examples are trained on, from the same initial weights.
+    Everything is repeated, and intervals hold the spread of the paired difference over examples and that over
+    repeats.
+    """
+    groups, every = sample.groups, len(sample.names)
+    held = np.sort(permute(key(seed, PICK, 1), every, np.arange(count)))
+    left, done = held.tolist(), 0
+    total = 2 * REPEATS * count
+    scores = np.zeros((2, REPEATS, len(groups)))
+    for repeat in range(REPEATS):
+        regrouped = _within_held(groups, held, (seed, 5, repeat))
+        for way, grouping in enumerate((regrouped, groups)):
+            for d in left:
+                rows, out = np.flatnonzero(grouping != d), np.flatnonzero(grouping == d)
+                start = int(key(seed, repeat, d)[0] >> np.uint64(2))
+                model = trainer.train(rows, start)
+                scores[way, repeat, out] = trainer.scores(model, out)
+                done += 1
+                say("short trainings", done, total)
+    means = np.stack([scores[..., groups == d].mean(-1) for d in left], -1)  # way, repeat, domain
+    luck = (means[0] - means[1]).var(0, ddof=1).mean() / REPEATS
+    freedom = count * (REPEATS - 1)
+    each = scores.mean(1)
+    sign = 1 if trainer.classification else -1
+    found, halves = [], []
+    for d in left:
+        inside, outside = each[0, groups == d], each[1, groups == d]
+        half = _half((inside - outside).var(ddof=1) / len(inside), luck, freedom)
+        found.append(_gap(sample.names[d], sign * inside.mean(), sign * outside.mean(), sign, half))
+        halves.append(half)
+    both = (float(np.mean([g.in_domain for g in found])), float(np.mean([g.held_out for g in found])))
+    return tuple(found), _gap("average", *both, sign, float(np.linalg.norm(halves)) / count)
+
+
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
+"""The 97.5 % points of Student's t with 1, 2, … degrees of freedom."""
+
+
+def _half(over_examples: float, over_repeats: float, freedom: int) -> float:
+    """Half of a 95 % interval from two variances; that over repeats is known from few of them only."""
+    t = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 2.16
+    return float(np.sqrt(1.96**2 * over_examples + t**2 * over_repeats))
+
+
+def _gap(name: str, inside: float, outside: float, sign: int, half: float) -> Gap:
+    gap = sign * (float(inside) - float(outside))
+    return Gap(name, float(inside), float(outside), gap, gap - half, gap + half)
+
+
+# Gradients
+
+
+def _agreement(
+    sample: Sample, trainer: _Trainer, seed: int, regroupings: int, say: Tell
+) -> tuple[list[Question], dict[str, Agreement]]:
+    """Do the domains' gradients agree less than random groups', before and after a training on all?"""
+    chunks: list[Array] = []
+    owner: list[int] = []
+    for d in range(len(sample.names)):
+        own: Array = np.flatnonzero(sample.groups == d)
+        some = min(len(own) // CHUNK, CHUNKS)
+        order = permute(key(seed, PICK, d), len(own), np.arange(some * CHUNK))
+        chunks += list(own[order].reshape(some, CHUNK))
+        owner += [d] * some
+    groups, found, agreements = np.array(owner), [], {}
+    say("gradients", 0, 2)
+    for number, when in enumerate(("at the start", "after training")):
+        model = trainer.train(np.arange(len(sample.groups)), seed) if number else trainer.fresh(seed)
+        products = chunk_products(model, trainer, chunks, seed)
+        asked, agreement = agreement_question(products, groups, sample.names, regroupings, (seed, 6, number))
+        found.append(replace(asked, name=f"gradients {when}"))
+        agreements[when] = agreement
+        say("gradients", number + 1, 2)
+    return found, agreements
+
+
+def agreement_question(
+    products: Array, groups: Array, names: Sequence[str], regroupings: int, seed: Sequence[int]
+) -> tuple[Question, Agreement]:
+    """By the mean cosine, each domain's mean cosine with the others and the lowest pair, corrected for all.
+
+    A mean over all pairs does not see a minority of reversed domains.
+    """
+    count = len(names)
+    above = np.triu_indices(count, 1)
+
+    def low(g: Array) -> Array:
+        cosines = cosine_matrix(products, g)
+        each = (cosines.sum(1) - np.diag(cosines)) / (count - 1)
+        return np.array([each.mean(), cosines[above].min(), *each])
+
+    found = low(groups)
+    by_chance = np.array([low(g) for g in shuffles(groups, regroupings, seed)])
+    p = corrected(-found, -by_chance)
+    each, matrix = found[2:], cosine_matrix(products, groups)
+    lowest, pair = int(each.argmin()), int(matrix[above].argmin())
+    worst = by_chance[:, 2:].min(1)
+    measure = "the lowest mean cosine of a domain's gradient with the others'"
+    asked = Question(
+        "gradients", measure, float(each.min()), float(worst.mean()), float(worst.std()), float(p.min())
+    )
+    return asked, Agreement(
+        matrix=_tuples(matrix),
+        mean=float(found[0]),
+        by_chance=float(by_chance[:, 0].mean()),
+        lowest=names[lowest],
+        cosine=float(each[lowest]),
+        pair=(names[above[0][pair]], names[above[1][pair]]),
+        pair_cosine=float(matrix[above][pair]),
+        conflicting=tuple(name for name, q in zip(names, p[2:], strict=True) if q <= LEVEL),
+    )
+
+
+def chunk_products(model: nn.Module, trainer: _Trainer, chunks: Sequence[Array], seed: int) -> Array:
+    """Inner products of the mean gradients of every two chunks; of sketches of them where they are long."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    length = sum(p.numel() for p in params)
+    generator = torch.Generator().manual_seed(seed)
+    places = torch.randint(SKETCH, (length,), generator=generator).to(trainer.device)
+    signs = (torch.randint(2, (length,), generator=generator) * 2 - 1).to(trainer.device)
+    rows = []
+    for chunk in chunks:
+        index = torch.as_tensor(chunk, device=trainer.device)
+        loss = trainer.loss(model(cut(trainer.x, index)), trainer.y[index])  # type: ignore[arg-type]
+        flat = torch.cat([g.reshape(-1) for g in gradient(loss, params)])
+        if length > SKETCH:
+            flat = flat.new_zeros(SKETCH).index_add_(0, places, flat * signs)
+        rows.append(flat.cpu())
+    found = torch.stack(rows).double()
+    if not found.isfinite().all():
+        raise InputError("some gradients are not finite: the model's outputs overflow on these inputs.")
+    return np.asarray((found @ found.T).numpy())
+
+
+def cosine_matrix(products: Array, groups: Array) -> Array:
+    """Cosines between the mean gradients of groups of chunks."""
+    means = np.eye(int(groups.max()) + 1)[groups].T
+    means /= means.sum(1, keepdims=True)
+    inner = means @ products @ means.T
+    norms = np.sqrt(np.maximum(np.diag(inner), 0))
+    scale = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
+    return np.asarray(inner * scale[:, None] * scale[None])
+
+
+def _tuples(matrix: Array) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(round(float(v), 6) for v in row) for row in matrix)

@@ -1,0 +1,219 @@
+"""DomainBed's protocol: how any dataset is split, and every run of a comparison.
+
+As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
+into 80 % in and 20 % out; one domain is left out, training takes the in-splits of the others; each trial has
+a split of its own and tries the default settings and random draws. :mod:`shoal.experiments.selection` chooses
+among them afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal import models
+from shoal.algorithms import algorithm_class
+from shoal.data import sets
+from shoal.data.batch import DomainData
+from shoal.data.domains import Domains
+from shoal.data.sampler import key, permute
+from shoal.data.splits import leave_out
+from shoal.errors import InputError, check_names
+from shoal.experiments.config import RunConfig
+from shoal.experiments.search import Space, draw
+from shoal.settings import search_space
+
+OUT = 0.2
+"""The share of a domain in its out-split."""
+SPLIT = 31  # what a key is for
+STEPS = 5001
+TRIALS, DRAWS = 3, 20
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What DomainBed tries and how often it looks, by the size of the images."""
+
+    optimizer: Space
+    batch: Space
+    model: Space
+    eval_every: int
+
+
+SMALL = Sizes(
+    optimizer={"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
+    batch={"batch_size": {"default": 64, "log2": [3, 9], "whole": True}},
+    model={},
+    eval_every=100,
+)
+LARGE = Sizes(
+    optimizer={
+        "lr": {"default": 5e-5, "log10": [-5, -3.5]},
+        "weight_decay": {"default": 0.0, "log10": [-6, -2]},
+    },
+    batch={"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
+    model={"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
+    eval_every=300,
+)
+LARGE_SIDE = 128
+"""Images are large if both sides have so many pixels."""
+
+
+def sizes_of(dataset: str, input_shape: Sequence[int]) -> Sizes:
+    """By the size of the images, and what the dataset's own module says of it in ``DOMAINBED``."""
+    usual = LARGE if len(input_shape) == 3 and min(input_shape[1:]) >= LARGE_SIDE else SMALL
+    own = getattr(sets.registry.module(dataset), "DOMAINBED", {})
+    return replace(usual, **own) if own else usual
+
+
+def resplit(data: DomainData, names: Sequence[str], trial: int) -> DomainData:
+    """``data`` with the domains ``names`` left out and every domain cut by ``trial``.
+
+    ``train`` and ``validation`` are the in- and out-splits of the other domains, ``test`` and ``oracle``
+    those of the domains left out. An example of a domain left out is in no other, as in
+    :func:`~shoal.data.splits.leave_out`. Notes on the splits the dataset came with are dropped; others, such
+    as one on how its examples were prepared, stay.
+    """
+    every = all_domains(data)
+    rest, left_out = leave_out(every, list(names))
+    out = held_out(every, trial)
+    splits = {
+        "train": _part(rest, out, inside=True),
+        "validation": _part(rest, out, inside=False),
+        "test": _part(left_out, out, inside=True),
+        "oracle": _part(left_out, out, inside=False),
+    }
+    notes = {name: note for name, note in data.notes.items() if name not in data.splits}
+    return data.split_as(splits, notes)
+
+
+def all_domains(data: DomainData) -> Domains:
+    """Every domain with all its examples in any split, in increasing order."""
+    parts: dict[str, list[NDArray[Any]]] = {}
+    for domains in data.splits.values():
+        for number, name in enumerate(domains.names):
+            parts.setdefault(name, []).append(domains.indices_of(number))
+    return Domains.from_indices({name: np.unique(np.concatenate(part)) for name, part in parts.items()})
+
+
+def held_out(domains: Domains, trial: int) -> NDArray[np.bool_]:
+    """For each example, whether it is in out-splits: a fifth of each domain, by the trial and the name alone.
+
+    An example in several domains is on the same side in all: the smallest of them decides (of equals the
+    first), and takes a fifth of those it decides on.
+    """
+    decided, out = np.zeros((2, int(domains.indices.max()) + 1), dtype=bool)
+    for number in np.argsort(domains.sizes, kind="stable"):
+        name, own = domains.names[number], domains.indices_of(int(number))
+        free = own[~decided[own]]
+        if len(free):
+            place = permute(_key(trial, name), len(free), np.arange(len(free)))
+            out[free] = place < max(1, int(OUT * len(free)))
+            decided[free] = True
+        if out[own].all() or not out[own].any():
+            raise InputError(
+                f"domain {name!r} cannot be cut into 80 % and 20 %: it has {len(own)} examples, "
+                f"{len(free)} of them in no smaller domain."
+            )
+    return out
+
+
+def _key(trial: int, name: str) -> NDArray[np.uint64]:
+    letters = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return key(SPLIT, trial, letters)
+
+
+def _part(domains: Domains, out: NDArray[np.bool_], *, inside: bool) -> Domains:
+    keep = out[domains.indices] != inside
+    if not keep.any():
+        which = "in" if inside else "out"
+        raise InputError(f"nothing is left for the {which}-splits of {', '.join(domains.names[:5])}.")
+    return domains.filter(keep)
+
+
+def plan(
+    datasets: Mapping[str, Mapping[str, Any]],
+    algorithms: Sequence[str],
+    *,
+    trials: int = TRIALS,
+    draws: int = DRAWS,
+    pairs: bool = False,
+    leave_out: Mapping[str, Sequence[str]] | None = None,
+    steps: int = STEPS,
+    eval_every: int | None = None,
+    **common: Any,
+) -> list[RunConfig]:
+    """Every run of a comparison; of equal arguments equal runs, and with more trials or draws some more.
+
+    ``datasets`` maps names to options. Every domain is left out in turn, or those that ``leave_out`` names
+    for a dataset; ``pairs`` adds what leave-one-domain-out selection needs: each of these together with every
+    other domain. An algorithm may name its way of drawing, as in ``fish:regrouped``. ``common`` are further
+    fields of every configuration. All algorithms try the same rates and batch sizes.
+    """
+    found = []
+    for dataset, options in datasets.items():
+        data, names = look(dataset, options)
+        chosen = list((leave_out or {}).get(dataset, names))
+        check_names("domain to leave out:", chosen, names)
+        sizes = sizes_of(dataset, data.input_shape)
+        base = RunConfig(
+            **{"eval_every": eval_every or sizes.eval_every, "select": "last", **common},
+            dataset=dataset,
+            algorithm=algorithms[0],
+            steps=steps,
+            data_options=dict(options),
+        )
+        found += [
+            _config(base, algorithm, data.model, sizes, out, trial, number)
+            for trial in range(trials)
+            for out in left_out(names, chosen, pairs)
+            for algorithm in algorithms
+            for number in range(draws)
+        ]
+    return found
+
+
+def look(dataset: str, options: Mapping[str, Any]) -> tuple[DomainData, list[str]]:
+    """The dataset as it is before it is split anew, and its domains in the order in which it names them."""
+    data = sets.load(dataset, **options)
+    names = all_domains(data).names
+    own = getattr(sets.registry.module(dataset), "DOMAINS", ())
+    if len(names) < 2:
+        raise InputError(f"dataset {dataset!r} has one domain, {names[0]!r}; none is left to train on.")
+    return data, sorted(names, key=lambda n: own.index(n) if n in own else len(own))
+
+
+def left_out(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
+    """Each of ``chosen`` alone; then each pair with one of them, unless that leaves nothing to train on."""
+    for name in chosen:
+        yield [name]
+    if pairs and len(names) > 2:
+        for pair in itertools.combinations(names, 2):
+            if set(pair) & set(chosen):
+                yield list(pair)
+
+
+def _config(
+    base: RunConfig, algorithm: str, model: str, sizes: Sizes, out: list[str], trial: int, number: int
+) -> RunConfig:
+    name, _, way = algorithm.partition(":")
+    space, options = search_space(algorithm_class(name)), models.options_of(base.model or model)
+    of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
+    return replace(
+        base,
+        algorithm=name,
+        draw=way or base.draw,
+        label=algorithm,
+        settings=draw(space, trial, number) if number else {},
+        optimizer_options={**base.optimizer_options, **draw(sizes.optimizer, trial, number)},
+        model_options={**base.model_options, **of_model},
+        batch_size=draw(sizes.batch, trial, number)["batch_size"],
+        seed=trial,
+        protocol={"leave_out": out, "trial": trial, **({"draw": number} if number else {})},
+    )

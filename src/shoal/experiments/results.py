@@ -1,0 +1,372 @@
+"""All the runs there are, as a table to ask: rows, queries, groups, a data frame."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import math
+import operator
+import statistics
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import Index, Row
+
+_FIRST = (
+    "dataset",
+    "algorithm",
+    "name",
+    "left_out",
+    "seed",
+    "status",
+    "metric",
+    "test",
+    "validation",
+    "train",
+)
+_THEN = ("test_last", "validation_last", "train_last", "step", "steps", "lr", "batch_size", "rule", "seconds")
+_LAST = ("device", "skipped", "error", "identity", "path")
+_PLAIN = [f.name for f in fields(RunConfig) if f.name != "label" and not str(f.type).startswith("Mapping")]
+_CONFIG = tuple(name for name in _PLAIN if name not in (*_FIRST, *_THEN, *_LAST))
+COLUMNS = (*_FIRST, *_THEN, *_CONFIG, *_LAST)
+"""The columns that there always are, if only with nothing in them.
+
+Others are ``settings.X``, ``data.X``, ``model.X``, ``optimizer.X``; by domain ``test.X``, ``test_last.X``.
+"""
+
+
+def load(folder: str | Path) -> Results:
+    """The records in ``folder`` and below, each run once: of several with one identity the newest."""
+    if not Path(folder).is_dir():
+        raise InputError(f"there is no folder {str(folder)!r}.")
+    try:
+        entries, broken = Index(folder).read()
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from error
+    newest: dict[str, tuple[int, str]] = {}
+    for path, (stamp, row) in entries.items():
+        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp.modified, path))
+    rows = [{**entries[path].row, "path": path} for _, path in newest.values()]
+    rows.sort(key=lambda r: (str(r["dataset"]), str(r["name"]), r.get("left_out", ""), r["seed"], r["path"]))
+    return Results(rows, len(entries) - len(rows), broken)
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows by run. A value that a run lacks, such as a setting of another algorithm, is left out."""
+
+    kept: Sequence[Row]
+    duplicates: int = 0
+    """Records that were passed over for a newer one of the same run."""
+    broken: Mapping[str, str] = field(default_factory=dict)
+    """Files that are no records, each with what is wrong."""
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @cached_property
+    def columns(self) -> list[str]:
+        """The names of all columns: the usual ones, then options and domains."""
+        found: dict[str, None] = dict.fromkeys(COLUMNS)
+        for row in self.kept:
+            found.update(dict.fromkeys(row))
+        return [*COLUMNS, *sorted(set(found) - set(COLUMNS))]
+
+    def filled(self) -> list[str]:
+        """The columns in which some run has a value."""
+        present = {name for row in self.kept for name in row}
+        return [name for name in self.columns if name in present]
+
+    def column(self, name: str) -> list[Any]:
+        self.check(name)
+        return [row.get(name) for row in self.kept]
+
+    def rows(self, columns: Sequence[str] | None = None) -> list[Row]:
+        """A mapping for each run, without what it lacks; with ``columns`` these alone, some ``None``."""
+        if columns is None:
+            return [dict(row) for row in self.kept]
+        self.check(*columns)
+        return [{name: row.get(name) for name in columns} for row in self.kept]
+
+    def where(self, query: str) -> Results:
+        """The runs for which a query holds, such as ``algorithm == "fish" and seed < 3 and test > 0.8``.
+
+        It compares columns with values by ``== != < <= > >= in`` and joins with ``and``, ``or``, ``not``. A
+        name that Python would not take is written ``data["the name"]``. A comparison with what a run lacks
+        does not hold, except ``!=`` and ``not in``; ``== None`` asks for it.
+        """
+        holds = _Query(self, query).condition
+        return replace(self, kept=[row for row in self.kept if holds(row)])
+
+    def sorted(self, by: str, reverse: bool = False) -> Results:
+        """In the order of a column; runs that lack it come last."""
+        self.check(by)
+        return replace(self, kept=in_order(self.kept, by, reverse))
+
+    def group(self, by: Sequence[str], value: str = "test") -> list[Row]:
+        """A row a group: ``runs``, ``seeds``, ``diverged``, and ``mean`` and ``sd`` of ``value`` over seeds.
+
+        Several runs of a seed are averaged first, so that ``sd`` is of seeds and not of settings. Different
+        metrics are never averaged: they make groups of their own.
+        """
+        self.check(*by, value)
+        metrics = {row["metric"] for row in self.kept if "metric" in row}
+        keys = [*dict.fromkeys(by), *(["metric"] if len(metrics) > 1 and "metric" not in by else [])]
+        groups: dict[str, list[Row]] = {}
+        for row in self.kept:
+            groups.setdefault(repr([row.get(key) for key in keys]), []).append(row)
+        found = [{k: rows[0].get(k) for k in keys} | _summary(rows, value) for rows in groups.values()]
+        for key in reversed(keys):
+            found = in_order(found, key)
+        return found
+
+    def to_frame(self, columns: Sequence[str] | None = None) -> Any:
+        """A pandas ``DataFrame``, by default of every column in which something is; needs ``shoal[tables]``.
+
+        A row a run; what a run lacks is NaN among numbers and ``None`` among lists and truth values.
+
+        >>> from shoal.experiments.results import load
+        >>> frame = load("runs").to_frame()  # doctest: +SKIP
+        >>> frame.groupby(["dataset", "algorithm"])["test"].mean()  # doctest: +SKIP
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+        return pandas.DataFrame({n: self.column(n) for n in (self.filled() if columns is None else columns)})
+
+    def check(self, *names: str) -> None:
+        """Refuses the first that is no column."""
+        for name in names:
+            if name not in self._known:
+                near = difflib.get_close_matches(name.lower(), self.columns, n=1, cutoff=0.5)
+                hint = f"Did you mean {near[0]!r}?" if near else f"The usual ones: {', '.join(COLUMNS)}."
+                raise InputError(f"unknown column {name!r}. {hint}")
+
+    @cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.columns)
+
+    def kind(self, name: str) -> str | None:
+        """What a column holds, if it is all of a kind."""
+        kinds = {_kind(value) for value in self.column(name) if value is not None}
+        return kinds.pop() if len(kinds) == 1 else None
+
+
+def in_order(rows: Iterable[Row], by: str, reverse: bool = False) -> list[Row]:
+    """Numbers before text; what is missing comes last either way."""
+    rows = list(rows)
+    known = [row for row in rows if row.get(by) is not None]
+    known.sort(key=lambda row: _order(row[by]), reverse=reverse)
+    return known + [row for row in rows if row.get(by) is None]
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, int | float) else (1, str(value))
+
+
+def _summary(rows: Sequence[Row], value: str) -> Row:
+    seeds: dict[Any, list[float]] = {}
+    for row in rows:
+        if isinstance(number := row.get(value), int | float):
+            seeds.setdefault(row.get("seed"), []).append(number)
+    each = [statistics.fmean(numbers) for numbers in seeds.values()]
+    return {
+        "runs": len(rows),
+        "seeds": len({row.get("seed") for row in rows}),
+        "diverged": sum(row.get("status") != "finished" for row in rows),
+        "mean": statistics.fmean(each) if each else None,
+        "sd": statistics.stdev(each) if len(each) > 1 else None,
+    }
+
+
+NUMBERS, TEXT, TRUTH, LIST, NOTHING, CHOICE = (
+    "numbers",
+    "text",
+    "true or false",
+    "lists",
+    "nothing",
+    "a choice",
+)
+
+
+def _kind(value: Any) -> str:
+    for kind, types in ((TRUTH, bool), (NUMBERS, int | float), (TEXT, str)):
+        if isinstance(value, types):
+            return kind
+    return NOTHING if value is None else LIST
+
+
+Condition = Callable[[Row], bool]
+
+
+class _Side(NamedTuple):
+    """One side of a comparison; ``kind`` is ``None`` where any may come."""
+
+    text: str
+    kind: str | None
+    value: Callable[[Row], Any]
+    column: bool = False
+
+
+_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.Is: operator.eq,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In}
+_EXAMPLE = 'write a query such as: algorithm == "fish" and seed < 3'
+_DEEPEST, _LONGEST = 50, 10_000
+
+
+class _Query:
+    """Builds a condition from the parts of Python's grammar that it knows; nothing is ever evaluated."""
+
+    def __init__(self, results: Results, text: str) -> None:
+        self.results, self.text = results, text.strip()
+        if len(self.text) > _LONGEST:
+            raise InputError(f"a query has at most {_LONGEST:,} characters.")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as on "\d"
+                tree = ast.parse(self.text, mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise InputError(f"the query {_short(self.text)!r} cannot be read; {_EXAMPLE}") from error
+        self.condition = self._condition(tree.body, 0)
+
+    def _condition(self, node: ast.expr, depth: int) -> Condition:
+        if depth > _DEEPEST:
+            raise InputError("the query is nested too deeply.")
+        if isinstance(node, ast.BoolOp):
+            parts = [self._condition(part, depth + 1) for part in node.values]
+            if isinstance(node.op, ast.And):
+                return lambda row: all(part(row) for part in parts)
+            return lambda row: any(part(row) for part in parts)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._condition(node.operand, depth + 1)
+            return lambda row: not inner(row)
+        if isinstance(node, ast.Compare):
+            sides = [self._side(part) for part in (node.left, *node.comparators)]
+            pairs = [_compared(a, type(op), b) for a, op, b in zip(sides, node.ops, sides[1:], strict=False)]
+            return lambda row: all(pair(row) for pair in pairs)
+        side = self._side(node)
+        if side.kind != TRUTH:
+            raise InputError(f"the query does not say what to compare {side.text} with; {_EXAMPLE}")
+        return lambda row: bool(side.value(row))
+
+    def _side(self, node: ast.expr) -> _Side:
+        text = _short(ast.get_source_segment(self.text, node) or "")
+        name = _name(node)
+        if name is not None:
+            self.results.check(name)
+            return _Side(name, self.results.kind(name), lambda row: row.get(name), column=True)
+        if isinstance(node, ast.List | ast.Tuple | ast.Set):
+            values = [_constant(part, text) for part in node.elts]
+            return _Side(text, CHOICE, lambda row: values)
+        value = _constant(node, text)
+        return _Side(text, _kind(value), lambda row: value)
+
+
+def _name(node: ast.expr) -> str | None:
+    """``seed``, ``settings.meta_lr`` or ``data["a name"]`` as the name of a column."""
+    parts: list[str] = []
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            parts.append(str(node.slice.value))
+        else:
+            return None
+        node = node.value
+    return ".".join([node.id, *reversed(parts)])
+
+
+def _constant(node: ast.expr, text: str) -> Any:
+    sign = 1
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        sign, node = -1, node.operand
+    value: Any = node.value if isinstance(node, ast.Constant) else ...
+    known = value is None or isinstance(value, bool | int | float | str)
+    if not known or (sign < 0 and _kind(value) != NUMBERS):
+        raise InputError(f"{text!r} is neither a column nor a value; {_EXAMPLE}")
+    return -value if sign < 0 else value
+
+
+def _compared(one: _Side, op: type[ast.cmpop], other: _Side) -> Condition:
+    if op in _NEGATED:
+        holds = _compared(one, _NEGATED[op], other)
+        return lambda row: not holds(row)
+    if op is ast.In:
+        return _contained(one, other)
+    kinds = {one.kind, other.kind}
+    if NOTHING in kinds and op in (ast.Eq, ast.Is):
+        return lambda row: one.value(row) is None and other.value(row) is None
+    if op is ast.Is or kinds & {NOTHING, CHOICE}:
+        raise InputError(f"{one.text} and {other.text} cannot be compared like that; {_EXAMPLE}")
+    _check_kinds(one, other)
+    order = _ORDERS[op]
+
+    def compare(row: Row) -> bool:
+        a, b = one.value(row), other.value(row)
+        try:
+            return a is not None and b is not None and bool(order(a, b))
+        except TypeError:  # a column of several kinds
+            return False
+
+    return compare
+
+
+def _contained(one: _Side, other: _Side) -> Condition:
+    """In a list of values, in a column of lists, or as a part of text."""
+    if other.kind == CHOICE:
+        for value in other.value({}):
+            if value is not None:
+                _check_kinds(one, _Side(repr(value), _kind(value), lambda row: None))
+        return lambda row: one.value(row) in other.value(row)
+    if not other.column or other.kind in (NUMBERS, TRUTH):
+        raise InputError(f"nothing can be in {other.text}; write for example: seed in [0, 1]")
+    if other.kind == TEXT:
+        _check_kinds(one, other)
+
+    def contain(row: Row) -> bool:
+        a, b = one.value(row), other.value(row)
+        try:
+            return a is not None and b is not None and a in b
+        except TypeError:
+            return False
+
+    return contain
+
+
+def _check_kinds(one: _Side, other: _Side) -> None:
+    if one.kind and other.kind and one.kind != other.kind:
+        says = [f"{s.text} {'holds' if s.column else 'is'} {s.kind}" for s in (one, other)]
+        raise InputError(f"{says[0]}, but {says[1]}: they cannot be compared.")
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def spread(values: Sequence[float | None], metric: str | None) -> dict[str, Any]:
+    """One value a seed, ``None`` where there is none; mean, deviation and standard error of those known."""
+    known = [v for v in values if v is not None]
+    sd = statistics.stdev(known) if len(known) > 1 else None
+    return {
+        "metric": metric,
+        "values": list(values),
+        "mean": statistics.fmean(known) if known else None,
+        "sd": sd,
+        "se": None if sd is None else sd / math.sqrt(len(known)),
+    }

@@ -1,0 +1,307 @@
+"""RunConfig → RunRecord."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from shoal import models
+from shoal.algorithms import algorithm_class, check_settings, registry
+from shoal.data import sets
+from shoal.data.batch import DomainData
+from shoal.data.folders import VARIABLE
+from shoal.data.splits import hold_out
+from shoal.errors import InputError, check_names, unknown_name
+from shoal.experiments.config import OPTIMIZERS, RunConfig, check_same_run
+from shoal.experiments.frozen import features_of
+from shoal.experiments.protocol import resplit
+from shoal.experiments.record import RunRecord, read_record
+from shoal.models import build
+from shoal.models.weights import fitting
+from shoal.training import predictions
+from shoal.training.card import beside
+from shoal.training.checkpoint import Checkpoints, load_weights
+from shoal.training.folder import RunFolder, check_files
+from shoal.training.journal import Journal
+from shoal.training.loop import Training
+from shoal.training.options import Options
+from shoal.training.processes import Processes
+from shoal.training.progress import Progress
+from shoal.training.stopping import Diverged, Signals
+from shoal.training.summary import summary, surroundings
+from shoal.training.world import world
+
+Tell = Callable[[int, str], None]
+
+
+@lru_cache(maxsize=1)
+def _loaded(
+    dataset: str, options: str, holdout: float | None, device: torch.device, root: str | None
+) -> DomainData:
+    """The last dataset is kept, where it is used: neighbouring runs of a comparison mostly share it.
+
+    ``root`` is where files were looked for.
+    """
+    data = sets.load(dataset, **json.loads(options))
+    if holdout is not None:
+        data = validated(data, holdout)
+    examples: Any = data.examples
+    return replace(data, examples=examples.to(device)) if hasattr(examples, "batch") else data
+
+
+def validated(data: DomainData, share: float) -> DomainData:
+    """``data`` with a share of every training domain for validation, in place of the split it came with."""
+    train, validation = hold_out(data.splits["train"], share, seed=0)
+    splits = {"train": train, "validation": validation}
+    notes = {split: note for split, note in data.notes.items() if split != "validation"}
+    return data.split_as(splits | {k: v for k, v in data.splits.items() if k not in splits}, notes)
+
+
+def prepare(
+    config: RunConfig,
+    device: str | None = None,
+    tell: Tell | bool = False,
+    how: Mapping[str, Any] | None = None,
+    begun: bool = False,
+) -> Training:
+    """The training that a configuration describes, checked and ready.
+
+    ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
+    that has ``begun`` will get its weights from a checkpoint.
+    """
+    own = {each.name for each in fields(Options)} - {*SAME, "eval_splits", "optimizer", "schedule", "device"}
+    check_names("option of how a run is done:", how or {}, own)
+    processes = Processes(device)
+    where = processes.device
+    options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
+    with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
+        data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
+    if config.protocol:  # not kept: all left-out domains and trials share the examples
+        data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
+    model = build(
+        config.model or data.model,
+        input_shape=data.input_shape,
+        classes=data.classes,
+        seed=config.seed,
+        **config.model_options,
+    )
+    frozen = bool(config.model_options.get("frozen"))
+    if config.weights and (frozen or not begun):
+        start_from(model, config.weights)
+    if frozen:
+        data = replace(data, examples=features_of(data, model, where, bool(tell)))
+    optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
+    same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
+    if config.eval_splits is not None:
+        check_names(f"split of dataset {config.dataset!r}:", config.eval_splits, data.splits)
+        same["eval_splits"] = config.eval_splits
+    options = Options(
+        **same,
+        optimizer=lambda params: optimizer(params, **config.optimizer_options),
+        schedule=_schedule(config),
+        device=device,
+        progress=tell,
+        **(how or {}),
+    )
+    return Training(config.algorithm, model, data, options, label=config.name)
+
+
+SAME = (
+    "steps",
+    "batch_size",
+    "domains_per_step",
+    "settings",
+    "draw",
+    "seed",
+    "warm_start",
+    "eval_every",
+    "eval_limit",
+    "select",
+    "patience",
+    "precision",
+    "clip",
+    "accumulate",
+    "average",
+    "average_start",
+    "on_nan",
+    "metric",
+)
+"""What a run's configuration and a training's options call by the same name."""
+
+
+def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
+    if config.schedule is None:
+        return None
+    if config.warmup:
+        return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_factor, config))
+    if config.decay is not None:
+        factor, every = config.decay
+        return partial(torch.optim.lr_scheduler.StepLR, step_size=every, gamma=factor)
+    if config.schedule == "cosine":
+        return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=config.steps)
+    return partial(
+        torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=config.steps
+    )
+
+
+def _factor(config: RunConfig, step: int) -> float:
+    """By what the learning rate is multiplied at ``step``, from 0: a warm-up and what follows it."""
+    done = step / config.steps
+    factor = min(1.0, (step + 1) / config.warmup)
+    if config.decay is not None:
+        return factor * config.decay[0] ** (step // config.decay[1])
+    if config.after_warmup is None:
+        return factor
+    return factor * ((1 + math.cos(math.pi * done)) / 2 if config.after_warmup == "cosine" else 1 - done)
+
+
+def start_from(model: nn.Module, path: str) -> None:
+    """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
+    found = load_weights(path)
+    try:
+        model.load_state_dict(fitting(found, model))
+    except InputError as error:
+        raise InputError(f"the weights in {path!r} do not fit: {error}") from error
+    except RuntimeError as error:  # shapes
+        first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
+        raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
+
+
+def run(config: RunConfig, *given: Any, **more: Any) -> RunRecord:
+    """Trains and records: a :class:`Turns` that has no others to wait for."""
+    return Turns(config, *given, **more).to_the_end()
+
+
+class Turns:
+    """A run that can take turns with others (see :meth:`Training.stages`).
+
+    In a ``folder`` it has a log and checkpoints, and goes on with what is there.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        device: str | None = None,
+        tell: Tell | bool = False,
+        folder: Path | None = None,
+        how: Mapping[str, Any] | None = None,
+        wandb: str | None = None,
+        going_on: str | None = None,
+    ) -> None:
+        self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
+        self.going_on = going_on
+        self.record = of_same_run(folder, config) if folder is not None else None
+        self.training: Training | None = None
+        if self.record is None:
+            begun = folder is not None and Checkpoints(folder / "checkpoints").latest() is not None
+            try:
+                self.training = prepare(config, device, tell, how, begun)
+            except InputError:
+                if folder is not None:
+                    with suppress(OSError):
+                        folder.rmdir()  # it was made for this run and nothing is in it
+                raise
+        elif folder is not None and self.how.get("predictions"):
+            self._predict(folder, device)
+
+    def _predict(self, folder: Path, device: str | None) -> None:
+        """For a finished run of which predictions were not asked for before."""
+        if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
+            training = prepare(self.config, device, how=self.how, begun=True)
+            check_files(folder, self.record.files if self.record else {})
+            training.model.load_state_dict(load_weights(RunFolder(folder).model))
+            write_predictions(training, self.config, folder)
+
+    def to_the_end(self) -> RunRecord:
+        if self.training is not None:
+            where, deterministic = self.training.device, self.training.options.deterministic
+            with Signals(self.folder is not None) as signals, world(where, deterministic):
+                for _ in self.take(signals):
+                    pass
+        assert self.record is not None
+        return self.record
+
+    def take(self, signals: Signals) -> Iterator[None]:
+        """Turns until ``record`` is there."""
+        if self.training is None:
+            return
+        if self.folder is None:
+            yield from self._train(self.training, None, signals)
+            return
+        processes, keep = self.training.processes, self.training.options.keep
+        where = surroundings(self.training.device, processes.count)
+        written = {"run": self.config.to_dict(), "how": self.how, **where}
+        with Journal(
+            self.folder, processes, keep=keep, wandb=self.wandb, config=written, going_on=self.going_on
+        ) as journal:
+            journal.begin(written)
+            yield from self._train(self.training, journal, signals)
+            assert self.record is not None
+            if self.record.status == "finished":
+                self.training.restore_selected()
+                if self.training.options.predictions:
+                    journal.hold()
+                    write_predictions(self.training, self.config, self.folder)
+                training, config, record = self.training, self.config, self.record.to_dict()
+                recipe = {"name": config.model or training.data.model, "options": config.model_options}
+                files = partial(beside, training, recipe, record, journal)
+                checksums = journal.finish(training.model.state_dict(), record, files)
+                self.record = replace(self.record, files=checksums)
+            else:
+                journal.record(self.record.to_dict())
+
+    def _train(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
+        """A loss that is no longer finite is a result too, not an error."""
+        status, error = "finished", ""
+        try:
+            yield from training.stages(journal, signals)
+        except Diverged as stop:
+            status, error = "diverged", str(stop)
+        self.record = RunRecord(config=self.config, **summary(training, status, error))
+
+
+def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:
+    """In WILDS' form; a dataset with an option ``fold`` is told apart by that and not by seeds."""
+    dataset = str(config.dataset).lower().replace("_", "-")
+    options = inspect.signature(sets.registry.module(dataset).load).parameters
+    replicate = ("seed", str(config.seed))
+    if "fold" in options:
+        replicate = ("fold", str(config.data_options.get("fold", options["fold"].default)))
+    predictions.write(training, folder / "predictions", dataset, replicate)
+
+
+def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
+    """The record in ``folder`` if its run is finished; an error if it holds another run than ``config``."""
+    kept = RunFolder(folder)
+    check_same_run(folder, config)
+    return read_record(kept.record, config) if kept.finished else None
+
+
+def check(config: RunConfig) -> None:
+    """Raises InputError for a configuration with a name that is not known, before others are started."""
+    from shoal.experiments import baselines  # which imports this module
+
+    sets.registry.module(config.dataset)
+    if baselines.is_one(config):
+        baselines.check_baseline(config)
+        return
+    if str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
+        raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
+    algorithm = algorithm_class(config.algorithm)
+    check_settings(algorithm, config.settings)
+    sets.check_options(config.dataset, config.data_options)
+    if config.model is not None:
+        models.check_options(config.model, config.model_options)

@@ -1,0 +1,153 @@
+"""Random search: what an algorithm's settings may be, as data, and draws from it."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shoal import models
+from shoal.algorithms import algorithm_class
+from shoal.data import sets
+from shoal.data.sampler import key
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
+from shoal.settings import search_space
+
+Space = Mapping[str, Mapping[str, Any]]
+"""Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``; ``whole`` rounds."""
+
+OPTIMIZER_SPACE: Space = {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}}
+"""DomainBed's, for small images."""
+PRETRAINED_SPACE: Space = {"lr": {"default": 5e-5, "log10": [-5, -3.5]}}
+"""DomainBed's, for large images, whose models are pretrained."""
+
+RATE = {False: 1e-3, True: 5e-5}
+"""The default learning rate, of random and of pretrained weights (which 1e-3 destroys)."""
+WARMUP, LONGEST_WARMUP = 0.05, 500
+"""The share of steps over which the learning rate of a pretrained model rises by default, and the most."""
+
+RANGES = {"uniform": None, "log10": 10.0, "log2": 2.0}
+"""Each from a lower to an upper end, with the base to which the number drawn is the exponent."""
+KINDS = ("choice", *RANGES)
+SEARCH = 21  # what a key is for
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings to try; number 0 is the defaults, which stay unsaid."""
+
+    number: int
+    settings: Mapping[str, Any]
+    optimizer_options: Mapping[str, Any]
+
+
+def candidates(
+    algorithm: str, count: int, lr: float, seed: int = 0, rates: Space = OPTIMIZER_SPACE
+) -> list[Candidate]:
+    """The defaults at the rate ``lr``, and ``count`` − 1 draws; a draw's rate is the same for all algorithms.
+
+    A search with more candidates begins with those of a shorter one.
+    """
+    space = search_space(algorithm_class(algorithm))
+    check_space(space)
+    drawn = [Candidate(n, draw(space, seed, n), draw(rates, seed, n)) for n in range(1, max(1, count))]
+    return [Candidate(0, {}, {"lr": lr}), *drawn]
+
+
+def is_pretrained(config: RunConfig) -> bool:
+    """Whether a file's weights, timm's own or a text encoder's are trained on, and not frozen."""
+    if config.model_options.get("frozen"):
+        return False
+    if config.weights is not None or "pretrained" in config.model_options:
+        return bool(config.weights is not None or config.model_options["pretrained"])
+    option = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
+    usual = config.data_options.get("tokenizer", option.default) if option else None
+    name = config.model or usual
+    return isinstance(name, str) and name not in models.registry.names() and models.language.known(name)
+
+
+def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
+    """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
+
+    A rate that is not given follows the model (:data:`RATE`); a pretrained one for which neither was given
+    is warmed up too. ``constant`` is no schedule.
+    """
+    pretrained, shown = is_pretrained(config), ""
+    rate = RATE[pretrained] if lr is None else lr
+    if lr is None and schedule is None and pretrained:
+        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
+        schedule = f"warmup:{steps}"
+    chosen = replace(
+        config,
+        optimizer_options={**config.optimizer_options, "lr": rate},
+        schedule=None if schedule == "constant" else schedule,
+    )
+    if lr is None and pretrained:
+        warm = f", with a warm-up of {_many(chosen.warmup)}" if chosen.warmup else ""
+        shown = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
+    return chosen, shown
+
+
+def _many(steps: int) -> str:
+    return f"{steps:,} step{'s' * (steps > 1)}"
+
+
+def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
+    """The defaults for number 0; else random values, each by seed, number and the setting's name alone."""
+    check_space(space)
+    if number == 0:
+        return {name: about["default"] for name, about in space.items()}
+    return {name: _value(about, _share(seed, number, name)) for name, about in space.items()}
+
+
+def _share(seed: int, number: int, name: str) -> float:
+    """A number from 0 up to, but not including, 1."""
+    letters = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+    return (int(key(SEARCH, seed, number, letters)[0]) >> 11) / 2**53
+
+
+def _value(about: Mapping[str, Any], share: float) -> Any:
+    if "choice" in about:
+        value = about["choice"][int(share * len(about["choice"]))]
+    else:
+        kind = _kinds(about)[0]
+        low, high = about[kind]
+        value, base = min(high, low + share * (high - low)), RANGES[kind]
+        value = float(value) if base is None else base**value
+    return max(1, round(value)) if about.get("whole") else value
+
+
+def check_space(space: Space) -> None:
+    """Refuses a space that cannot be drawn from, naming the setting."""
+    for name, about in space.items():
+        if problem := _problem(about):
+            raise InputError(f"the search space of setting {name!r} {problem}.")
+
+
+def _problem(about: Any) -> str:
+    if not isinstance(about, Mapping) or "default" not in about:
+        return f"needs a default, got {about!r}"
+    if unknown := sorted(set(about) - {"default", "whole", *KINDS}):
+        return f"has an unknown part {unknown[0]!r}; known: default, whole, {', '.join(KINDS)}"
+    if len(kinds := _kinds(about)) != 1:
+        return f"needs exactly one of {', '.join(KINDS)}, got {' and '.join(kinds) or 'none'}"
+    among = about[kinds[0]]
+    if not isinstance(among, (list, tuple)) or not among:
+        return f"needs a list for {kinds[0]}, got {among!r}"
+    if (kinds[0] in RANGES or about.get("whole")) and not all(_is_number(v) for v in among):
+        return f"needs numbers for {kinds[0]}, got {among!r}"
+    if kinds[0] in RANGES and not (len(among) == 2 and among[0] <= among[1]):
+        return f"needs a lower and an upper end for {kinds[0]}, got {among!r}"
+    return ""
+
+
+def _kinds(about: Mapping[str, Any]) -> list[str]:
+    return [kind for kind in KINDS if kind in about]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

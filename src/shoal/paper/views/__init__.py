@@ -1,0 +1,1 @@
+"""Views of the paper's experiments: tables and figures beside its numbers."""

@@ -1,0 +1,128 @@
+"""Random search: draws are a function of seed, number and name, inside what the space says."""
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.algorithms import algorithm_class, registry, settings_of
+from shoal.errors import InputError
+from shoal.experiments.search import OPTIMIZER_SPACE, candidates, draw
+from shoal.settings import search_space
+
+SPACE: dict[str, dict[str, Any]] = {
+    "weight": {"default": 1.0, "log10": [-2, 1]},
+    "rate": {"default": 0.5, "uniform": [0.25, 0.75]},
+    "size": {"default": 7, "log2": [0.5, 5.5], "whole": True},
+    "how": {"default": "a", "choice": ["a", "b", None]},
+}
+
+
+def test_number_0_is_the_defaults() -> None:
+    assert draw(SPACE, seed=3, number=0) == {"weight": 1.0, "rate": 0.5, "size": 7, "how": "a"}
+
+
+def test_a_draw_is_the_same_everywhere() -> None:
+    found = draw(SPACE, seed=0, number=1)
+    assert (found["size"], found["how"]) == (3, "b")
+    assert (found["weight"], found["rate"]) == pytest.approx((0.08658596568764823, 0.3595965744097215))
+
+
+def test_a_setting_does_not_depend_on_the_others() -> None:
+    backwards = dict(reversed(SPACE.items()))
+    for number in range(5):
+        whole = draw(SPACE, 1, number)
+        assert draw(backwards, 1, number) == whole
+        assert [draw({name: SPACE[name]}, 1, number)[name] for name in SPACE] == list(whole.values())
+    assert draw({"other": SPACE["weight"]}, 1, 1)["other"] != draw(SPACE, 1, 1)["weight"]
+
+
+def test_draws_differ_by_number_and_seed() -> None:
+    assert len({draw(SPACE, seed, number)["weight"] for seed in range(5) for number in range(1, 6)}) == 25
+
+
+def test_draws_fill_the_space_evenly() -> None:
+    many = [draw(SPACE, 0, number) for number in range(1, 2001)]
+    assert statistics.fmean(math.log10(d["weight"]) for d in many) == pytest.approx(-0.5, abs=0.1)
+    assert statistics.fmean(d["rate"] for d in many) == pytest.approx(0.5, abs=0.02)
+    assert {d["size"] for d in many} == set(range(1, 46))
+    counts = [sum(d["how"] == choice for d in many) for choice in SPACE["how"]["choice"]]
+    assert min(counts) > 600
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 2**70),
+    st.integers(1, 10**6),
+    st.tuples(st.floats(-30, 30), st.floats(-30, 30)).map(sorted),
+    st.text(max_size=5),
+)
+def test_draws_stay_inside(seed: int, number: int, ends: list[float], name: str) -> None:
+    low, high = ends
+
+    def drawn(**about: Any) -> Any:
+        return draw({name: {"default": 0, **about}}, seed, number)[name]
+
+    assert low <= drawn(uniform=ends) <= high
+    assert 10.0**low <= drawn(log10=ends) <= 10.0**high
+    assert 2.0**low <= drawn(log2=ends) <= 2.0**high
+    assert drawn(choice=ends) in ends
+    whole = drawn(uniform=ends, whole=True)
+    assert isinstance(whole, int)
+    assert max(1, round(low)) <= whole <= max(1, round(high))
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({"choice": [1]}, "needs a default"),
+        (5, "needs a default"),
+        ({"default": 1}, "exactly one of choice, uniform, log10, log2, got none"),
+        ({"default": 1, "choice": [1], "log2": [0, 1]}, "got choice and log2"),
+        ({"default": 1, "log": [0, 1]}, "unknown part 'log'"),
+        ({"default": 1, "choice": []}, "needs a list for choice"),
+        ({"default": 1, "choice": "ab"}, "needs a list for choice"),
+        ({"default": 1, "uniform": [1, 0]}, "a lower and an upper end"),
+        ({"default": 1, "uniform": [0, 1, 2]}, "a lower and an upper end"),
+        ({"default": 1, "log10": [0, "1"]}, "needs numbers for log10"),
+        ({"default": 1, "log10": [0, math.inf]}, "needs numbers for log10"),
+        ({"default": 1, "choice": ["a"], "whole": True}, "needs numbers for choice"),
+    ],
+)
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_malformed_space_names_the_setting(about: Any, message: str, number: int) -> None:
+    with pytest.raises(InputError, match=f"'odd' .*{message}"):
+        draw({**SPACE, "odd": about}, 0, number)
+
+
+def test_candidates() -> None:
+    first, *drawn = candidates("fish", 4, lr=0.02)
+    assert (first.number, first.settings, first.optimizer_options) == (0, {}, {"lr": 0.02})
+    assert [c.number for c in drawn] == [1, 2, 3]
+    assert all(set(c.settings) == {"meta_lr"} for c in drawn)
+    assert all(10**-4.5 <= c.optimizer_options["lr"] <= 10**-2.5 for c in drawn)
+    assert candidates("fish", 2, lr=0.02) == [first, drawn[0]]
+    assert candidates("fish", 4, lr=0.02, seed=1)[1:] != drawn
+
+
+def test_every_algorithm_gets_the_same_rates() -> None:
+    for seed in (0, 7):
+        rates = {
+            tuple(c.optimizer_options["lr"] for c in candidates(name, 5, 1e-3, seed))
+            for name in ("erm", "fish", "idgm")
+        }
+        assert len(rates) == 1
+        assert len(set(rates.pop())) == 5
+    assert OPTIMIZER_SPACE["lr"]["default"] == 1e-3
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_every_search_space_is_of_the_algorithms_settings(name: str) -> None:
+    """Candidate 0 leaves the defaults unsaid, so both must say the same."""
+    cls = algorithm_class(name)
+    own = settings_of(cls)
+    space = search_space(cls)
+    assert {s: own.get(s) for s in space} == draw(space, 0, 0)

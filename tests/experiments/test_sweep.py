@@ -1,0 +1,239 @@
+"""Runs that fail, workers and drivers that are killed: every run is recorded once, as if left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import run
+from shoal.experiments.sweep import ATTEMPTS, SweepStore, settle, sweep
+
+TWO = ["cpu", "cpu"]
+QUICK = {"checkpoint_every": 20}
+
+
+def configs(count: int, steps: int = 60, **more: object) -> list[RunConfig]:
+    names = ("erm", "fish", "dann", "groupdro")
+    common = {"batch_size": 8, "eval_every": steps // 2, **more}
+    return [
+        RunConfig("linear", names[n % 4], steps, seed=n // 4, label=f"{n}", **common)  # type: ignore[arg-type]
+        for n in range(count)
+    ]
+
+
+def numbers(record: RunRecord) -> object:
+    return record.config, record.status, record.history, record.selected
+
+
+def children() -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            words = (stat.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and "spawn_main" in words:
+            found.append(int(stat.parent.name))
+    return found
+
+
+def test_every_run_is_recorded_as_if_it_ran_alone(tmp_path: Path) -> None:
+    wanted, seen = configs(6), list[str]()
+    outcome = sweep(wanted, SweepStore(tmp_path), devices=TWO, done=lambda r: seen.append(r.config.identity))
+    assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in wanted]
+    assert sorted(seen) == sorted(c.identity for c in wanted)
+    assert not outcome.failed
+    assert not any((tmp_path / "working").iterdir())
+    again = sweep(wanted, SweepStore(tmp_path), devices=TWO, done=lambda r: seen.append("again"))
+    assert len(again.records) == 6
+    assert "again" not in seen
+    assert not children()
+
+
+def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> None:
+    good = configs(3)
+    bad = RunConfig("linear", "erm", 5, model="sprite-cnn", label="bad")
+    store = SweepStore(tmp_path)
+    outcome = sweep([bad, *good], store, devices=TWO)
+    assert [r.config.label for r in outcome.records] == ["0", "1", "2"]
+    assert outcome.failed.keys() == {bad.identity}
+    assert "sprite-cnn" in outcome.failed[bad.identity]
+    said = store.failure(bad).read_text()
+    assert "Traceback" in said
+    assert "'model': 'sprite-cnn'" in said
+    store.failure(bad).write_text("before")
+    assert sweep([bad, *good], store, devices=TWO).failed.keys() == {bad.identity}
+    assert store.failure(bad).read_text() != "before"
+
+
+def test_one_that_succeeds_later_leaves_no_failure(tmp_path: Path) -> None:
+    store, (config,) = SweepStore(tmp_path), configs(1)
+    store.fail(config, "the disk was full")
+    assert sweep([config], store, devices=["cpu"]).failed == {}
+    assert not store.failure(config).exists()
+
+
+def test_workers_that_are_killed(tmp_path: Path) -> None:
+    """Ten times, at random instants; runs go on from their checkpoints and end the same."""
+    wanted, kills, stop = configs(6, 1500), list[int](), threading.Event()
+
+    def kill() -> None:
+        chance = random.Random(3)
+        while not stop.is_set() and len(kills) < 10:
+            time.sleep(0.3 + chance.random())
+            if found := children():
+                kills.append(chance.choice(found))
+                try:
+                    os.kill(kills[-1], signal.SIGKILL)
+                except ProcessLookupError:
+                    kills.pop()
+
+    store = SweepStore(tmp_path)
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        while len(store.found(wanted)) < len(wanted):  # a run may have run out of attempts
+            outcome = sweep(wanted, store, devices=TWO, how=QUICK)
+            assert all("its process ended" in why for why in outcome.failed.values())
+    finally:
+        stop.set()
+        killer.join()
+    assert len(kills) >= 3
+    assert [numbers(r) for r in store.found(wanted)] == [numbers(run(c, "cpu")) for c in wanted]
+    assert len(list(tmp_path.glob("*.json"))) == len(wanted)
+
+
+def test_a_run_that_takes_its_process_down_is_given_up(tmp_path: Path) -> None:
+    done, outcome = threading.Event(), []
+    (config,) = configs(1, 10**6)
+
+    def watch() -> None:
+        outcome.append(sweep([config], SweepStore(tmp_path), devices=["cpu"]))
+        done.set()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    killed = set[int]()
+    while not done.wait(0.1):
+        for child in set(children()) - killed:
+            if (tmp_path / "working").exists():
+                killed.add(child)
+                os.kill(child, signal.SIGKILL)
+    thread.join()
+    assert len(killed) >= ATTEMPTS
+    assert f"ended {ATTEMPTS} times" in outcome[0].failed[config.identity]
+    assert not outcome[0].records
+
+
+def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    """A worker that was killed after it had saved it, and the next one that gets the run."""
+    store, (config,) = SweepStore(tmp_path), configs(1)
+    store.name()
+    stamps = []
+    for _ in range(2):
+        assert settle(config, store, "cpu", lambda step, note: None, {}) is None
+        state = store.path(config).stat()
+        stamps.append((state.st_ino, state.st_mtime_ns))
+    assert stamps[0] == stamps[1]
+
+
+CLAIMER = """
+import sys, time
+from pathlib import Path
+from test_sweep import SweepStore, configs
+with SweepStore(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
+    """Such as a worker that a killed sweep has left; the claim ends with the process, whatever ends it."""
+    store, (config, other) = SweepStore(tmp_path / "runs"), configs(2)
+    store.name()
+    other_process = subprocess.Popen(
+        [sys.executable, "-c", CLAIMER, str(store.folder)],
+        cwd=Path(__file__).parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    told = list[tuple[str, str]]()
+
+    def tell(run: RunConfig, step: int, note: str) -> None:
+        told.append((run.label, note))
+        if store.find(other) and note.startswith("waits"):  # the others go on meanwhile
+            other_process.kill()
+
+    try:
+        assert other_process.stdout is not None
+        assert other_process.stdout.readline() == b"claimed\n"
+        outcome = sweep([config, other], store, devices=TWO, tell=tell)
+    finally:
+        other_process.kill()
+        other_process.communicate()
+    assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in (config, other)]
+    assert not outcome.failed
+    assert {label for label, note in told if note.startswith("waits")} == {config.label}
+
+
+def test_a_sweep_that_is_stopped_when_a_run_ends_is_over(tmp_path: Path) -> None:
+    """The signal comes too late to stop the run; its worker must not wait for another one."""
+    wanted, store = configs(1), SweepStore(tmp_path)
+
+    def stop(config: RunConfig, step: int, note: str) -> None:
+        if step == config.steps:
+            raise KeyboardInterrupt
+
+    def swept() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            sweep(wanted, store, devices=["cpu"], tell=stop)
+
+    thread = threading.Thread(target=swept, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not children()
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+from test_sweep import QUICK, TWO, SweepStore, configs, sweep
+if __name__ == "__main__":
+    sweep(configs(6, 1500), SweepStore(Path(sys.argv[1])), devices=TWO, how=QUICK)
+    print("finished")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(tmp_path / "runs"), str(Path(__file__).parent)]
+    wanted, store = configs(6, 1500), SweepStore(tmp_path / "runs")
+    for patience in (7.0, 9.0, 120.0):
+        driver = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            out, _ = driver.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            os.kill(driver.pid, number)
+            driver.communicate(timeout=30)
+            continue
+        assert b"finished" in out
+        break
+    assert not list((tmp_path / "runs" / "failed").glob("*"))
+    assert [numbers(r) for r in store.found(wanted)] == [numbers(run(c, "cpu")) for c in wanted]
