@@ -25,20 +25,20 @@ SIXTEEN = [
     *["vrex", "fishr", "and-mask", "pcgrad", "sam"],
 ]
 MNIST = [
-    *["--seeds", "3", "--search", "2", "--steps", "1000", "--batch", "64", "--eval-every", "250"],
+    *["--seeds", "3", "--search", "2", "--steps", "1000", "--batch-size", "64", "--eval-every", "250"],
     *["--precision", "bf16"],
 ]
 # Fish makes S optimizer steps where others make one. With its batches regrouped it does so too, on the same
 # examples, and knows nothing of domains.
 ALL = ["--algorithms", "all", "fish:regrouped"]
-DIGITS = [*ALL, "--seeds", "5", "--search", "2", "--steps", "300", "--batch", "16"]
+DIGITS = [*ALL, "--seeds", "5", "--search", "2", "--steps", "300", "--batch-size", "16"]
 SPRITES = [
     *ALL,
     *["--data", "domains=10", "size=32", "--seeds", "3", "--search", "2", "--steps", "1000"],
-    *["--batch", "64", "--eval-every", "250", "--eval-limit", "20000"],
+    *["--batch-size", "64", "--eval-every", "250", "--eval-limit", "20000"],
 ]
 COMPARISONS: dict[str, list[list[str]]] = {
-    "heart": [["heart", *ALL, "--seeds", "5", "--search", "3", "--steps", "300", "--batch", "32"]],
+    "heart": [["heart", *ALL, "--seeds", "5", "--search", "3", "--steps", "300", "--batch-size", "32"]],
     "digits": [
         ["coloured-digits", "--held-out=-90%", *DIGITS],
         ["rotated-digits", "--held-out", "75°", *DIGITS],
@@ -58,12 +58,12 @@ def main() -> int:
     parser.add_argument("which", nargs="*", choices=[*COMPARISONS, []], help="(default: all)")
     parser.add_argument("--out", default="runs/comparison")
     parser.add_argument("--device")
-    parser.add_argument("--at-once")
+    parser.add_argument("--jobs")
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--no-run", action="store_true")
     given = parser.parse_args()
     more: list[str] = []
-    for option in ("device", "at_once"):
+    for option in ("device", "jobs"):
         if value := getattr(given, option):
             more += [f"--{option.replace('_', '-')}", value]
     more += ["--plan"] * given.plan + ["--no-run"] * given.no_run

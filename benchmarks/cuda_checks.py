@@ -247,7 +247,7 @@ def side_by_side() -> None:
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:
             began, how = time.monotonic(), {"deterministic": True}
-            found.append(run_all(runs, Store(Path(folder)), at_once=together, how=how))
+            found.append(run_all(runs, Store(Path(folder)), jobs=together, how=how))
             print(f"  {together} at a time: {time.monotonic() - began:.1f} s", flush=True)
     for alone, beside in zip(*found, strict=True):
         report(f"{alone.config.name}, seed {alone.config.seed}", alone.history == beside.history)

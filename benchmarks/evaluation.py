@@ -142,13 +142,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     data = images(given.images, given.size)
     options: dict[str, Any] = {
-        **{"steps": given.steps, "batch_size": given.batch, "lr": 1e-3, "device": given.device},
+        **{"steps": given.steps, "batch_size": given.batch_size, "lr": 1e-3, "device": given.device},
         **{"progress": False, "select": "last"},
     }
     plan = Training("erm", network(), data, Options(**options))

@@ -77,7 +77,7 @@ VALID: dict[str, Sequence[str]] = {
     "seed": ("0", "1", "-1", "12345"),
     "workers": ("0",),
     "domains": ("2",),
-    "at_once": ("1",),
+    "jobs": ("1",),
     "data_dir": ("folder.csv",),
     "weights": ("weights.safetensors", "weights.pt"),
     "domainbed": ("folder.csv",),
@@ -102,7 +102,7 @@ WORK = {
     "epochs",
 }
 """So many are really done: a huge number is no error, and ends when time is up."""
-KEPT = WORK | {"no_run", "plan", "at_once", "budget", "only", "mirror", "data"}
+KEPT = WORK | {"no_run", "plan", "jobs", "budget", "only", "mirror", "data"}
 """Without these a line would take minutes."""
 OF_TABLES = {"task", "decimal", "day_first", "leave_out", "held_out"}
 OF_NETWORKS = {
@@ -140,7 +140,7 @@ OF_NETWORKS = {
         "checkpoint_every",
         "keep",
     ),
-    *("deterministic", "at_once", "metric"),
+    *("deterministic", "jobs", "metric"),
 }
 HOLDS = {
     "numeric": ("age", "blood"),
@@ -156,7 +156,7 @@ HOLDS = {
     "domain": ("hospital",),
 }
 """What the columns of patients.csv can be taken as."""
-PROCESSES = {"workers", "at_once"}
+PROCESSES = {"workers", "jobs"}
 HELD = {
     **{name: {"out": "patients.csv"} for name in ("linear", "cost", "theorem", "demo")},
     "reproduce": {"no_run": "", "out": "patients.csv"},
@@ -551,14 +551,14 @@ def _train(draw: random.Random, context: dict[str, Any]) -> Wanted:
         "batch": draw.choice("2458"),
     }
     wanted |= {"device": "cpu"} | ({"out": "out"} if draw.random() < 0.8 else {})
-    return wanted | ({"seeds": "2", "at_once": "1"} if draw.random() < 0.05 else {})
+    return wanted | ({"seeds": "2", "jobs": "1"} if draw.random() < 0.05 else {})
 
 
 def _compare(draw: random.Random, context: dict[str, Any]) -> Wanted:
     how = draw.random()
     data = _data(draw, context) if how < 0.6 else _table(draw, context)
     wanted: Wanted = {**data, "algorithms": draw.sample(("erm", "fish", "irm", "vrex"), 2), "out": "out"}
-    wanted |= {"seeds": "1", "search": "1", "steps": "2", "batch": "4", "at_once": "1", "device": "cpu"}
+    wanted |= {"seeds": "1", "search": "1", "steps": "2", "batch": "4", "jobs": "1", "device": "cpu"}
     return wanted | (
         {"plan": []} if how < 0.6 else {"no_run": [], "out": "runs/compared"} if how < 0.8 else {}
     )
@@ -603,7 +603,7 @@ def _score(draw: random.Random, context: dict[str, Any]) -> Wanted:
 
 def _sweep(draw: random.Random, context: dict[str, Any]) -> Wanted:
     wanted: Wanted = {"datasets": ["linear"], "algorithms": ["erm", "fish"], "trials": "1", "hparams": "1"}
-    wanted |= {"steps": "1", "at_once": "1", "device": "cpu", "out": "out"}
+    wanted |= {"steps": "1", "jobs": "1", "device": "cpu", "out": "out"}
     how = draw.random()
     return wanted | ({"plan": []} if how < 0.6 else {"no_run": [], "out": "runs/swept"} if how < 0.95 else {})
 
@@ -616,7 +616,7 @@ def _track(draw: random.Random, context: dict[str, Any]) -> Wanted:
         "steps": "1",
         "batch": "4",
         "domains": "2",
-        "at_once": "1",
+        "jobs": "1",
         "device": "cpu",
         "out": "out",
     }
@@ -646,7 +646,7 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
     ("sweep",): _sweep,
     ("track",): _track,
     ("results",): _results,
-    ("resume",): lambda draw, context: {"folder": _run(draw), "device": "cpu", "at_once": "1"},
+    ("resume",): lambda draw, context: {"folder": _run(draw), "device": "cpu", "jobs": "1"},
     ("show",): lambda draw, context: {"folder": draw.choice((_run(draw), "runs", "runs/compared"))},
     ("export",): lambda draw, context: {
         **{

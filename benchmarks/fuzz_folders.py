@@ -263,7 +263,7 @@ def uses(kind: str, folder: str, draw: random.Random) -> list[list[str]]:
     model = folder if kind not in ("seeds",) else f"{folder}/seed-0"
     every = [
         (4, ["show", folder, *json_]),
-        (3, ["resume", folder, "--device", "cpu", "--at-once", "1", *json_]),
+        (3, ["resume", folder, "--device", "cpu", "--jobs", "1", *json_]),
         (3, ["predict", model, data, "--out", "out.csv", "--device", "cpu", *json_]),
         (2, ["score", model, data, "--device", "cpu", *json_]),
         (1, ["export", model, "--format", "safetensors", "--out", "exported", *json_]),
@@ -277,6 +277,6 @@ def uses(kind: str, folder: str, draw: random.Random) -> list[list[str]]:
     if kind == "swept":
         every.append((3, [*world.SWEPT, "--no-run", "--out", folder]))
     if kind in ("table", "stopped"):
-        line = ["train", "fish", "--dataset", *world.OWN, *world.SHORT, "--eval-every", "2", "--out", folder]
+        line = ["train", "fish", *world.OWN, *world.SHORT, "--eval-every", "2", "--out", folder]
         every.append((2, line))
     return [draw.choices([u for _, u in every], [w for w, _ in every])[0] for _ in range(3)]

@@ -232,11 +232,11 @@ def parser() -> Any:
 
 
 OWN = ["patients.csv", "--label", "ill", "--domain", "hospital"]
-SHORT = ["--steps", "4", "--batch", "4", "--device", "cpu"]
-COMPARED = ["compare", *OWN, *shlex.split("--algorithms erm fish --seeds 1 --search 1 --at-once 1"), *SHORT]
+SHORT = ["--steps", "4", "--batch-size", "4", "--device", "cpu"]
+COMPARED = ["compare", *OWN, *shlex.split("--algorithms erm fish --seeds 1 --search 1 --jobs 1"), *SHORT]
 SWEPT = [
-    *shlex.split("sweep --datasets linear --algorithms erm --trials 1 --hparams 1"),
-    *shlex.split("--steps 2 --device cpu --at-once 1"),
+    *shlex.split("sweep linear --algorithms erm --seeds 1 --search 1"),
+    *shlex.split("--steps 2 --device cpu --jobs 1"),
 ]
 
 
@@ -247,10 +247,10 @@ def _runs() -> None:
     table = ["--dataset", *OWN, *SHORT, "--eval-every", "2"]
     lines = {
         "table": ["train", "fish", *table, "--drop", "note", "--track-every", "2"],
-        "number": [*shlex.split("train erm --dataset numbers.csv --label cost --domain hospital"), *SHORT],
-        "image": [*shlex.split("train coral --dataset images --data size=32 --average sma"), *SHORT],
-        "baseline": ["train", "logistic-regression", "--dataset", *OWN],
-        "seeds": ["train", "erm", *table, "--seeds", "2", "--at-once", "1"],
+        "number": [*shlex.split("train erm numbers.csv --label cost --domain hospital"), *SHORT],
+        "image": [*shlex.split("train coral images --data size=32 --average sma"), *SHORT],
+        "baseline": ["train", "logistic-regression", *OWN],
+        "seeds": ["train", "erm", *table, "--seeds", "2", "--jobs", "1"],
         "compared": COMPARED,
         "swept": SWEPT,
     }

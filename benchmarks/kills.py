@@ -29,8 +29,10 @@ CLOCKS = {"seconds", "examples_per_second", "environment", "command", "git"}
 PATIENCE = 240.0
 """Seconds in which a run that is left alone must end."""
 
-DIGITS = "--batch 8 --eval-every 40 --log-every 7"
-SPRITES = "--dataset cdsprites --data domains=3 size=32 per_domain=60 --batch 8 --eval-every 40 --log-every 7"
+DIGITS = "--batch-size 8 --eval-every 40 --log-every 7"
+SPRITES = (
+    "--dataset cdsprites --data domains=3 size=32 per_domain=60 --batch-size 8 --eval-every 40 --log-every 7"
+)
 COMMANDS = {
     "erm, sma, cosine, clip": "erm --dataset rotated-digits --steps 300 --average sma --average-start 50 "
     f"--schedule cosine --clip 1 --checkpoint-every 9 {DIGITS}",

@@ -53,13 +53,13 @@ def small(runs: int, cuda: bool) -> dict[str, list[RunConfig]]:
 
 
 def timed(
-    configs: list[RunConfig], device: str, at_once: int | None, deterministic: bool = False
+    configs: list[RunConfig], device: str, jobs: int | None, deterministic: bool = False
 ) -> tuple[float, dict[str, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         store = RunFolders(folder)
         began = time.monotonic()
         how = {"deterministic": deterministic}
-        run_all(configs, store, device=device, at_once=at_once, how=how)
+        run_all(configs, store, device=device, jobs=jobs, how=how)
         seconds = time.monotonic() - began
         weights = {c.identity: (store.workplace(c) / "model.safetensors").read_bytes() for c in configs}
     return seconds, weights

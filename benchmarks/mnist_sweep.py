@@ -28,16 +28,16 @@ def main() -> int:
     parser.add_argument("--out", default="runs/mnist-sweep")
     parser.add_argument("--plan", action="store_true")
     parser.add_argument("--no-run", action="store_true")
-    parser.add_argument("--at-once", default="1")
+    parser.add_argument("--jobs", default="1")
     given = parser.parse_args()
     if given.plan:
         plan()
         return 0
     for dataset, steps in STEPS.items():
         arguments = ["--datasets", dataset, "--algorithms", *ALGORITHMS, "--steps", str(steps)]
-        arguments += ["--trials", str(TRIALS), "--hparams", str(DRAWS), "--eval-every", str(EVAL_EVERY)]
+        arguments += ["--seeds", str(TRIALS), "--search", str(DRAWS), "--eval-every", str(EVAL_EVERY)]
         arguments += ["--precision", PRECISION, "--out", f"{given.out}/{dataset}"]
-        arguments += ["--no-run"] if given.no_run else ["--at-once", given.at_once]
+        arguments += ["--no-run"] if given.no_run else ["--jobs", given.jobs]
         if code := shoal(["sweep", *arguments]):
             return code
     return 0

@@ -36,9 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", default=["fish", "erm"])
     parser.add_argument("--size", type=int, default=64)
-    parser.add_argument("--domains", type=int, default=15)
+    parser.add_argument("--domains-per-step", type=int, default=15)
     parser.add_argument("--per-domain", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--device")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--repeats", type=int, default=5)
@@ -91,7 +91,7 @@ def cost(algorithm: str, given: Any) -> None:
         data_options={"domains": given.domains, "size": given.size, "per_domain": given.per_domain},
         algorithm=algorithm,
         steps=steps,
-        batch_size=given.batch,
+        batch_size=given.batch_size,
         domains_per_step=given.domains,
         eval_every=steps,
         eval_splits=["test"],
@@ -121,7 +121,7 @@ def cost(algorithm: str, given: Any) -> None:
     ratios = [b / a for a, b in zip(times["plain"], times["tracked"], strict=True)]
     plain, tracked = (statistics.median(times[n]) for n in ("plain", "tracked"))
     print(
-        f"{algorithm}, S={given.domains}×{given.batch}, {given.size}², {training.device.type}: "
+        f"{algorithm}, S={given.domains}×{given.batch_size}, {given.size}², {training.device.type}: "
         f"{1000 * plain / steps:.2f} ms a step, tracked every {EVERY}: ×{tracked / plain:.3f} "
         f"({', '.join(f'{r:.3f}' for r in ratios)}), "
         f"inside {statistics.median(inside):.2%}; weights {'equal' if same else 'DIFFER'}",

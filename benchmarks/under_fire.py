@@ -32,7 +32,7 @@ from kills import timeless
 
 DOMAINS, ALGORITHMS, TRIALS = 3, ["erm", "fish"], 2
 SWEEP = ["--datasets", "linear", "--data", "per_domain=100", "--algorithms", *ALGORITHMS]
-SWEEP += ["--trials", str(TRIALS), "--steps", "600", "--eval-every", "60", "--device", "cpu"]
+SWEEP += ["--seeds", str(TRIALS), "--steps", "600", "--eval-every", "60", "--device", "cpu"]
 PATIENCE = 1800.0
 """Seconds in which a sweep must come to its end, kills included."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -108,7 +108,7 @@ class Sweep:
         return DOMAINS * len(ALGORITHMS) * TRIALS * self.draws
 
     def run(self) -> None:
-        command = [sys.executable, "-m", "shoal", "sweep", *SWEEP, "--hparams", str(self.draws)]
+        command = [sys.executable, "-m", "shoal", "sweep", *SWEEP, "--search", str(self.draws)]
         command += ["--out", str(self.out)]
         if self.cluster:
             command += ["--engine", "ray", "--address", self.cluster.address]

@@ -39,9 +39,9 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-LINEAR = ["train", "fish", "--dataset", "linear", "--steps", "20", "--batch", "8", "--device", "cpu"]
+LINEAR = ["train", "fish", "linear", "--steps", "20", "--batch-size", "8", "--device", "cpu"]
 LINEAR += ["--eval-every", "2"]
-DIVERGING = ["train", "erm", "--dataset", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
+DIVERGING = ["train", "erm", "rotated-digits", "--optimizer", "sgd", "--lr", "1e6"]
 DIVERGING += ["--steps", "20", "--device", "cpu"]
 
 
@@ -110,8 +110,8 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     assert "Did you mean 'irm'" in capsys.readouterr().err
 
 
-SWEEP = ["sweep", "--datasets", "linear", "--data", "per_domain=100", "--algorithms", "erm", "--trials", "1"]
-SWEEP += ["--hparams", "1", "--steps", "2", "--eval-every", "1", "--device", "cpu", "--at-once", "1"]
+SWEEP = ["sweep", "linear", "--data", "per_domain=100", "--algorithms", "erm", "--seeds", "1"]
+SWEEP += ["--search", "1", "--steps", "2", "--eval-every", "1", "--device", "cpu", "--jobs", "1"]
 
 
 def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: Captured) -> None:
@@ -144,10 +144,10 @@ def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--datasets", "linear"], "say which: --datasets"),
-        (["--datasets", "liner", "--algorithms", "erm"], "Did you mean 'linear'"),
-        (["--datasets", "linear", "--algorithms", "emr"], "Did you mean 'erm'"),
-        (["--datasets", "linear", "--algorithms", "erm", "--rules", "orakle"], "Did you mean 'oracle'"),
+        (["linear"], "say which: shoal sweep"),
+        (["liner", "--algorithms", "erm"], "Did you mean 'linear'"),
+        (["linear", "--algorithms", "emr"], "Did you mean 'erm'"),
+        (["linear", "--algorithms", "erm", "--rules", "orakle"], "Did you mean 'oracle'"),
         (["--domainbed", "nowhere"], "nowhere"),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_sweep_says_what_is_wrong(
 
 
 def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
-    arguments = ["train", "fish", "--dataset", "rotated-digits", "--steps", "4", "--batch", "8"]
+    arguments = ["train", "fish", "rotated-digits", "--steps", "4", "--batch-size", "8"]
     arguments += ["--set", "meta_lr=5e-1", "--device", "cpu"]
     assert main([*arguments, "--out", str(tmp_path / "run"), "--warm-start", "3", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -178,21 +178,21 @@ def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
 
 
 REFUSED = {
-    "algorithm": (["train", "fush", "--dataset", "linear"], "Did you mean 'fish'"),
-    "dataset": (["train", "fish", "--dataset", "cdsprite"], "Did you mean 'cdsprites'"),
-    "setting": (["train", "fish", "--dataset", "linear", "--set", "meta_l=1"], "Did you mean 'meta_lr'"),
-    "option": (["train", "fish", "--dataset", "linear", "--data", "domain=3"], "option of dataset 'linear'"),
-    "pair": (["train", "fish", "--dataset", "linear", "--set", "meta_lr"], "NAME=VALUE pairs, got 'meta_lr'"),
+    "algorithm": (["train", "fush", "linear"], "Did you mean 'fish'"),
+    "dataset": (["train", "fish", "cdsprite"], "Did you mean 'cdsprites'"),
+    "setting": (["train", "fish", "linear", "--set", "meta_l=1"], "Did you mean 'meta_lr'"),
+    "option": (["train", "fish", "linear", "--data", "domain=3"], "option of dataset 'linear'"),
+    "pair": (["train", "fish", "linear", "--set", "meta_lr"], "NAME=VALUE pairs, got 'meta_lr'"),
     "value": (
-        ["train", "fish", "--dataset", "linear", "--set", "meta_lr=0"],
+        ["train", "fish", "linear", "--set", "meta_lr=0"],
         "meta_lr of Fish must be a number above 0",
     ),
-    "rate": (["train", "fish", "--dataset", "linear", "--lr", "0"], "--lr must be a number above 0"),
-    "optimizer": (["train", "fish", "--dataset", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
-    "domains": (["train", "fish", "--dataset", "linear", "--domains", "3"], "domains_per_step=3"),
-    "draw": (["train", "fish", "--dataset", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
-    "warm start": (["train", "erm", "--dataset", "linear", "--warm-start", "-1"], "--warm-start must be"),
-    "seed": (["train", "erm", "--dataset", "linear", "--seed", "-1"], "seed must be"),
+    "rate": (["train", "fish", "linear", "--lr", "0"], "--lr must be a number above 0"),
+    "optimizer": (["train", "fish", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
+    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "domains_per_step=3"),
+    "draw": (["train", "fish", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
+    "warm start": (["train", "erm", "linear", "--warm-start", "-1"], "--warm-start must be"),
+    "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
     "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad', got 'foo'"),
@@ -210,10 +210,10 @@ REFUSED = {
     "model": ([*LINEAR, "--model", "mpl"], "Did you mean 'mlp'"),
     "weights": ([*LINEAR, "--weights", "none.pt"], "there is no file none.pt"),
     "wandb": ([*LINEAR, "--wandb", "project"], "pip install wandb"),
-    "fp16": (["train", "idgm", "--dataset", "linear", "--precision", "fp16"], "use 'bf16' or 'fp32'"),
+    "fp16": (["train", "idgm", "linear", "--precision", "fp16"], "use 'bf16' or 'fp32'"),
     "wandb and seeds": ([*LINEAR, "--wandb", "project", "--seeds", "2"], "--wandb logs one run"),
     "value in seeds": (
-        [*LINEAR, "--clip", "-1", "--seeds", "2", "--at-once", "1"],
+        [*LINEAR, "--clip", "-1", "--seeds", "2", "--jobs", "1"],
         "--clip must be a number above 0",
     ),
     "no folder to resume": (["resume", "nowhere"], "there is no folder 'nowhere'"),
@@ -242,7 +242,7 @@ def test_wrong_input_is_one_line_and_code_2(
 
 def test_results_need_a_folder(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "file").write_text("here already")
-    for arguments in (["train", "erm", "--dataset", "linear"], ["demo"], ["reproduce", "theorem"]):
+    for arguments in (["train", "erm", "linear"], ["demo"], ["reproduce", "theorem"]):
         assert main([*arguments, "--out", str(tmp_path / "file")]) == 2
         assert "cannot be a folder" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "here already"
@@ -329,7 +329,7 @@ class TestTrain:
 
 class TestSeeds:
     def test_each_seed_is_the_run_that_it_is_alone(self, capsys: Captured) -> None:
-        assert main([*LINEAR, "--seed", "5", "--seeds", "3", "--at-once", "2", "--out", "all"]) == 0
+        assert main([*LINEAR, "--seed", "5", "--seeds", "3", "--jobs", "2", "--out", "all"]) == 0
         shown = capsys.readouterr()
         assert "mean ± sd  seed 5  seed 6  seed 7" in shown.out
         assert "mean ± standard deviation over 3 seeds" in shown.out
@@ -345,15 +345,15 @@ class TestSeeds:
         assert len({p.read_bytes() for p in Path("all").rglob("model.safetensors")}) == 3
 
     def test_json_and_more_seeds_later(self, capsys: Captured) -> None:
-        assert main([*LINEAR, "--seeds", "1", "--out", "all", "--at-once", "1"]) == 0
+        assert main([*LINEAR, "--seeds", "1", "--out", "all", "--jobs", "1"]) == 0
         capsys.readouterr()
-        assert main([*LINEAR, "--seeds", "2", "--out", "all", "--at-once", "1", "--json"]) == 0
+        assert main([*LINEAR, "--seeds", "2", "--out", "all", "--jobs", "1", "--json"]) == 0
         shown = capsys.readouterr()
         assert "1 kept from before" in shown.err
         assert [r["config"]["seed"] for r in json.loads(shown.out)["records"]] == [0, 1]
 
     def test_ctrl_c_keeps_checkpoints_and_the_same_command_goes_on(self, capsys: Captured) -> None:
-        several = [*LINEAR, "--seeds", "3", "--at-once", "1"]
+        several = [*LINEAR, "--seeds", "3", "--jobs", "1"]
         with stopping(10, seed=1):
             assert main([*several, "--out", "all"]) == 130
         said = capsys.readouterr().err
@@ -379,14 +379,14 @@ class TestSeeds:
 
     def test_one_seed_and_several_do_not_share_a_folder(self, tmp_path: Path, capsys: Captured) -> None:
         assert main(LINEAR) == 0
-        assert main([*LINEAR, "--seeds", "2", "--at-once", "1"]) == 0
+        assert main([*LINEAR, "--seeds", "2", "--jobs", "1"]) == 0
         assert len(list((tmp_path / "runs").iterdir())) == 2
         capsys.readouterr()
         assert main(["show", "runs", "--json"]) == 0
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
 
     def test_one_that_diverges(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--at-once", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
         shown = capsys.readouterr()
         assert "[2/2] erm, seed 1: diverged" in shown.err
         assert "no run came to its end. seed 0: erm: the loss turned nan" in shown.err
@@ -438,11 +438,11 @@ class TestResume:
         assert "call shoal.fit again with resume=True" in one_line(capsys)
 
     def test_several_seeds_also_those_not_begun(self, capsys: Captured) -> None:
-        several = [*LINEAR, "--seeds", "3", "--at-once", "1"]
+        several = [*LINEAR, "--seeds", "3", "--jobs", "1"]
         with stopping(10, seed=1):
             assert main([*several, "--out", "all"]) == 130
         capsys.readouterr()
-        assert main(["resume", "all", "--at-once", "1"]) == 0
+        assert main(["resume", "all", "--jobs", "1"]) == 0
         assert "over 3 seeds" in capsys.readouterr().out
         assert main([*several, "--out", "whole"]) == 0
         for seed in range(3):
@@ -470,9 +470,9 @@ class TestResume:
         assert Path("run/model.safetensors").read_bytes() == Path("never/model.safetensors").read_bytes()
 
     def test_several_diverged_seeds_with_steps_skipped(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--at-once", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
         capsys.readouterr()
-        assert main(["resume", "all", "--on-nan", "skip", "--at-once", "1"]) == 0
+        assert main(["resume", "all", "--on-nan", "skip", "--jobs", "1"]) == 0
         assert "over 2 seeds" in capsys.readouterr().out
 
     def test_a_run_in_use_is_not_touched(self, capsys: Captured) -> None:
@@ -682,7 +682,7 @@ def until(ready: Any, process: subprocess.Popen[str]) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 def test_signals_to_a_real_training(capsys: Captured) -> None:
     """Stopped by SIGTERM, refused to a second, stopped by SIGINT, killed, and still the same weights."""
-    long = ["train", "fish", "--dataset", "linear", "--steps", "3000", "--batch", "8", "--device", "cpu"]
+    long = ["train", "fish", "linear", "--steps", "3000", "--batch-size", "8", "--device", "cpu"]
     long += ["--checkpoint-every", "50", "--log-every", "10"]
     folder = Path("run")
 
@@ -791,9 +791,9 @@ def gone(group: int) -> bool:
     return False
 
 
-def started_demo(at_once: int, out: Path) -> subprocess.Popen[str]:
+def started_demo(jobs: int, out: Path) -> subprocess.Popen[str]:
     """A demo in a group of processes of its own, well into its first run."""
-    command = [sys.executable, "-m", "shoal", "demo", "--at-once", str(at_once), "--device", "cpu"]
+    command = [sys.executable, "-m", "shoal", "demo", "--jobs", str(jobs), "--device", "cpu"]
     process = subprocess.Popen(
         [*command, "--out", str(out)],
         stdout=subprocess.DEVNULL,
@@ -820,10 +820,10 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_ctrl_c_ends_quietly_and_leaves_no_process(at_once: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_ends_quietly_and_leaves_no_process(jobs: int, tmp_path: Path) -> None:
     """As a terminal does it: the signal goes to the whole group of processes."""
-    process = started_demo(at_once, tmp_path)
+    process = started_demo(jobs, tmp_path)
     assert process.stderr is not None
     try:
         os.killpg(process.pid, signal.SIGINT)
@@ -929,7 +929,7 @@ def test_results_say_what_they_leave_out(runs: Path, capsys: Captured) -> None:
 
 def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captured) -> None:
     assert main([*LINEAR, "--out", str(tmp_path / "one")]) == 0
-    assert main([*LINEAR, "--out", str(tmp_path / "more"), "--seeds", "2", "--at-once", "1"]) == 0
+    assert main([*LINEAR, "--out", str(tmp_path / "more"), "--seeds", "2", "--jobs", "1"]) == 0
     capsys.readouterr()
     before = files_in(tmp_path)
     assert main(["results", str(tmp_path), "--json"]) == 0
@@ -987,7 +987,7 @@ def plant_pictures(root: Path) -> Path:
 
 def test_pictures_are_trained_on_alike_with_any_number_of_workers(tmp_path: Path, capsys: Captured) -> None:
     folder = plant_pictures(tmp_path / "pictures")
-    train = ["train", "erm", "--dataset", "image-folder", "--steps", "2", "--batch", "3", "--device", "cpu"]
+    train = ["train", "erm", "image-folder", "--steps", "2", "--batch-size", "3", "--device", "cpu"]
     weights = []
     for workers in ("0", "1"):
         out = tmp_path / workers
@@ -1016,7 +1016,7 @@ class TestDataDir:
         _loaded.cache_clear()
         return main(arguments)
 
-    HEART = ("train", "erm", "--dataset", "heart", "--steps", "4", "--batch", "4", "--device", "cpu")
+    HEART = ("train", "erm", "heart", "--steps", "4", "--batch-size", "4", "--device", "cpu")
 
     def test_it_is_stronger_than_the_environment_and_ends_with_the_command(
         self, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
@@ -1063,11 +1063,11 @@ class TestDataDir:
     ) -> None:
         monkeypatch.delenv("SHOAL_DATA", raising=False)
         data = plant_hospitals(tmp_path / "data")
-        several = ["--seeds", "2", "--at-once", "2", "--data-dir", str(data)]
+        several = ["--seeds", "2", "--jobs", "2", "--data-dir", str(data)]
         assert self.typed(*self.HEART, *several) == 0
         assert "over 2 seeds" in capsys.readouterr().out
         few = ["--algorithms", "erm", "--held-out", "va", "--seeds", "1", "--search", "1", "--steps", "2"]
-        compare = ["compare", "heart", *few, "--at-once", "1", "--device", "cpu"]
+        compare = ["compare", "heart", *few, "--jobs", "1", "--device", "cpu"]
         assert self.typed(*compare, "--data-dir", str(data)) == 0
         assert self.typed(*compare) == 2
         assert "`shoal data get heart` fetches them" in capsys.readouterr().err

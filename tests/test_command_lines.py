@@ -65,9 +65,9 @@ TRIED = (
     "export",
 )
 FIRST: dict[str, list[str]] = {
-    "train": ["fish", "--dataset", "linear"],
+    "train": ["fish", "linear"],
     "compare": ["linear"],
-    "sweep": ["--datasets", "linear", "--algorithms", "erm"],
+    "sweep": ["linear", "--algorithms", "erm"],
     "diagnose": ["linear"],
     "list": ["algorithms"],
 }
@@ -146,9 +146,7 @@ def test_random_command_lines(seed: int, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_is_right_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
     """The tests above can fail."""
-    right = (
-        "train fish --dataset linear --set meta_lr=0.1 --set buffers=walk --lr 1e-2 --warm-start 0.1 --seed 5"
-    )
+    right = "train fish linear --set meta_lr=0.1 --set buffers=walk --lr 1e-2 --warm-start 0.1 --seed 5"
     assert main(right.split()) == 2
     assert capsys.readouterr().err == "shoal: loaded\n"
 
@@ -157,29 +155,29 @@ def test_what_is_right_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         ("tran fish", "unknown command 'tran'. Did you mean 'train'?"),
-        ("train fish --dataset linear --step 5", "unknown argument '--step'. Did you mean --steps?"),
-        ("train fish --dataset linear --seed -1", "--seed must be a whole number from 0 to"),
+        ("train fish linear --step 5", "unknown argument '--step'. Did you mean --steps?"),
+        ("train fish linear --seed -1", "--seed must be a whole number from 0 to"),
         (
-            "train fish --dataset linear --seed 99999999999999999999",
+            "train fish linear --seed 99999999999999999999",
             "--seed must be a whole number from 0 to",
         ),
-        ("train fish --dataset linear --steps 1_000", "got '1_000'. Did you mean 1000?"),
+        ("train fish linear --steps 1_000", "got '1_000'. Did you mean 1000?"),
         (
-            "train fish --dataset linear --lr 0,5",
+            "train fish linear --lr 0,5",
             "--lr must be a number above 0 and at most 1e+06, got '0,5'. Did",
         ),
-        ("train fish --dataset linear --set meta_lr=0,5", "got '0,5'. Did you mean 0.5?"),
-        ("train fish --dataset linear --set meta_lr=0.1 meta_lr=0.2", "--set gives 'meta_lr' twice"),
-        ("train fish --dataset linear --set meta_lr=0.1 --set meta_lr=0.2", "--set gives 'meta_lr' twice"),
+        ("train fish linear --set meta_lr=0,5", "got '0,5'. Did you mean 0.5?"),
+        ("train fish linear --set meta_lr=0.1 meta_lr=0.2", "--set gives 'meta_lr' twice"),
+        ("train fish linear --set meta_lr=0.1 --set meta_lr=0.2", "--set gives 'meta_lr' twice"),
         (
-            "train fish --dataset linear --device meta",
+            "train fish linear --device meta",
             "--device 'meta' is not one to train on: say 'cpu', 'cuda' or 'cuda:1'",
         ),
-        ("train fish --dataset linear --device cuda:9999", "'cuda:9999', but torch finds"),
-        ("train fish --dataset linear --warm-start 500.0", "got 500.0. Did you mean 500?"),
-        ("train fish --dataset linear --model mlp --model-set width=0", "width of model 'mlp' must be"),
+        ("train fish linear --device cuda:9999", "'cuda:9999', but torch finds"),
+        ("train fish linear --warm-start 500.0", "got 500.0. Did you mean 500?"),
+        ("train fish linear --model mlp --model-set width=0", "width of model 'mlp' must be"),
         (
-            "train fish --dataset linear --data per_domain=x",
+            "train fish linear --data per_domain=x",
             "per_domain of dataset 'linear' must be a multiple of",
         ),
         ("compare linear --precision fp8", "--precision must be 'fp32' or 'bf16' or 'fp16', got 'fp8'"),

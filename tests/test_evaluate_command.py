@@ -19,7 +19,7 @@ from shoal.experiments.results import load
 from shoal.experiments.run import check, prepare
 
 Captured = pytest.CaptureFixture[str]
-DIGITS = ["train", "erm", "--dataset", "coloured-digits", "--steps", "12", "--device", "cpu"]
+DIGITS = ["train", "erm", "coloured-digits", "--steps", "12", "--device", "cpu"]
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_predictions_do_not_change_the_run_and_can_be_asked_for_later(capsys: Ca
 
 
 def test_seeds_give_files_for_each_and_means(capsys: Captured) -> None:
-    command = [*DIGITS, "--out", "runs", "--seeds", "2", "--predictions", "--at-once", "1"]
+    command = [*DIGITS, "--out", "runs", "--seeds", "2", "--predictions", "--jobs", "1"]
     records = as_json(capsys, *command, "--eval-splits", "test", "validation")["records"]
     files = sorted(map(str, Path("runs").glob("seed-*/predictions/*split:test*")))
     assert [Path(f).name for f in files] == [
@@ -204,7 +204,7 @@ def test_a_fold_in_the_name_is_the_datasets_option(groups: type[Groups], capsys:
 
 def test_a_run_of_a_fold_is_called_by_it(groups: type[Groups], capsys: Captured) -> None:
     """And is judged by the dataset's first measure."""
-    command = ["train", "erm", "--dataset", "grouped", "--steps", "2", "--device", "cpu", "--predictions"]
+    command = ["train", "erm", "grouped", "--steps", "2", "--device", "cpu", "--predictions"]
     record = as_json(capsys, *command, "--data", "fold=B", "--out", "b")
     assert record["rule"] == "best on validation by worst-group accuracy"
     assert sorted(p.name for p in Path("b/predictions").iterdir()) == [
@@ -227,7 +227,7 @@ def test_a_measure_without_a_value_says_why(
 ) -> None:
     """Of validation examples of a single class there is no AUC, which then chooses nothing."""
     monkeypatch.setattr(groups, "Y", np.where(np.arange(600) < 300, 1, groups.Y))
-    command = ["train", "erm", "--dataset", "grouped", "--steps", "3", "--device", "cpu", "--eval-every", "1"]
+    command = ["train", "erm", "grouped", "--steps", "3", "--device", "cpu", "--eval-every", "1"]
     assert main([*command, "--metric", "AUC", "--data", "seed=1"]) == 0
     shown = capsys.readouterr().out
     assert "There is no AUC of validation: all its examples are of one class" in shown

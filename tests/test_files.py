@@ -171,7 +171,7 @@ class TestPrinting:
 
     def test_an_error_text_with_escapes(self) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "shoal", "train", "fi\x1b]0;owned\x07sh", "--dataset", "digits"],
+            [sys.executable, "-m", "shoal", "train", "fi\x1b]0;owned\x07sh", "digits"],
             capture_output=True,
             env={**os.environ, "PYTHONIOENCODING": "ascii"},
         )

@@ -59,7 +59,7 @@ def broken(text: str, file: str) -> list[str]:
 
 
 def test_the_files_are_found() -> None:
-    assert {"gradients.py", "optim.py", "data/sets/cdsprites.py", "cli.py"} <= set(LAYERED)
+    assert {"gradients.py", "optim.py", "data/sets/cdsprites.py", "cli/app.py"} <= set(LAYERED)
     assert "__init__.py" not in LAYERED
 
 
@@ -73,9 +73,9 @@ def test_imports_point_to_earlier_layers(file: str) -> None:
     [
         ("import shoal.training.fit", "algorithms/fish.py"),
         ("from shoal.training import fit", "algorithms/fish.py"),
-        ("from shoal import cli", "bench/run.py"),
+        ("from shoal import cli", "experiments/run.py"),
         ("from ..training import fit", "data/loader.py"),
-        ("from .. import bench", "data/loader.py"),
+        ("from .. import experiments", "data/loader.py"),
         ("def f():\n    from shoal.data import batch", "optim.py"),
         ("if TYPE_CHECKING:\n    from shoal.optim import Fish", "gradients.py"),
     ],
@@ -88,7 +88,7 @@ def test_a_wrong_import_would_be_found(text: str, file: str) -> None:
     ("text", "file"),
     [
         ("from shoal.data.batch import Task", "algorithms/fish.py"),
-        ("import shoal\nfrom shoal import __version__", "bench/run.py"),
+        ("import shoal\nfrom shoal import __version__", "experiments/run.py"),
         ("from . import base", "algorithms/fish.py"),
         ("import torch", "gradients.py"),
     ],

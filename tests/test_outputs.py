@@ -54,8 +54,8 @@ TO_FILE = {
 }
 # Each writes a folder, which comes last.
 TO_FOLDER = {
-    "train": ["train", "erm", "--steps", "1", "--dataset", "images", "--out"],
-    "seeds": ["train", "erm", "--steps", "1", "--seeds", "2", "--dataset", "images", "--out"],
+    "train": ["train", "erm", "images", "--steps", "1", "--out"],
+    "seeds": ["train", "erm", "images", "--steps", "1", "--seeds", "2", "--out"],
     "compare": ["compare", "images", "--steps", "1", "--out"],
     "diagnose": ["diagnose", "images", "--out"],
 }
@@ -151,7 +151,7 @@ def test_a_folder_of_data_or_of_a_run_is_no_output(command: str, here: Path, cap
 
 
 OTHERS = {
-    "sweep": ["sweep", "--datasets", "linear", "--algorithms", "erm", "--steps", "1", "--out"],
+    "sweep": ["sweep", "linear", "--algorithms", "erm", "--steps", "1", "--out"],
     "track": ["track", "linear", "--steps", "1", "--out"],
     "demo": ["demo", "--out"],
     "reproduce": ["reproduce", "theorem", "--out"],

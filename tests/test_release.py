@@ -283,18 +283,18 @@ def test_the_core_needs_no_extra(release: Release, tmp_path: Path) -> None:
 
 CALLS = [
     ("plots", "from shoal.report.figures import matrix; matrix(['a', 'b'], [[1.0, 0.0], [0.0, 1.0]])"),
-    ("digits", "command('train erm --dataset rotated-digits --steps 1 --out digits')"),
+    ("digits", "command('train erm rotated-digits --steps 1 --out digits')"),
     ("sklearn", "import shoal.sklearn"),
     ("sklearn", "from shoal.experiments.baselines import lacking; raise InputError(lacking())"),
     ("images", "command('data check pictures')"),
     ("images", "command('data fake wilds wilds')"),
-    ("timm", "command('train erm --dataset cdsprites --model resnet18 --steps 1 --out timm')"),
-    ("text", "command('train erm --dataset linear --model distilbert-base-uncased --steps 1 --out text')"),
+    ("timm", "command('train erm cdsprites --model resnet18 --steps 1 --out timm')"),
+    ("text", "command('train erm linear --model distilbert-base-uncased --steps 1 --out text')"),
     ("hf", "from shoal.data import from_hf; from_hf([], label='y', domain='d')"),
     ("tables", "command('compare table.parquet --label y --domain d')"),
     ("tables", "from shoal.experiments.results import load; load('runs').to_frame()"),
     ("onnx", "command('export runs/one --format onnx --out model.onnx')"),
-    ("ray", "command('sweep --engine ray --datasets linear --algorithms erm')"),
+    ("ray", "command('sweep --engine ray linear --algorithms erm')"),
     ("report", "command('report runs')"),
 ]
 """What cannot be done without which extra."""
@@ -315,7 +315,7 @@ Path("pictures/art/dog").mkdir(parents=True)
 Path("pictures/art/dog/1.png").write_bytes(b"")
 Path("table.parquet").write_bytes(b"PAR1")
 with contextlib.redirect_stdout(io.StringIO()):
-    assert shoal.cli.main("train erm --dataset linear --steps 2 --out runs/one".split()) == 0
+    assert shoal.cli.main("train erm linear --steps 2 --out runs/one".split()) == 0
 said = []
 for extra, call in {CALLS!r}:
     try:

@@ -520,7 +520,7 @@ def test_a_folder_of_a_model_that_is_a_wrapper_of_timm(
     shutil.copytree(text.folder.parent / "texts" / "tiny-bert", tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text(json.dumps(wrapper_of_timm(canary)))
     for more in ([], ["--model-set", "pretrained=false"]):
-        words = ["train", "erm", "--dataset", "amazon", "--model", str(tmp_path / "m"), *more]
+        words = ["train", "erm", "amazon", "--model", str(tmp_path / "m"), *more]
         words += [
             "--data",
             f"folder={text.folder.parent / 'texts'}",
@@ -641,8 +641,8 @@ def test_what_is_no_file_is_one_line(
         ["predict", str(table.folder), str(path)],
         ["score", str(table.folder), str(path)],
         ["compare", str(path), *of_table, "--out", out],
-        ["train", "erm", "--dataset", "table", "--data", f"file={path}", "label=a", "domain=b", "--out", out],
-        ["train", "erm", "--dataset", "rotated-digits", "--weights", str(path), "--steps", "1", "--out", out],
+        ["train", "erm", "table", "--data", f"file={path}", "label=a", "domain=b", "--out", out],
+        ["train", "erm", "rotated-digits", "--weights", str(path), "--steps", "1", "--out", out],
         ["report", str(path), "-o", str(tmp_path / "r.html")],
         ["data", "check", str(path), *of_table],
     ):

@@ -204,7 +204,7 @@ def test_predict_writes_ids_and_probabilities(
 ) -> None:
     out = tmp_path / "new" / "p.csv"
     command = ["predict", str(classifier), str(table), "--out", str(out), "--device", "cpu"]
-    assert main([*command, "--proba", "--batch", "7"]) == 0
+    assert main([*command, "--proba", "--batch-size", "7"]) == 0
     said = capsys.readouterr()
     assert "60 predictions" in said.out
     assert "3 columns are not used: 'site', 'ill', 'cost'" in said.err
@@ -453,7 +453,7 @@ def test_a_broken_picture_stops_or_is_skipped(
     assert main([*command, "--workers", "1"]) == 2
     assert "the picture 'cat/1.png' cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "p.csv").exists()
-    assert main([*command, "--bad-images", "skip", "--batch", "2"]) == 0
+    assert main([*command, "--bad-images", "skip", "--batch-size", "2"]) == 0
     said = capsys.readouterr()
     assert "9 predictions" in said.out
     assert "'cat/1.png' is skipped" in said.err
@@ -679,9 +679,7 @@ def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
     )
     store = Store(tmp_path / "runs")
     store.save(run(RunConfig("linear", "erm", 2), "cpu"))
-    with pytest.raises(
-        InputError, match=r"records without weights.*\nshoal train erm --dataset linear --steps 2"
-    ):
+    with pytest.raises(InputError, match=r"records without weights.*\nshoal train erm linear --steps 2"):
         shoal.load(tmp_path)
     with pytest.raises(InputError, match=r"Train this run anew:\nshoal train erm"):
         shoal.load(store.path(RunConfig("linear", "erm", 2)))

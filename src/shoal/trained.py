@@ -352,7 +352,12 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
 
 
 PLAIN = {
-    **{"steps": "--steps", "batch_size": "--batch", "domains_per_step": "--domains", "model": "--model"},
+    **{
+        "steps": "--steps",
+        "batch_size": "--batch-size",
+        "domains_per_step": "--domains-per-step",
+        "model": "--model",
+    },
     **{"weights": "--weights", "draw": "--draw", "warm_start": "--warm-start", "seed": "--seed"},
     **{"optimizer": "--optimizer", "schedule": "--schedule", "clip": "--clip", "accumulate": "--accumulate"},
     **{"precision": "--precision", "average": "--average", "average_start": "--average-start"},
@@ -371,7 +376,7 @@ def train_command(config: RunConfig) -> str:
     usual = RunConfig(config.dataset, config.algorithm, config.steps)
     lr = config.optimizer_options.get("lr", 1e-3)
     told = {**config.data_options, **_test(config)}
-    words = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
+    words = ["shoal", "train", config.algorithm, config.dataset]
     for option, pairs in (
         ("--data", told),
         ("--set", config.settings),

@@ -1020,7 +1020,7 @@ def test_real_mnist_from_a_mirror(tmp_path: Path, capsys: Captured, monkeypatch:
         pytest.skip("SHOAL_DATA is unset or has no mnist: no real files")
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
     assert main(["data", "get", "coloured-mnist", "--mirror", str(Path(root, "mnist"))]) == 0
-    assert "Next: shoal train erm --dataset coloured-mnist --data-dir" in capsys.readouterr().out
+    assert "Next: shoal train erm coloured-mnist --data-dir" in capsys.readouterr().out
     assert all_in(tmp_path) == sorted(f"mnist/{s.file}" for s in DOWNLOADS["rotated-mnist"].sources)
     assert len(load("rotated-mnist", per_domain=50).examples) == 300  # type: ignore[arg-type]
     assert main(["data", "get", "rotated-mnist", "--mirror", "http://localhost:9"]) == 0

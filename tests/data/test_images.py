@@ -441,8 +441,8 @@ def test_a_training_stops_at_a_broken_file_or_tells_each_once(tmp_path: Path) ->
     bad = [tmp_path / "data" / f"place {d}" / "kind 1" / "1.jpg" for d in range(3)]
     for path in bad:
         path.write_bytes(path.read_bytes()[:300])
-    command = [sys.executable, "-m", "shoal", "train", "erm", "--dataset", "image-folder", "--steps", "6"]
-    command += ["--batch", "4", "--eval-every", "3", "--workers", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "shoal", "train", "erm", "image-folder", "--steps", "6"]
+    command += ["--batch-size", "4", "--eval-every", "3", "--workers", "2", "--device", "cpu"]
     command += ["--data", f"folder={tmp_path / 'data'}", "size=16"]
 
     def said(*more: str) -> tuple[int, list[int]]:

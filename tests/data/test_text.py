@@ -82,10 +82,10 @@ FIELDS = st.text(alphabet='ab,"\n\r\0é日🙂 \u2028\x85', max_size=12)
     blank=st.booleans(),
     mark=st.booleans(),
     last=st.booleans(),
-    at_once=st.sampled_from([1, 3, 256]),
+    jobs=st.sampled_from([1, 3, 256]),
 )
 def test_records_are_those_of_the_csv_module(
-    rows: Any, quoting: Any, ending: str, blank: bool, mark: bool, last: bool, at_once: int, tmp_path: Path
+    rows: Any, quoting: Any, ending: str, blank: bool, mark: bool, last: bool, jobs: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "odd.csv"
     if ending == "\n" and any("\r" in value for row in rows for value in row):
@@ -101,7 +101,7 @@ def test_records_are_those_of_the_csv_module(
     with path.open(encoding="utf-8-sig", newline="") as lines:
         header, *expected = [row for row in csv.reader(lines) if row]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "ROWS", at_once)
+        patch.setattr(text, "ROWS", jobs)
         table = scan(path, ("z", "é"))
     assert list(table.header) == header
     assert [table.record(i) for i in range(len(table))] == expected

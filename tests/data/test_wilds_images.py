@@ -536,7 +536,7 @@ def test_fake_writes_what_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFix
     for folder, seed in ((first, 3), (second, 3), (tmp_path / "c", 4)):
         options = ["--only", "camelyon17", "iwildcam", "--seed", str(seed)]
         assert cli.main(["data", "fake", "wilds", str(folder), *options]) == 0
-    assert f"Next: shoal train erm --dataset camelyon17 --data-dir {first}" in capsys.readouterr().out
+    assert f"Next: shoal train erm camelyon17 --data-dir {first}" in capsys.readouterr().out
     files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
     assert files == sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())
     assert all((first / f).read_bytes() == (second / f).read_bytes() for f in files)

@@ -202,7 +202,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for n, (a, c, r) in enumerate(zip(age, colour, risk, strict=True))
     ]
     Path("t.csv").write_text("\n".join(["age,colour,site,ill,risk", *lines]))
-    return ["--dataset", "t.csv", "--domain", "site", "--held-out", "b"]
+    return ["t.csv", "--domain", "site", "--held-out", "b"]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_what_cannot_be_is_one_line(more: list[str], says: str, table: list[str]
 def test_pictures_are_not_rows_of_numbers(capsys: Captured, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     out = str(tmp_path / "run")
-    assert main(["train", "majority", "--dataset", "rotated-digits", "--out", out]) == 2
+    assert main(["train", "majority", "rotated-digits", "--out", out]) == 2
     assert "takes rows of numbers" in capsys.readouterr().err
 
 

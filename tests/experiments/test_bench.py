@@ -278,10 +278,10 @@ class TestNothingLeft:
     @pytest.mark.parametrize(
         "wrong",
         [
-            ["--dataset", "image-folder", "--data", "folder=nowhere"],
-            ["--dataset", "linear", "--data", "tset=3"],
-            ["--dataset", "linear", "--model", "lineer"],
-            ["--dataset", "linear", "--model-set", "width=x"],
+            ["image-folder", "--data", "folder=nowhere"],
+            ["linear", "--data", "tset=3"],
+            ["linear", "--model", "lineer"],
+            ["linear", "--model-set", "width=x"],
         ],
     )
     def test_nothing_is_left(
@@ -373,7 +373,7 @@ def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> No
     """Far more of it than a pipe holds."""
     many = [replace(TINY, seed=s, steps=1500, eval_every=1) for s in (0, 1)]
     began = time.monotonic()
-    records = run_all(many, Store(tmp_path), at_once=2)
+    records = run_all(many, Store(tmp_path), jobs=2)
     assert len(records) == 2
     assert time.monotonic() - began < 120
 
@@ -419,7 +419,7 @@ class TestRun:
         stored = record()
         store.save(stored)
         named = [replace(TINY, label="first"), *CONFIGS[1:]]
-        found = run_all(named, store, device="cpu", at_once=1, done=finished.append)
+        found = run_all(named, store, device="cpu", jobs=1, done=finished.append)
         assert [r.config for r in finished] == CONFIGS[1:]
         assert found[0] == replace(stored, config=named[0])  # the stored one, under today's label
         assert [r.config.label for r in found] == ["first", "Fish, ours", ""]
@@ -434,7 +434,7 @@ class TestRun:
                 CONFIGS,
                 Store(tmp_path / str(n)),
                 device="cpu",
-                at_once=n,
+                jobs=n,
                 tell=lambda config, step, note: told.append((config.identity, step)),
             )
             for n in (1, 2)
@@ -443,21 +443,21 @@ class TestRun:
         assert one[0].history != one[1].history
         assert {c.identity for c in CONFIGS} == {i for i, _ in told}
 
-    @pytest.mark.parametrize("at_once", [1, 2])
-    def test_an_interrupt_keeps_what_has_finished(self, at_once: int, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("jobs", [1, 2])
+    def test_an_interrupt_keeps_what_has_finished(self, jobs: int, tmp_path: Path) -> None:
         def interrupt(_: RunRecord) -> None:
             raise KeyboardInterrupt
 
         store = Store(tmp_path)
         threads = os.environ.get("OMP_NUM_THREADS")
         with pytest.raises(KeyboardInterrupt):
-            run_all(CONFIGS, store, device="cpu", at_once=at_once, done=interrupt)
+            run_all(CONFIGS, store, device="cpu", jobs=jobs, done=interrupt)
         assert os.environ.get("OMP_NUM_THREADS") == threads
         kept = store.all()
         assert len(kept) == 1
         assert kept[0].status == "finished"
         rest: list[RunRecord] = []
-        assert len(run_all(CONFIGS, store, device="cpu", at_once=1, done=rest.append)) == 3
+        assert len(run_all(CONFIGS, store, device="cpu", jobs=1, done=rest.append)) == 3
         assert {r.config.identity for r in rest} == {c.identity for c in CONFIGS} - {kept[0].config.identity}
 
     @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ class TestRun:
         self, changes: dict[str, Any], message: str, tmp_path: Path
     ) -> None:
         with pytest.raises(InputError, match=message):
-            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", at_once=1)
+            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", jobs=1)
         assert list(tmp_path.iterdir()) == []
 
 
@@ -503,9 +503,9 @@ class TestFolder:
 
     def test_seeds_of_another_run_are_not_taken_for_these(self, tmp_path: Path) -> None:
         store = RunFolders(tmp_path)
-        run_all([TINY, replace(TINY, seed=1)], store, device="cpu", at_once=1)
+        run_all([TINY, replace(TINY, seed=1)], store, device="cpu", jobs=1)
         with pytest.raises(InputError, match=r"seed-0' holds another run \(steps 4, not 8\)"):
-            run_all([replace(TINY, steps=8)], store, device="cpu", at_once=1)
+            run_all([replace(TINY, steps=8)], store, device="cpu", jobs=1)
 
 
 class TestCdSprites:

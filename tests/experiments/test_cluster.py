@@ -104,12 +104,12 @@ def saved(store: SweepStore, config: RunConfig) -> int:
     return max((int(p.name.split("-")[1]) for p in found), default=0)
 
 
-SWEEP = "sweep --datasets linear --data per_domain=100 --algorithms erm fish --trials 1 --hparams 1"
+SWEEP = "sweep linear --data per_domain=100 --algorithms erm fish --seeds 1 --search 1"
 SWEEP += " --steps 60 --eval-every 20 --device cpu"
 
 
 def test_tables_are_those_of_the_local_engine(store: SweepStore, tmp_path: Path) -> None:
-    assert main([*SWEEP.split(), "--out", str(tmp_path / "local"), "--at-once", "2"]) == 0
+    assert main([*SWEEP.split(), "--out", str(tmp_path / "local"), "--jobs", "2"]) == 0
     assert main([*SWEEP.split(), "--out", str(tmp_path / "ray"), "--engine", "ray"]) == 0
     tables = sorted(p.name for p in (tmp_path / "local").glob("sweep*"))
     assert len(tables) == 9
@@ -143,7 +143,7 @@ def test_a_run_that_fails_is_written_down_and_tried_again(
 
 def test_no_more_at_once_than_asked_for(store: SweepStore) -> None:
     wanted, seen = configs(2000, 60), list[str]()
-    cluster.sweep(wanted, store, at_once=1, done=lambda r: seen.append(r.config.label))
+    cluster.sweep(wanted, store, jobs=1, done=lambda r: seen.append(r.config.label))
     assert seen == ["0", "1"]
 
 

@@ -512,8 +512,8 @@ class TestReport:
         )
 
 
-SMALL = ["--algorithms", "erm", "fish", "--seeds", "2", "--search", "2", "--steps", "4", "--batch", "8"]
-SMALL += ["--device", "cpu", "--at-once", "1"]
+SMALL = ["--algorithms", "erm", "fish", "--seeds", "2", "--search", "2", "--steps", "4", "--batch-size", "8"]
+SMALL += ["--device", "cpu", "--jobs", "1"]
 TINY = ["compare", "rotated-digits", "--held-out", "75°", *SMALL]
 
 
@@ -576,7 +576,7 @@ class TestCommand:
 
     def test_a_control_is_a_row(self, capsys: Captured) -> None:
         given = ["compare", "rotated-digits", "--held-out", "75°", "--seeds", "1", "--search", "1"]
-        given += ["--steps", "4", "--batch", "8", "--device", "cpu", "--at-once", "1", "--json"]
+        given += ["--steps", "4", "--batch-size", "8", "--device", "cpu", "--jobs", "1", "--json"]
         assert main([*given, "--algorithms", "fish", "fish:regrouped"]) == 0
         rows = {r["algorithm"]: r["average"]["mean"] for r in json.loads(capsys.readouterr().out)["rows"]}
         assert set(rows) == {"fish", "fish:regrouped"}
@@ -620,7 +620,7 @@ class TestCommand:
             (["--optimizer", "adm"], "Did you mean 'adam'"),
             (["--model", "smal-cnn"], "Did you mean 'small-cnn'"),
             (["--lr", "0"], "--lr must be a number above 0"),
-            (["--domains", "6"], "--domains 6, but there are 5 to train on"),
+            (["--domains-per-step", "6"], "--domains-per-step 6, but there are 5 to train on"),
             (["--precision", "fp8"], "got 'fp8'"),
         ],
     )

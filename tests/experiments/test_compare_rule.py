@@ -347,7 +347,7 @@ class TestSplits:
 
 
 SMALL = ["--label", "ill", "--domain", "site", "--algorithms", "erm", "--seeds", "2", "--search", "1"]
-SMALL += ["--steps", "5", "--batch", "8", "--device", "cpu", "--at-once", "1"]
+SMALL += ["--steps", "5", "--batch-size", "8", "--device", "cpu", "--jobs", "1"]
 
 
 @pytest.mark.usefixtures("patients")

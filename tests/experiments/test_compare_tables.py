@@ -204,8 +204,8 @@ class TestIntervals:
         assert "in the files" not in view.text(result({"erm": ERM, "fish": ERM}))
 
 
-SMALL = ["--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", "--steps", "5", "--batch", "8"]
-SMALL += ["--device", "cpu", "--at-once", "1"]
+SMALL = ["--algorithms", "erm", "fish", "--seeds", "1", "--search", "1", "--steps", "5", "--batch-size", "8"]
+SMALL += ["--device", "cpu", "--jobs", "1"]
 
 
 @pytest.fixture
@@ -247,7 +247,7 @@ class TestCommand:
         said = capsys.readouterr().out
         assert "with the hyperparameters chosen in 4 of 4 splits" in said
         command = next(line for line in said.splitlines() if line.startswith("  shoal train "))
-        assert " --dataset patients.csv --label ill --domain site --held-out none " in command
+        assert " patients.csv --label ill --domain site --held-out none " in command
         folder = command.split()[-1]
         for following in (f"  shoal predict {folder} NEW.csv", f"  shoal export {folder}"):
             assert following in said.splitlines()
@@ -375,7 +375,7 @@ class TestCommand:
         found = json.loads(capsys.readouterr().out)
         assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 0)
         assert Path("shoal-compare/pets/compare-image-folder.json").exists()
-        train = ["train", "erm", "--dataset", "pets", "--data", "size=8", "--steps", "2", "--device", "cpu"]
+        train = ["train", "erm", "pets", "--data", "size=8", "--steps", "2", "--device", "cpu"]
         assert main([*train, "--held-out", "none", "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert {name: list(s["domains"]) for name, s in scores.items()} == {
@@ -392,7 +392,7 @@ class TestCommand:
         said = capsys.readouterr().err
         assert said.count("column 'name': not used, as it is different in (almost) every row") == 1
         assert "UserWarning" not in said
-        train = ["train", "erm", "--dataset", "named.csv", "--label", "ill", "--domain", "site"]
+        train = ["train", "erm", "named.csv", "--label", "ill", "--domain", "site"]
         assert main([*train, "--steps", "2", "--device", "cpu"]) == 0
         said = capsys.readouterr().err
         assert said.count("column 'name': not used, as it is different in (almost) every row") == 1
@@ -403,7 +403,7 @@ class TestCommand:
         assert main([*given, "--steps", "5", "--device", "cpu", "--json"]) == 0
         told = json.dumps(json.loads(capsys.readouterr().out))
         assert "shoal compare patients.csv --label ill --domain site --drop colour" in told
-        train = ["train", "fish", "--dataset", "patients.csv", "--label", "ill", "--domain", "site"]
+        train = ["train", "fish", "patients.csv", "--label", "ill", "--domain", "site"]
         train += ["--steps", "3", "--device", "cpu", "--held-out", "lima"]
         assert main([*train, "--json"]) == 0
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]

@@ -33,11 +33,10 @@ CONFIG = RunConfig("linear", "erm", 60, batch_size=8, eval_every=20)
 TRAIN = [
     "train",
     "erm",
-    "--dataset",
     "linear",
     "--steps",
     "12",
-    "--batch",
+    "--batch-size",
     "8",
     "--device",
     "cpu",
@@ -102,7 +101,7 @@ def test_a_sweep_of_failures_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shoal.cli.sweep._swept", lambda *given: {"0": "InputError: no data."})
-    words = "sweep --datasets linear --algorithms erm --trials 1 --hparams 1 --steps 2 --out swept"
+    words = "sweep linear --algorithms erm --seeds 1 --search 1 --steps 2 --out swept"
     assert main(words.split()) == 1
     assert "every run failed, such as: InputError: no data." in capsys.readouterr().err
     assert not list(Path("swept").glob("sweep*"))
@@ -121,7 +120,7 @@ def test_a_killed_worker_is_said_in_a_line(tmp_path: Path, capsys: pytest.Captur
 
     killer = threading.Thread(target=kill)
     killer.start()
-    long = [*TRAIN, "--steps", "1000000", "--seeds", "2", "--at-once", "2"]
+    long = [*TRAIN, "--steps", "1000000", "--seeds", "2", "--jobs", "2"]
     try:
         assert main(long) == 1
     finally:
@@ -271,8 +270,8 @@ def test_a_record_without_its_config_is_compared_too(tmp_path: Path) -> None:
 
 def test_status_lines_show_what_the_table_and_the_weights_have(capsys: pytest.CaptureFixture[str]) -> None:
     """The selected step's score, also where the selection was left to the default."""
-    words = "train erm --dataset linear --steps 12 --lr 0.5 --batch 4 --eval-every 1 --seeds 2 --device cpu"
-    assert main([*words.split(), "--out", "runs", "--at-once", "1"]) == 0
+    words = "train erm linear --steps 12 --lr 0.5 --batch-size 4 --eval-every 1 --seeds 2 --device cpu"
+    assert main([*words.split(), "--out", "runs", "--jobs", "1"]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[")]
     assert len(lines) == 2
     for seed, line in enumerate(lines):

@@ -103,7 +103,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-GIVEN = ["--data", "size=32", "--batch", "4", "--device", "cpu", "--model", BACKBONE, "--steps", "6"]
+GIVEN = ["--data", "size=32", "--batch-size", "4", "--device", "cpu", "--model", BACKBONE, "--steps", "6"]
 
 
 @needs_timm
@@ -115,7 +115,7 @@ def test_a_head_is_trained_on_features_that_are_kept(
     plain = frozen._computed
     monkeypatch.setattr(frozen, "_computed", lambda *a: computed.append(1) or plain(*a))
     monkeypatch.setattr(frozen, "_last", {})
-    given = ["--dataset", "pics", *GIVEN, "--freeze-backbone"]
+    given = ["pics", *GIVEN, "--freeze-backbone"]
     for algorithm, out in (("erm", ["oslo", "rome"]), ("coral", ["lima"])):
         assert main(["train", algorithm, *given, "--held-out", *out, "--out", f"r-{algorithm}"]) == 0
         monkeypatch.setattr(frozen, "_last", {})  # as in another process
@@ -145,7 +145,7 @@ def test_compare_takes_weights_and_model_options(images: Path, capsys: pytest.Ca
 
     theirs = build(BACKBONE, input_shape=(3, 32, 32), classes=9, seed=5)
     torch.save(theirs.features.body.state_dict(), "w.pt")
-    few = ["--algorithms", "erm", "--seeds", "1", "--search", "2", "--held-out", "oslo", "--at-once", "1"]
+    few = ["--algorithms", "erm", "--seeds", "1", "--search", "2", "--held-out", "oslo", "--jobs", "1"]
     given = ["compare", "pics", *GIVEN, *few, "--weights", "w.pt", "--model-set", "dropout=0.1"]
     assert main([*given, "--plan", "--out", "out"]) == 0
     shown = capsys.readouterr().err
@@ -158,7 +158,7 @@ def test_compare_takes_weights_and_model_options(images: Path, capsys: pytest.Ca
 
 
 def test_what_cannot_be_frozen_is_said(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["train", "erm", "--dataset", "pics", "--freeze-backbone", "--out", "x"]
+    given = ["train", "erm", "pics", "--freeze-backbone", "--out", "x"]
     assert main(given) == 2
     assert "--freeze-backbone needs one of timm's models" in capsys.readouterr().err
     assert main([*given, "--model", "small-cnn"]) == 2

@@ -83,8 +83,20 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 OPTIONS = ["--label", "ill", "--domain", "site"]
-SMALL = [*OPTIONS, "--algorithms", "erm", "--seeds", "1", "--search", "1", "--steps", "5", "--batch", "8"]
-SMALL += ["--device", "cpu", "--at-once", "1"]
+SMALL = [
+    *OPTIONS,
+    "--algorithms",
+    "erm",
+    "--seeds",
+    "1",
+    "--search",
+    "1",
+    "--steps",
+    "5",
+    "--batch-size",
+    "8",
+]
+SMALL += ["--device", "cpu", "--jobs", "1"]
 
 
 @pytest.mark.usefixtures("patients")

@@ -88,7 +88,7 @@ def test_the_cause_comes_before_the_list_of_models(timm: str, cause: str, tmp_pa
     (tmp_path / "timm.py").write_text(timm)
     done = python(
         "import sys\nfrom shoal.cli import main\n"
-        "sys.exit(main(['train', 'erm', '--dataset', 'linear', '--model', 'resnet18']))",
+        "sys.exit(main(['train', 'erm', 'linear', '--model', 'resnet18']))",
         tmp_path,
         cwd=tmp_path,
     )

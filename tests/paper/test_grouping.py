@@ -13,7 +13,7 @@ from shoal.data.sets import pacs
 from shoal.paper import grouping
 from shoal.paper.views import beside
 
-ARGUMENTS = ["--model", "small-cnn", "--steps", "3", "--seeds", "2", "--device", "cpu", "--at-once", "1"]
+ARGUMENTS = ["--model", "small-cnn", "--steps", "3", "--seeds", "2", "--device", "cpu", "--jobs", "1"]
 ARGUMENTS += ["--data", "size=16", "augment=false"]
 
 

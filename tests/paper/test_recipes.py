@@ -174,8 +174,8 @@ def test_from_files_to_a_table(
         tiny = str(data / "tiny-bert")
         options = ["--model", tiny, "--data", f"tokenizer={tiny}", "max_tokens=16"]
     else:
-        options = ["--model", "small-cnn", "--data", "size=16", "--batch", "16"]
-    options += ["--epochs", "0.1", "--seeds", "1", "--eval-limit", "60", "--device", "cpu", "--at-once", "1"]
+        options = ["--model", "small-cnn", "--data", "size=16", "--batch-size", "16"]
+    options += ["--epochs", "0.1", "--seeds", "1", "--eval-limit", "60", "--device", "cpu", "--jobs", "1"]
     options += ["--datasets", dataset, "--out", str(tmp_path / "out"), "--json"]
     assert main(["reproduce", "wilds", "--algorithms", "fish", "erm", *options]) == 0
     (column,) = json.loads(capsys.readouterr().out)["columns"]

@@ -174,11 +174,23 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    command = ["track", "cdsprites", *TINY, "--steps", "4", "--batch", "8", "--seeds", "2", "--out", str(out)]
+    command = [
+        "track",
+        "cdsprites",
+        *TINY,
+        "--steps",
+        "4",
+        "--batch-size",
+        "8",
+        "--seeds",
+        "2",
+        "--out",
+        str(out),
+    ]
     command += ["--device", "cpu"]
     assert main([*command, "--no-run"]) == 2
     assert "without --no-run" in capsys.readouterr().err
-    assert main([*command, "--at-once", "1"]) == 0
+    assert main([*command, "--jobs", "1"]) == 0
     said = capsys.readouterr()
     assert "Fish" in said.out
     assert "constant classifier" in said.out
@@ -257,7 +269,7 @@ def test_a_file_that_lacks_something_is_named(tmp_path: Path, capsys: pytest.Cap
     path.parent.mkdir()
     path.write_text(whole)
     assert store.find(given) == json.loads(whole)
-    command = ["track", "cdsprites", *TINY, "--steps", "2", "--batch", "8", "--seeds", "1", "--no-run"]
+    command = ["track", "cdsprites", *TINY, "--steps", "2", "--batch-size", "8", "--seeds", "1", "--no-run"]
 
     def spoiled(*keys: str, value: Any = None) -> str:
         content = json.loads(whole)
@@ -305,7 +317,18 @@ def test_runs_that_differ_in_more_than_their_seed_are_kept_apart(tmp_path: Path)
 
 
 def test_any_dataset_and_any_optimizer(tmp_path: Path) -> None:
-    command = ["track", "rotated-digits", "--steps", "2", "--batch", "4", "--domains", "3", "--seeds", "1"]
+    command = [
+        "track",
+        "rotated-digits",
+        "--steps",
+        "2",
+        "--batch-size",
+        "4",
+        "--domains-per-step",
+        "3",
+        "--seeds",
+        "1",
+    ]
     assert main([*command, "--optimizer", "sgd", "--out", str(tmp_path), "--json"]) == 0
 
 
@@ -327,7 +350,7 @@ def test_wilds_recipes(dataset: str, wilds: Path, tmp_path: Path, monkeypatch: p
         tiny = str(wilds / "tiny-bert")
         given = ["--model", tiny, "--data", f"tokenizer={tiny}", "max_tokens=16"]
     command = ["track", dataset, "--preset", "paper", "--data-dir", str(wilds), *given, "--warm-start", "2"]
-    command += ["--steps", "2", "--batch", "4", "--seeds", "1", "--eval-limit", "20", "--device", "cpu"]
+    command += ["--steps", "2", "--batch-size", "4", "--seeds", "1", "--eval-limit", "20", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
     (folder,) = (tmp_path / "out").iterdir()
     said = recipes.settings(dataset, "paper")
@@ -341,8 +364,19 @@ def test_wilds_recipes(dataset: str, wilds: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_ctrl_c_keeps_finished_seeds(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shoal", "track", "cdsprites", *TINY, "--batch", "8", "--seeds", "30"]
-    command += ["--steps", "10", "--at-once", "1", "--device", "cpu", "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "track",
+        "cdsprites",
+        *TINY,
+        "--batch-size",
+        "8",
+        "--seeds",
+        "30",
+    ]
+    command += ["--steps", "10", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)]
     process = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,

@@ -336,7 +336,7 @@ def test_one_domain_cannot_be_compared() -> None:
 
 
 def test_on_the_command_line_and_in_the_record(tmp_path: Path) -> None:
-    command = ["train", "fish", "--dataset", "rotated-digits", "--steps", "6", "--batch", "8"]
+    command = ["train", "fish", "rotated-digits", "--steps", "6", "--batch-size", "8"]
     out = tmp_path / "run"
     assert main([*command, "--out", str(out), "--track-every", "2", "--track-layers", "--json"]) == 0
     record = read_record(out / "record.json")

@@ -27,7 +27,7 @@ from shoal.training.checkpoint import unpack
 from shoal.training.journal import Journal
 from shoal.training.processes import Processes
 
-LINEAR = ["train", "fish", "--dataset", "linear", "--steps", "20", "--batch", "8", "--device", "cpu"]
+LINEAR = ["train", "fish", "linear", "--steps", "20", "--batch-size", "8", "--device", "cpu"]
 LINEAR += ["--eval-every", "2"]
 
 

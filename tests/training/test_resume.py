@@ -1099,7 +1099,7 @@ def test_train_and_resume(
     code: int,
 ) -> None:
     text = (
-        "train fish --dataset rotated-digits --steps 8 --batch 4 --warm-start 3 --seed 3 --log-every 2 "
+        "train fish rotated-digits --steps 8 --batch-size 4 --warm-start 3 --seed 3 --log-every 2 "
         "--checkpoint-every 3 --eval-every 4 --device cpu --json --out"
     )
     command = text.split()

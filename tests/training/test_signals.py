@@ -181,11 +181,10 @@ def test_the_command_ends_soon_inside_a_slow_evaluation(
     line = [
         "train",
         "erm",
-        "--dataset",
         "linear",
         "--steps",
         "4",
-        "--batch",
+        "--batch-size",
         "8",
         "--eval-every",
         "2",
@@ -225,7 +224,7 @@ def test_the_command_ends_while_images_are_read(
         folder = Path(f"images-{number}", domain, label)
         folder.mkdir(parents=True, exist_ok=True)
         image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{n}.png")
-    line = f"train erm --dataset images-{number} --data size=16 --held-out none --steps 1 --batch 2".split()
+    line = f"train erm images-{number} --data size=16 --held-out none --steps 1 --batch-size 2".split()
     line += ["--device", "cpu", "--out", "run"]
     opened, calls = image.open, itertools.count(1)
 

@@ -456,7 +456,7 @@ def add_running(parser: argparse.ArgumentParser) -> None:
     """The options of commands that run many trainings."""
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=few, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
+        "--jobs", type=few, metavar="P", help="runs in parallel (default: one per core; ten on CUDA)"
     )
 
 
@@ -464,3 +464,32 @@ def add_device(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--device", type=device, help="cpu, cuda, cuda:1 … (default: cuda where there is one)"
     )
+
+
+def add_execution(parser: argparse._ActionsContainer) -> None:
+    """Where and how many runs are done in parallel; :func:`executor_of` reads it."""
+    add_device(parser)
+    parser.add_argument(
+        "--jobs", type=few, metavar="J", help="runs in parallel (default: one per core, or ten on CUDA)"
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="processes on this machine (default), or a Ray cluster",
+    )
+    parser.add_argument(
+        "--address", help="Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine)"
+    )
+    parser.add_argument(
+        "--gpus-per-run", type=number, metavar="G", help="Ray: such as 0.25 (default: 1, on the CPU 0)"
+    )
+    parser.add_argument("--cpus-per-run", type=positive, metavar="C", help="Ray: (default: 1)")
+
+
+def executor_of(given: Any) -> Any:
+    """The executor that the options of :func:`add_execution` name."""
+    from shoal.experiments.execute import make_executor
+
+    names = ("device", "jobs", "address", "gpus_per_run", "cpus_per_run")
+    return make_executor(given.engine, **{name: getattr(given, name) for name in names})

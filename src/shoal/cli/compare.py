@@ -113,9 +113,9 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     usual = ", ".join(f"{name} {value}" for name, value in USUAL.items())
     group.description = f"Defaults are {usual}; for a table both go by its size."
     group.add_argument("--steps", type=count, help="meta-steps")
-    group.add_argument("--batch", type=count, help="examples per batch")
+    group.add_argument("--batch-size", type=count, help="examples per batch")
     group.add_argument(
-        "--domains", type=count, metavar="S", help="domains per step (default: all up to 16, else 5)"
+        "--domains-per-step", type=count, metavar="S", help="domains per step (default: all up to 16, else 5)"
     )
     add_model(group, "the dataset's own")
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="adam", help="(default: %(default)s)")
@@ -208,7 +208,7 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
     dataset, options = source(given)
     (dataset,) = named([dataset], sets.registry)
     where = compare.layout(dataset, options, given.held_out, given.metric)
-    _check_domains(given.domains, where)
+    _check_domains(given.domains_per_step, where)
     usual = {**USUAL, **where.usual}
     asked = asked or usual["algorithms"]
     everyone, chosen = "all" in asked, [n for n in asked if n != "all"]
@@ -221,8 +221,8 @@ def planned(given: Any) -> tuple[list[RunConfig], dict[str, dict[str, str]]]:
         data_options=options,
         **model_options(given),
         optimizer=given.optimizer,
-        batch_size=given.batch or usual["batch"],
-        domains_per_step=given.domains,
+        batch_size=given.batch_size or usual["batch"],
+        domains_per_step=given.domains_per_step,
         eval_every=given.eval_every or max(1, steps // 10),
         eval_limit=given.eval_limit,
         precision=given.precision,
@@ -260,7 +260,7 @@ def named(given: Sequence[str], registry: Any) -> list[str]:
 
 def _check_domains(each_step: int | None, where: Layout) -> None:
     if each_step is not None and each_step > where.domains:
-        raise InputError(f"--domains {each_step}, but there are {where.domains} to train on.")
+        raise InputError(f"--domains-per-step {each_step}, but there are {where.domains} to train on.")
 
 
 def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
@@ -418,7 +418,7 @@ def _next(configs: Sequence[RunConfig], result: dict[str, Any], given: Any) -> s
     given_data = [*given_table(given), *(["--data", *given.data] if given.data else [])]
     given_data += ["--bad-images", given.bad_images] if given.bad_images else []
     given_data += ["--data-dir", str(given.data_dir)] if given.data_dir else []
-    old = ["shoal", "train", config.algorithm, "--dataset", config.dataset]
+    old = ["shoal", "train", config.algorithm, config.dataset]
     words = shlex.split(command.splitlines()[0])[len(old) :]
     words = [*old[:-1], given.dataset, *given_data, "--held-out", "none", *words]
     folder = words[-1] = f"runs/{config.algorithm}-{whole.identity[:8]}"  # another file has another folder

@@ -147,7 +147,7 @@ def fake_datasets(given: Any) -> int:
     folder = given.folder.expanduser()
     made = {name: str(make(folder, given.seed, given.size)) for name, make in makers.items()}
     lines = [f"{name} is in {place}" for name, place in made.items()]
-    use = ["shoal", "train", "erm", "--dataset", next(iter(made)), "--data-dir", str(folder)]
+    use = ["shoal", "train", "erm", next(iter(made)), "--data-dir", str(folder)]
     lines.append(f"None of it is real. Next: {shlex.join(use)}")
     show({"made": made}, "\n".join(lines), given)
     return 0
@@ -436,7 +436,7 @@ def describe_plan(plan: dict[str, Any]) -> str:
 
 
 def _report(name: str, download: Download, got: Got, to: Path) -> dict[str, Any]:
-    use = ["shoal", "train", "erm", "--dataset", name, "--data-dir", str(to)]
+    use = ["shoal", "train", "erm", name, "--data-dir", str(to)]
     check = ["shoal", "data", "check", str(got.folder), "--dataset", name]
     return {
         "dataset": name,

@@ -44,14 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="(default: the dataset's own; for images and text a small network on a fixed embedding)",
     )
     parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
-    parser.add_argument("--batch", type=count, default=32, help="examples per batch (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=count, default=32, help="examples per batch (default: %(default)s)"
+    )
     parser.add_argument("--lr", type=rate, default=1e-3, help="Adam's learning rate (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=0, help="(default: %(default)s)")
     parser.add_argument(
         "--examples", type=count, default=2000, metavar="N", help="to sample in all (default: %(default)s)"
     )
     parser.add_argument(
-        "--domains", type=count, default=12, metavar="N", help="to sample (default: at most %(default)s)"
+        "--max-domains", type=count, default=12, metavar="N", help="to sample (default: at most %(default)s)"
     )
     parser.add_argument(
         "--budget",
@@ -98,10 +100,10 @@ def run(given: Any) -> None:
             make if given.model else None,
             steps=given.steps,
             seed=given.seed,
-            batch_size=given.batch,
+            batch_size=given.batch_size,
             lr=given.lr,
             examples=given.examples,
-            domains=given.domains,
+            domains=given.max_domains,
             budget=given.budget,
             device=given.device,
             tell=progress.tell,

@@ -65,7 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="at a picture that cannot be read (default: %(default)s)",
     )
-    parser.add_argument("--batch", type=count, default=256, help="examples at a time (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=count, default=256, help="examples at a time (default: %(default)s)"
+    )
     parser.add_argument(
         "--workers", type=workers, default=0, help="processes that read pictures (default: 0)"
     )
@@ -138,7 +140,7 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
     done, shown = 0, time.monotonic()
-    for batch, outputs in model.outputs(reader, source, given.batch, given.workers):
+    for batch, outputs in model.outputs(reader, source, given.batch_size, given.workers):
         labels = model.labels(outputs).tolist()
         each = probabilities(outputs).round(6).tolist() if given.proba else [[]] * len(labels)
         lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]

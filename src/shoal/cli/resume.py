@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-nan", choices=["skip"], help="for a run that stopped at a step that was not finite: skip it"
     )
     parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
-    parser.add_argument("--at-once", type=few, metavar="P", help="of several seeds: runs side by side")
+    parser.add_argument("--jobs", type=few, metavar="P", help="of several seeds: runs side by side")
     add_data_dir(parser)
     add_device(parser)
 

@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="stop",
         help="at an image that cannot be read (default: %(default)s)",
     )
-    parser.add_argument("--batch", type=count, default=256, help="examples per batch (default: %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=count, default=256, help="examples per batch (default: %(default)s)"
+    )
     parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
     parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (default: %(default)s)")
     add_device(parser)
@@ -66,7 +68,7 @@ def run(given: Any) -> None:
         label=given.label,
         domain=given.domain,
         column=given.column,
-        batch_size=given.batch,
+        batch_size=given.batch_size,
         workers=given.workers,
         device=pick_device(given.device),
         bad_images=given.bad_images,

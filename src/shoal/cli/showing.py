@@ -89,7 +89,7 @@ def run_all(
         configs,
         store,
         device=given.device,
-        at_once=given.at_once,
+        jobs=given.jobs,
         how=how,
         tell=status.tell,
         done=status.done,

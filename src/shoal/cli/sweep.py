@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SUMMARY = "Compare algorithms on datasets by DomainBed's protocol."
 EXAMPLE = (
     "Every domain is left out in turn; each trial splits the data anew and tries the default settings and "
-    "random draws. Example: shoal sweep --datasets rotated-mnist --algorithms erm fish --trials 3. "
+    "random draws. Example: shoal sweep rotated-mnist --algorithms erm fish --seeds 3. "
     "The same command again does what is missing, failed runs included."
 )
 ENGINES = ("local", "ray")
@@ -40,13 +40,13 @@ TABLES = ("md", "tex", "csv", "html")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    parser.add_argument("--datasets", nargs="+", metavar="NAME", help="see `shoal list datasets`")
+    parser.add_argument("datasets", nargs="*", metavar="DATA", help="see `shoal list datasets`")
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="see `shoal list algorithms`")
     add_data(parser, "the datasets'")
     add_data_dir(parser)
-    parser.add_argument("--trials", type=few, default=3, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--seeds", type=few, default=3, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--hparams", type=few, default=20, metavar="K", help="draws, the defaults first (default: 20)"
+        "--search", type=few, default=20, metavar="K", help="draws, the defaults first (default: 20)"
     )
     parser.add_argument(
         "--rules",
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
+        "--jobs", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, default="local", help="processes of this machine, or a Ray cluster"
@@ -118,7 +118,7 @@ def planned(given: Any) -> list[RunConfig]:
     from shoal.experiments import protocol
 
     if not given.datasets or not given.algorithms:
-        raise InputError("say which: --datasets rotated-mnist --algorithms erm fish.")
+        raise InputError("say which: shoal sweep rotated-mnist --algorithms erm fish.")
     for name in given.algorithms:
         algorithms.module(name.partition(":")[0])
     for name in given.datasets:
@@ -127,8 +127,8 @@ def planned(given: Any) -> list[RunConfig]:
     return protocol.plan(
         dict.fromkeys(given.datasets, options),
         given.algorithms,
-        trials=given.trials,
-        draws=given.hparams,
+        trials=given.seeds,
+        draws=given.search,
         pairs="leave-one-out" in given.rules,
         steps=given.steps,
         eval_every=given.eval_every,
@@ -158,9 +158,9 @@ def devices(given: Any) -> list[str]:
     device = pick_device(given.device)
     if device.type == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return ["cpu"] * (given.at_once or cores)
+        return ["cpu"] * (given.jobs or cores)
     every = [given.device] if given.device else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return [every[n % len(every)] for n in range(given.at_once or len(every))]
+    return [every[n % len(every)] for n in range(given.jobs or len(every))]
 
 
 def _swept(configs: list[RunConfig], store: Any, missing: int, given: Any) -> dict[str, str]:
@@ -172,7 +172,7 @@ def _swept(configs: list[RunConfig], store: Any, missing: int, given: Any) -> di
     if given.engine == "local":
         return sweep(configs, store, devices=devices(given), **shown).failed
     needs = {"gpus": given.gpus_per_run, "cpus": 1.0 if given.cpus_per_run is None else given.cpus_per_run}
-    where = {"address": given.address, "device": given.device, "at_once": given.at_once}
+    where = {"address": given.address, "device": given.device, "jobs": given.jobs}
     return cluster.sweep(configs, store, **where, **needs, **shown).failed
 
 

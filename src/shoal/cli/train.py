@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
 SUMMARY = "Train one algorithm on a dataset or on data of your own."
 EXAMPLE = (
-    "Examples: shoal train fish --dataset cdsprites --data size=32 per_domain=2000 "
-    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch 64; "
-    "shoal train erm --dataset patients.csv --label ill --domain hospital --held-out none --out model. "
+    "Examples: shoal train fish cdsprites --data size=32 per_domain=2000 "
+    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch-size 64; "
+    "shoal train erm patients.csv --label ill --domain hospital --held-out none --out model. "
     "The same command again, or `shoal resume DIR`, goes on with a run that was stopped. Several GPUs: "
     "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
 )
@@ -67,8 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("algorithm", help="or a baseline; see `shoal list algorithms`")
     parser.add_argument(
-        "--dataset",
-        required=True,
+        "dataset",
         metavar="DATA",
         help="one of `shoal list datasets`, a table (.csv, .tsv, .parquet), "
         "or a folder of pictures as folder/domain/class",
@@ -88,9 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="the algorithm's settings"
     )
     parser.add_argument("--steps", type=count, default=1000, help="meta-steps (default: %(default)s)")
-    parser.add_argument("--batch", type=count, default=32, help="examples a batch (default: %(default)s)")
     parser.add_argument(
-        "--domains", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
+        "--batch-size", type=count, default=32, help="examples a batch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--domains-per-step", type=count, metavar="S", help="domains a step (default: all up to 16, else 5)"
     )
     add_model(parser, "the dataset's own")
     parser.add_argument("--draw", choices=DRAWS, help="how batches are drawn (default: the algorithm's own)")
@@ -146,7 +147,7 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
     )
     add_device(group)
     group.add_argument("--workers", type=workers, default=0, help="processes that read examples (default: 0)")
-    group.add_argument("--at-once", type=few, metavar="P", help="--seeds: runs side by side")
+    group.add_argument("--jobs", type=few, metavar="P", help="--seeds: runs side by side")
     group.add_argument(
         "--eval-every",
         type=count,
@@ -299,8 +300,8 @@ def configuration(given: Any) -> RunConfig:
         select=given.select,
         patience=given.patience,
         on_nan=given.on_nan,
-        batch_size=given.batch,
-        domains_per_step=given.domains,
+        batch_size=given.batch_size,
+        domains_per_step=given.domains_per_step,
         draw=given.draw,
         seed=given.seed,
         eval_every=given.eval_every,

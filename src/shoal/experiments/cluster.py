@@ -50,7 +50,7 @@ def sweep(
     device: str | None = None,
     gpus: float | None = None,
     cpus: float = 1,
-    at_once: int | None = None,
+    jobs: int | None = None,
     how: Mapping[str, Any] | None = None,
     tell: Tell | None = None,
     done: Callable[[RunRecord], None] | None = None,
@@ -59,7 +59,7 @@ def sweep(
 
     Without an ``address`` Ray is started on this machine, and ended afterwards; a Ray that this process is
     connected to already is used and left as it is. A run gets ``cpus`` and ``gpus``, by default one GPU where
-    the cluster has some, unless ``device`` is ``"cpu"``. At most ``at_once`` runs are with Ray at a time.
+    the cluster has some, unless ``device`` is ``"cpu"``. At most ``jobs`` runs are with Ray at a time.
 
     The store's folder must be one and the same on all nodes: records, checkpoints and how far runs are go
     through it, so that nothing depends on this process or on any node. Ray itself retries nothing: a run
@@ -78,7 +78,7 @@ def sweep(
         job = Job(store.folder.absolute(), tally.name, where, dict(how or {}), os.getcwd(), own)
         _check_nodes(ray, needs, job)
         task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
-        _run(ray, task, job, tally, at_once or QUEUED, Watch(store.folder, tell))
+        _run(ray, task, job, tally, jobs or QUEUED, Watch(store.folder, tell))
     return tally.outcome()
 
 

@@ -33,14 +33,14 @@ def run_all(
     store: Store,
     *,
     device: str | None = None,
-    at_once: int | None = None,
+    jobs: int | None = None,
     how: Mapping[str, Any] | None = None,
     tell: Callable[[RunConfig, int, str], None] | None = None,
     done: Callable[[RunRecord], None] | None = None,
 ) -> list[RunRecord]:
     """The records of ``configs``, running what the store does not hold yet, each saved as it finishes.
 
-    ``at_once`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
+    ``jobs`` of them side by side. On the CPU in processes, by default one a core, each with one thread,
     since a small network gains more from a core of its own than from a second thread. On CUDA in this
     process, by default ten and at most 32, where steps are captured and examples in memory; others come one
     after the other. Each gives the same as it would alone. Ctrl-C keeps what has finished; the same call then
@@ -51,12 +51,12 @@ def run_all(
         for config in missing:
             check(config)
         cuda = pick_device(device).type == "cuda"
-        count = at_once or (TOGETHER if cuda else _cores())
-        if not at_once and not cuda and count < len(missing) < 2 * count:
+        count = jobs or (TOGETHER if cuda else _cores())
+        if not jobs and not cuda and count < len(missing) < 2 * count:
             count = len(missing)  # sharing cores beats a second round in which some of them idle
         runner = _alone if count == 1 or len(missing) == 1 else (_together if cuda else _side_by_side)
-        jobs = [Job(config, device, store.workplace(config), how or {}) for config in missing]
-        for record in runner(jobs, min(count, len(missing)), tell):
+        work = [Job(config, device, store.workplace(config), how or {}) for config in missing]
+        for record in runner(work, min(count, len(missing)), tell):
             store.save(record)
             if done:
                 done(record)

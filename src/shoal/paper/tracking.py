@@ -455,7 +455,7 @@ def track_all(
     *,
     every: int = 1,
     device: str | None = None,
-    at_once: int | None = None,
+    jobs: int | None = None,
     how: Mapping[str, Any] | None = None,
     tell: Callable[[RunConfig, int, str], None] | None = None,
     done: Callable[[Result], None] | None = None,
@@ -464,11 +464,11 @@ def track_all(
 
     On the CPU seeds are worked on side by side, one a core; on CUDA one after the other.
     """
-    jobs = [Job(c, device, every, how or {}) for c in configs if store.find(c) is None]
-    count = min(at_once or (1 if pick_device(device).type == "cuda" else pool._cores()), len(jobs))
-    if jobs:
+    work = [Job(c, device, every, how or {}) for c in configs if store.find(c) is None]
+    count = min(jobs or (1 if pick_device(device).type == "cuda" else pool._cores()), len(work))
+    if work:
         run: Any = pool._side_by_side if count > 1 else pool._alone
-        for result in run(jobs, count, tell):
+        for result in run(work, count, tell):
             store.save(result)
             if done:
                 done(result)

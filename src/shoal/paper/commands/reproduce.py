@@ -401,8 +401,8 @@ def _jobs(records: Records, given: Any) -> Iterator[Job]:
                 where = ["--preset", "paper", "--out", str(given.out / "track")]
                 yield f"track {dataset}", track, [dataset, *where, *device]
         elif name == "domainbed":
-            where = ["--trials", "5", "--out", str(given.out / "domainbed")]
-            yield name, sweep, ["--datasets", *there, "--algorithms", *evidence.swept(), *where, *device]
+            where = ["--seeds", "5", "--out", str(given.out / "domainbed")]
+            yield name, sweep, [*there, "--algorithms", *evidence.swept(), *where, *device]
         else:
             yield name, this, [name, "--datasets", *there, *out, *device]
 

@@ -34,7 +34,7 @@ def add_grouping(parser: argparse.ArgumentParser) -> None:
     of_domainbed.add_argument("--steps", type=count, default=5001, help="(default: %(default)s)")
     of_domainbed.add_argument("--weights", metavar="FILE", help="start from these, not from timm's")
     of_domainbed.add_argument(
-        "--hparams",
+        "--search",
         type=count,
         default=1,
         metavar="K",
@@ -75,7 +75,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     )
     of_wilds.add_argument("--epochs", type=positive, help="(default: each recipe's own)")
     of_wilds.add_argument("--lr", type=rate, help="α (default: each recipe's own)")
-    of_wilds.add_argument("--batch", type=count, metavar="B", help="(default: each recipe's own)")
+    of_wilds.add_argument("--batch-size", type=count, metavar="B", help="(default: each recipe's own)")
     of_wilds.add_argument(
         "--eval-limit",
         type=count,
@@ -85,7 +85,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add_data_dir(parser)
     add_device(parser)
     parser.add_argument(
-        "--at-once", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
+        "--jobs", type=few, metavar="P", help="runs side by side (default: one a core, or one a GPU)"
     )
 
 
@@ -103,7 +103,7 @@ def grouping(given: Any) -> None:
         size=given.size,
         model=given.model or Settings.model,
         weights=given.weights,
-        draws=given.hparams,
+        draws=given.search,
         data=data_options(given),
         changes=_changes(given),
         preset=given.preset,
@@ -148,7 +148,7 @@ def _changes(given: Any) -> Any:
         epochs=given.epochs,
         model=given.model,
         data_options=data_options(given),
-        batch=given.batch,
+        batch=given.batch_size,
         lr=given.lr,
         eval_limit=given.eval_limit,
         precision=given.precision,

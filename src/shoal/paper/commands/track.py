@@ -53,9 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=count, help="iterations of S minibatches (default: 1000, or the preset's)"
     )
-    parser.add_argument("--batch", type=count, metavar="B", help="examples a minibatch (default: 32)")
+    parser.add_argument("--batch-size", type=count, metavar="B", help="examples a minibatch (default: 32)")
     parser.add_argument(
-        "--domains", type=count, metavar="S", help="domains an iteration (default: all up to 16, else 5)"
+        "--domains-per-step",
+        type=count,
+        metavar="S",
+        help="domains an iteration (default: all up to 16, else 5)",
     )
     parser.add_argument("--model", help="(default: the dataset's own)")
     parser.add_argument(
@@ -130,8 +133,8 @@ def _plan(given: Any) -> list[RunConfig]:
         model_options=values(given.model_set, "--model-set"),
         optimizer=given.optimizer,
         lr=given.lr,
-        batch_size=given.batch,
-        domains_per_step=given.domains,
+        batch_size=given.batch_size,
+        domains_per_step=given.domains_per_step,
         settings={name: value for name, value in asked.items() if value is not None},
         warm_start=int(warm) if isinstance(warm, float) and warm > 1 else warm,
         precision=given.precision,
@@ -165,7 +168,7 @@ def _tracked(configs: list[RunConfig], store: TrackStore, given: Any) -> list[Re
         print(f"{name}: done ({result['seconds']:.0f} s)", file=sys.stderr, flush=True)
 
     how = {"workers": given.workers}
-    options = {"device": given.device, "at_once": given.at_once, "how": how, "tell": tell, "done": done}
+    options = {"device": given.device, "jobs": given.jobs, "how": how, "tell": tell, "done": done}
     try:
         return track_all(configs, store, every=given.every, **options)
     except KeyboardInterrupt as stop:

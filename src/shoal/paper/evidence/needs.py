@@ -16,11 +16,11 @@ NO_GPU = "It is meant for a GPU, and this machine has none."
 def commands(out: str) -> dict[str, str]:
     """By experiment: what to type for its records to be in the folder ``out``."""
     tables = {name: f"shoal reproduce {name} --out {out}" for name in TABLES}
-    many = f"shoal sweep --datasets {' '.join(datasets()['domainbed'])} --algorithms {' '.join(swept())}"
+    many = f"shoal sweep {' '.join(datasets()['domainbed'])} --algorithms {' '.join(swept())}"
     return tables | {
         "track": f"shoal track cdsprites --out {out}/track",
         "track-wilds": f"shoal track camelyon17 --preset paper --out {out}/track",
-        "domainbed": f"{many} --trials 5 --out {out}/domainbed",
+        "domainbed": f"{many} --seeds 5 --out {out}/domainbed",
     }
 
 
