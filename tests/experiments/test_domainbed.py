@@ -10,7 +10,10 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.experiments import domainbed, selection
+from shoal.paper.published import claims
 from shoal.report import domainbed as view
+
+PAPER = claims("domainbed")
 
 
 def lines(
@@ -174,7 +177,7 @@ class TestTables:
 
     def test_a_dataset_with_the_paper_beside(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS")
-        table = view.dataset_table(result)
+        table = view.dataset_table(result, PAPER)
         unit = "accuracy (%)"
         assert table.columns == [
             "algorithm",
@@ -188,15 +191,22 @@ class TestTables:
         assert list(table.rows[1][1:]) == fish
         assert table.rows[2][-1] == "–"
 
+    def test_without_published_numbers_rows_come_as_planned(self, found: selection.Sweep) -> None:
+        result = selection.results(found, "PACS")
+        table = view.dataset_table(result)
+        assert len(table.columns) == 6
+        assert [row[0] for row in table.rows] == [row["algorithm"] for row in result["rows"]]
+        assert not any("paper" in line for line in view.words([result]))
+
     def test_the_paper_speaks_of_one_rule_alone(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS", "oracle")
-        assert not any("paper" in c for c in view.dataset_table(result).columns)
-        assert not any("paper" in line for line in view.words([result]))
+        assert not any("paper" in c for c in view.dataset_table(result, PAPER).columns)
+        assert not any("paper" in line for line in view.words([result], PAPER))
 
     def test_all_datasets(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS")
         other = {**result, "dataset": "mine", "rows": [r for r in result["rows"] if r["algorithm"] != "Zeta"]}
-        table = view.overall_table([result, other])
+        table = view.overall_table([result, other], PAPER)
         unit = "accuracy (%)"
         assert table.columns == [
             "algorithm",
@@ -219,12 +229,12 @@ class TestTables:
             "domainnet",
         ]
         every = [{**selection.results(found, "PACS"), "dataset": name} for name in names]
-        table = view.overall_table(every)
+        table = view.overall_table(every, PAPER)
         assert table.columns[-1] == "average in the paper, accuracy (%)"
         assert [row[-1] for row in table.rows] == ["67.0", "67.1", "–"]
         assert len(table.columns) == 1 + 2 * 7 + 2
-        assert "paper" not in view.overall_table(every[1:]).columns[-1]
-        assert "paper" not in view.overall_table([*every, {**every[0], "dataset": "mine"}]).columns[-1]
+        assert "paper" not in view.overall_table(every[1:], PAPER).columns[-1]
+        assert "paper" not in view.overall_table([*every, {**every[0], "dataset": "mine"}], PAPER).columns[-1]
 
     def test_random_grouping_has_its_own_row(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS")
@@ -232,7 +242,7 @@ class TestTables:
             {**row, "algorithm": name}
             for row, name in zip(result["rows"], ["x", "fish:regrouped", "erm"], strict=True)
         ]
-        table = view.dataset_table({**result, "rows": renamed})
+        table = view.dataset_table({**result, "rows": renamed}, PAPER)
         assert [(row[0], row[-1]) for row in table.rows] == [
             ("erm", "85.7 ± 0.5"),  # of the large table, not of the one of random grouping
             ("fish:regrouped", "83.9 ± 0.7"),
@@ -240,7 +250,9 @@ class TestTables:
         ]
 
     def test_other_metrics_are_named_and_not_in_percent(self, found: selection.Sweep) -> None:
-        table = view.dataset_table({**selection.results(found, "PACS"), "metric": "mean squared error"})
+        table = view.dataset_table(
+            {**selection.results(found, "PACS"), "metric": "mean squared error"}, PAPER
+        )
         assert table.columns[1] == "A, mean squared error"
         assert table.rows[1][1] == "0.09500 ± 0.00500"
         assert len(table.columns) == 6
@@ -249,10 +261,10 @@ class TestTables:
         gone = selection.Key("PACS", "Fish", ("P",), 1, 0)
         some = selection.Sweep(found.planned, {k: r for k, r in found.runs.items() if k != gone})
         result = selection.results(some, "PACS")
-        table, words = view.dataset_table(result), " ".join(view.words([result]))
+        table, words = view.dataset_table(result, PAPER), " ".join(view.words([result], PAPER))
         assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.5", "12.0 (1 of 2)"]
         assert "1 missing: Fish on PACS, P held out, seed 1, trial 0." in words
-        assert "mean ± standard error over 2 trials; training-domain validation among 1 draw of" in words
+        assert "mean ± standard error over 2 seeds; training-domain validation with default" in words
         none = selection.results(selection.Sweep(found.planned, {}), "PACS")
-        assert list(view.dataset_table(none).rows[0]) == ["ERM", *["missing"] * 5]
+        assert list(view.dataset_table(none, PAPER).rows[0]) == ["ERM", *["missing"] * 5]
         assert "; and 16 more." in " ".join(view.words([none]))

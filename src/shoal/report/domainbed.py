@@ -126,5 +126,5 @@ def _in_order(rows: Iterable[Mapping[str, Any]], published: Published) -> list[M
     """Every algorithm once: as the publication lists them, then the others as they come."""
     order = list(dict.fromkeys(method for claim in published for method in _methods(claim)))
     place = {method: number for number, method in enumerate(order)}
-    every = {row["algorithm"]: row for row in reversed(list(rows))}
-    return sorted(reversed(every.values()), key=lambda r: place.get(_plain(r["algorithm"]), len(order)))
+    every = {row["algorithm"]: row for row in rows}
+    return sorted(every.values(), key=lambda r: place.get(_plain(r["algorithm"]), len(order)))

@@ -158,14 +158,16 @@ def _changes(given: Any) -> Any:
 
 def _beside(columns: Any, words: str, given: Any, control: tuple[str, str] | None = None) -> None:
     """Runs what a table is made of, and shows it with the paper's numbers beneath ours."""
-    from shoal.cli.sweep import devices
+    from shoal.experiments.execute import _devices
     from shoal.experiments.sweep import SweepStore
     from shoal.files import write_atomically
     from shoal.paper.views import beside as view
 
     every = list({c.identity: c for column in columns for c in column.runs}.values())
     store = SweepStore(given.out / given.what)
-    failed = {} if given.no_run or not every else _swept(every, store, given, devices(given))
+    failed = (
+        {} if given.no_run or not every else _swept(every, store, given, _devices(given.device, given.jobs))
+    )
     records = store.found_some(every, failed)
     entries = [column.entry(records) for column in columns]
     table = view.table(entries)
