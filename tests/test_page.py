@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from shoal.api.report import collect
 from shoal.cli import main
-from shoal.cli.report import collect
 from shoal.experiments import compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
@@ -553,7 +553,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     failed.mkdir()
     (failed / "0123456789abcdef.txt").write_text("{}\n\nRuntimeError: <b>out of memory</b>\n")
     text = Reader(written(tmp_path)).text
-    assert "were compared on the held-out domain 0°, with 2 trials." in text
+    assert "were compared on the held-out domain 0°, with 2 seeds." in text
     assert "training-domain validation" in text
     assert "RuntimeError: <b>out of memory</b>" in text
 

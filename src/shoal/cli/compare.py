@@ -392,10 +392,10 @@ def _page(out: Path, runs: Sequence[str]) -> str:
 
     Others may lie in the folder, such as those of the file before it was changed.
     """
-    from shoal.cli import report
+    from shoal.api.report import report
 
     try:
-        return f"A page to open or send: {report.write([out], out / 'report.html', only=runs)['report']}."
+        return f"A page to open or send: {report([out], out / 'report.html', only=runs).path}."
     except InputError as error:
         return f"No page was made: {error}"
 

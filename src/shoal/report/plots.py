@@ -1,4 +1,4 @@
-"""Pictures from records, with matplotlib."""
+"""Figures from records, with matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.terminal import clean
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# One colour a method wherever it appears; chosen to differ also in grey and for colour-blind readers.
+# One colour per method wherever it appears; chosen to differ also in grey and for colour-blind readers.
 COLOURS = {
     "ERM": "#e69f00",
     "Fish": "#0072b2",
