@@ -5,19 +5,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import json
 import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from shoal.errors import InputError, TableWarning, nearest, unknown_name
+from shoal.files import finite
 from shoal.settings import Count, Range, Rate, Seed, coerce, plain_number, shown
 
 Result = TypeVar("Result")
 
+SCHEMA = 1
+"""Of what --json prints."""
 TABLE, OF_FOLDER = "table", "image-folder"
 """Which dataset reads a file or a folder of the user's."""
 KINDS = ("numeric", "boolean", "date", "categorical", "text")
@@ -37,15 +41,12 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **more})
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = super().parse_known_args(args, namespace)
-        if rest and not any(isinstance(a, argparse._SubParsersAction) for a in self._actions):
-            near = (
-                nearest(rest[0].partition("=")[0], self._option_string_actions)
-                if rest[0][:1] == "-"
-                else None
-            )
+        parsed, rest = super().parse_known_args(args, namespace)
+        if rest and not subcommands(self):
+            option = rest[0].partition("=")[0] if rest[0][:1] == "-" else None
+            near = nearest(option, self._option_string_actions) if option else None
             self.error(f"unknown argument {shown(rest[0])}." + (f" Did you mean {near}?" if near else ""))
-        return found, rest
+        return parsed, rest
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         if not text and action.nargs in (None, "?"):
@@ -54,18 +55,105 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            known = list(action.choices)
+            known = [str(choice) for choice in action.choices]
             if isinstance(action, argparse._SubParsersAction):
                 raise argparse.ArgumentError(None, str(unknown_name("command", value, known)))
-            near = nearest(value, [str(c) for c in known])
+            near = nearest(value, known)
             hint = f" Did you mean {near!r}?" if near else ""
             words = " or ".join(map(repr, known))
             raise argparse.ArgumentError(action, f"must be {words}, got {shown(value)}.{hint}")
 
     def error(self, message: str) -> NoReturn:
         named, plain = re.subn(r"^argument ([^:]+): (?=must|is|')|^(?=unknown)", r"\1 ", message)
-        more = "" if plain else f"\n`{self.prog} --help` shows what there is."
+        more = "" if plain else f"\n`{self.prog} --help` lists all arguments."
         raise InputError(named.lstrip()[:600] + more)
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The commands within a command, by name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every command takes."""
+    missing = argparse.SUPPRESS  # a command within a command must not reset what its parent read
+    parser.add_argument("--json", action="store_true", default=missing, help="print JSON instead of tables")
+    parser.add_argument(
+        "--config", default=missing, metavar="FILE", help="YAML with options of this command; typed ones win"
+    )
+
+
+def with_config(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
+    """``words`` and, from the YAML file in --config, the options that are not among them."""
+    path, own = None, list(words)
+    end = own.index("--") if "--" in own else len(own)
+    for place, word in enumerate(own[:end]):
+        parser = subcommands(parser).get(word, parser)
+        name, equals, value = word.partition("=")
+        if name == "--config":
+            path = value if equals else next(iter(own[place + 1 : end]), None)
+    if not path:
+        return own
+    typed_names = {word.partition("=")[0] for word in own[:end]}
+    known = {flag[2:]: a for a in parser._actions for flag in a.option_strings if flag[:2] == "--"}
+    more: list[str] = []
+    for key, value in _read_config(path).items():
+        name = str(key).removeprefix("--").replace("_", "-")
+        action = known.get(name)
+        if action is None or name in ("help", "config"):
+            near = nearest(name, known)
+            hint = f" Did you mean {near!r}?" if near else f" `{parser.prog} --help` lists them."
+            raise InputError(f"--config {shown(path)}: {shown(key)} is not an option of this command.{hint}")
+        if not typed_names & set(action.option_strings):
+            more += _as_words(f"--{name}", action, value, path)
+    return [*own[:end], *more, *own[end:]]
+
+
+def _read_config(path: str) -> dict[Any, Any]:
+    from shoal.files import read_yaml
+
+    try:
+        content = read_yaml(Path(path).expanduser())
+    except OSError as error:
+        raise InputError(f"--config {shown(path)} cannot be read: {error.strerror}.") from error
+    except ValueError as error:
+        first = " ".join(str(error).split())[:200]
+        raise InputError(f"--config {shown(path)} is not YAML: {first}.") from error
+    if not isinstance(content, dict):
+        raise InputError(f"--config {shown(path)} must hold NAME: VALUE lines, such as `steps: 1000`.")
+    return content
+
+
+def _as_words(flag: str, action: argparse.Action, value: Any, path: str) -> list[str]:
+    """An option of a config file as it would be typed."""
+    if value is None:
+        return []
+    if action.nargs == 0:
+        if not isinstance(value, bool):
+            raise InputError(f"--config {shown(path)}: {flag[2:]} must be true or false, got {shown(value)}.")
+        off = f"--no-{flag[2:]}"
+        return [flag] if value else [off] if off in action.option_strings else []
+    if isinstance(value, dict):
+        items = [f"{name}={json.dumps(each, default=str)}" for name, each in value.items()]
+    else:
+        items = [_typed(each) for each in (value if isinstance(value, list) else [value])]
+    if action.nargs in (None, "?"):
+        if len(items) != 1:
+            raise InputError(f"--config {shown(path)}: {flag[2:]} takes one value, got {shown(value)}.")
+        return [f"{flag}={items[0]}"]
+    return [flag, *items]
+
+
+def _typed(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
+
+
+def as_json(content: Mapping[str, Any]) -> str:
+    """What --json prints, with the version of its format."""
+    return json.dumps(finite({**content, "schema": SCHEMA}), default=dict, allow_nan=False)
 
 
 def typed(kind: Any) -> Callable[[str], Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.cli.arguments import (
     add_columns,
+    add_common,
     few,
     kinds_of,
     seed,
@@ -70,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dataset", default=OWN, metavar="NAME", help="whose pictures they should be (default: yours)"
     )
     check.add_argument("--workers", type=few, metavar="N", help="processes (default: one a core)")
-    check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_common(check)
     check.set_defaults(action=check_data)
     fake = actions.add_parser(
         "fake",
@@ -106,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     get.add_argument("--keep-archive", action="store_true", help="leave archives in DIR/downloads")
     get.add_argument("--plan", action="store_true", help="only say what would be fetched from where")
-    get.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    add_common(get)
     get.set_defaults(action=get_datasets)
 
 

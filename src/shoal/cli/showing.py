@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -11,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.cli.arguments import as_json
 from shoal.errors import InputError
-from shoal.files import finite
 from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
@@ -227,7 +226,7 @@ def show(content: dict[str, Any], text: str, given: Any, pictures: Sequence[Path
     if not main_process():
         return
     if given.json:
-        print(json.dumps(finite(content), default=dict, allow_nan=False))
+        print(as_json(content))
         return
     print(text)
     if pictures:
