@@ -39,7 +39,10 @@ GROUPS = {
         "resume": ("shoal.cli.resume", "Resume an interrupted run, bit-identical to an uninterrupted one."),
         "results": ("shoal.cli.results", "Query results: a table, groups or CSV of all runs in a folder."),
         "report": ("shoal.cli.report", "Make one HTML page from runs: tables, curves, errors."),
-        "evaluate": ("shoal.cli.evaluate", "Score files of predictions, such as those of WILDS' leaderboard."),
+        "evaluate": (
+            "shoal.cli.evaluate",
+            "Score files of predictions, such as those of WILDS' leaderboard.",
+        ),
         "completion": ("shoal.cli.completion", "Print a completion script for bash, zsh or fish."),
     },
     "The paper": {
@@ -105,7 +108,12 @@ def help_text() -> str:
         lines += ["", f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
     codes = ", ".join(f"{code} {meaning}" for code, meaning in CODES.items())
     return "\n".join(
-        [*lines, "", f"Exit codes: {codes}.", "Each command has its own --help; `shoal --version` is the version."]
+        [
+            *lines,
+            "",
+            f"Exit codes: {codes}.",
+            "Each command has its own --help; `shoal --version` is the version.",
+        ]
     )
 
 
