@@ -1077,12 +1077,12 @@ def test_data_check_passes_sound_pictures(tmp_path: Path, capsys: Captured) -> N
     folder = plant_pictures(tmp_path / "pictures")
     assert main(["data", "check", str(folder), "--workers", "1"]) == 0
     shown = capsys.readouterr()
-    assert "All 40 pictures can be read" in shown.out
-    assert "40 of 40 pictures decoded" in shown.err
+    assert "All 40 images can be read" in shown.out
+    assert "40 of 40 images decoded" in shown.err
     assert main(["data", "check", str(folder), "--json", "--workers", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["classes"]["photo"] == {"<script>é": 5, "dog": 5}
-    assert (report["pictures"], report["wrong"], report["unreadable"]) == (40, [], {})
+    assert (report["images"], report["wrong"], report["unreadable"]) == (40, [], {})
 
 
 def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> None:
@@ -1094,9 +1094,9 @@ def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> Non
     assert main(["data", "check", str(folder), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["wrong"] == [
-        "pictures that cannot be read: 1",
-        "pictures that are in several domains: 1",
-        "pictures that are in several classes: 1",
+        "images that cannot be read: 1",
+        "images that are in several domains: 1",
+        "images that are in several classes: 1",
     ]
     assert list(report["unreadable"]) == ["photo/dog/9.jpg"]
     found = {group["kind"]: group["files"] for group in report["duplicates"]}
@@ -1107,7 +1107,7 @@ def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> Non
     }
     assert main(["data", "check", str(folder)]) == 1
     shown = capsys.readouterr().out
-    assert "same picture in several domains: 'photo/dog/8.jpg' = 'sketch/dog/1.jpg'" in shown
+    assert "same image in several domains: 'photo/dog/8.jpg' = 'sketch/dog/1.jpg'" in shown
     assert "cannot be read: 'photo/dog/9.jpg' (empty" in shown
 
 
@@ -1119,11 +1119,11 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
     assert report["published"]["sketch"] == 3929
     assert report["wrong"][:3] == [
         "domain cartoon is missing",
-        "art_painting has 10 pictures, not 2,048",
-        "photo has 10 pictures, not 1,670",
+        "art_painting has 10 images, not 2,048",
+        "photo has 10 images, not 1,670",
     ]
     assert "there are 2 classes, not 7" in report["wrong"]
-    assert "photo has 5 pictures of dog, not 189" in report["wrong"]
+    assert "photo has 5 images of dog, not 189" in report["wrong"]
     assert main(["data", "check", str(tmp_path), "--dataset", "pacs"]) == 1
     shown = capsys.readouterr().out
     assert "cartoon" in shown
@@ -1136,7 +1136,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
         (["nowhere"], "there is no folder 'nowhere'"),
         (["."], "there is no picture in"),
         ([".", "--dataset", "pacs"], "PACS is not in"),
-        ([".", "--dataset", "linear"], "linear is not in folders of pictures; these are: domainnet,"),
+        ([".", "--dataset", "linear"], "linear is not in no folder of images; these have: domainnet,"),
         ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),
     ],
 )

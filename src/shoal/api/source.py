@@ -60,11 +60,7 @@ def find_source(
     **of_table: Any,
 ) -> Source:
     """The dataset that ``data`` names; ``of_table`` are the options of a table (:data:`OF_TABLE`)."""
-    options = dict(data_options or {})
-    if bad_images is not None:
-        if options.get("bad", bad_images) != bad_images:
-            raise InputError(f"bad_images={bad_images}, but data_options= bad={options['bad']}; give one.")
-        options["bad"] = bad_images
+    options = dataset_options(data_options, bad_images)
     told = {name: value for name, value in of_table.items() if value not in (None, "", (), [], {})}
     source = _find(str(data), options, told)
     names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(held_out or ()))
@@ -75,6 +71,16 @@ def find_source(
             raise InputError("held_out=none holds no domain out; give no other name with it.")
         source.options["test"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return source
+
+
+def dataset_options(options: Mapping[str, Any] | None, bad_images: str | None) -> dict[str, Any]:
+    """The options of a dataset, ``bad_images`` among them."""
+    options = dict(options or {})
+    if bad_images is not None:
+        if options.get("bad", bad_images) != bad_images:
+            raise InputError(f"bad_images={bad_images}, but data_options= bad={options['bad']}; give one.")
+        options["bad"] = bad_images
+    return options
 
 
 def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:

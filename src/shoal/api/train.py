@@ -83,10 +83,12 @@ class Run:
 
     def load(self, device: str | None = None) -> Trained:
         """The trained model, of the first seed."""
+        from shoal.experiments.record import RunFolders
         from shoal.trained import load
 
         several = len(self.records) > 1
-        return load(self.folder / self.finished[0].config.identity if several else self.folder, device=device)
+        first = RunFolders(self.folder).workplace(self.finished[0].config) if several else self.folder
+        return load(first, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         records = [r.to_dict() for r in self.records]
@@ -96,19 +98,14 @@ class Run:
         """One row for each seed, split and domain."""
         import pandas
 
+        columns = ["seed", "split", "domain", "metric", "score"]
         rows = [
-            {
-                "seed": r.config.seed,
-                "split": split,
-                "domain": name,
-                "metric": scores["metric"],
-                "value": value,
-            }
+            (r.config.seed, split, domain, scores["metric"], score)
             for r in self.finished
             for split, scores in r.chosen.items()
-            for name, value in scores["domains"].items()
+            for domain, score in scores["domains"].items()
         ]
-        return pandas.DataFrame(rows)
+        return pandas.DataFrame(rows, columns=columns)
 
     def save(self, path: str | Path) -> None:
         """Writes what :meth:`to_dict` gives as JSON."""
@@ -125,8 +122,8 @@ class Run:
         seconds = sum(r.seconds for r in self.records)
         if len(self.records) == 1:
             skipped = f" {first.skipped} steps were not finite and were skipped." if first.skipped else ""
-            predictions = ", with predictions" if (self.folder / "predictions").is_dir() else ""
-            done = f"{rule} (step {at['step']:,}), {seconds:.1f} s.{skipped} Saved in {self.folder}{predictions}."
+            files = ", with predictions" if (self.folder / "predictions").is_dir() else ""
+            done = f"{rule} (step {at['step']:,}), {seconds:.1f} s.{skipped} Saved in {self.folder}{files}."
             for split, scores in at["scores"].items():
                 lines += why_missing(split, scores.get("metrics") or {})
         else:

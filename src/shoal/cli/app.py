@@ -41,7 +41,7 @@ GROUPS = {
         "report": ("shoal.cli.report", "Make one HTML page from runs: tables, curves, errors."),
         "evaluate": (
             "shoal.cli.evaluate",
-            "Score files of predictions, such as those of WILDS' leaderboard.",
+            "Score files of predictions in the format of WILDS' leaderboard.",
         ),
         "completion": ("shoal.cli.completion", "Print a completion script for bash, zsh or fish."),
     },
@@ -82,7 +82,7 @@ class _Help(argparse.HelpFormatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code (:data:`CODES`); wrong input ends in a line or two on stderr."""
+    """Runs a command and returns its exit code, one of :data:`CODES`."""
     with printable():
         try:
             return _main(list(sys.argv[1:] if arguments is None else arguments))
@@ -106,15 +106,8 @@ def help_text() -> str:
     lines = ["usage: shoal COMMAND [options]", "", shoal.__doc__ or ""]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
-    codes = ", ".join(f"{code} {meaning}" for code, meaning in CODES.items())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Exit codes: {codes}.",
-            "Each command has its own --help; `shoal --version` is the version.",
-        ]
-    )
+    lines += ["", "Exit codes:", *(f"  {code:<12}{meaning}" for code, meaning in CODES.items())]
+    return "\n".join([*lines, "", "Each command has its own --help; `shoal --version` prints the version."])
 
 
 def _main(words: list[str]) -> int:
@@ -127,13 +120,12 @@ def _main(words: list[str]) -> int:
     if words[0] == "--version":
         print(f"shoal {shoal.__version__}")
         return 0
-    names: Iterable[str] = ()
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("argument" if words[0][:1] == "-" else "command", words[0], COMMANDS)
         parser = command_parser(words[0])
         args = parser.parse_args(with_config(parser, words[1:]))
-        names = vars(args)
+        names = vars(args).keys() - {"run", "action"}
         os.getcwd()
     except InputError as error:
         return _failed(f"shoal: {error}", 2)
@@ -183,7 +175,7 @@ def as_options(message: str, names: Iterable[str]) -> str:
         return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
 
     known = "|".join(map(re.escape, flags))
-    return re.sub(rf"(?<![\w\'\"=.,(\[-])({known})=", flag, message)
+    return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
 
 
 def _flush() -> None:

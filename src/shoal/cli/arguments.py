@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from shoal.api.source import OF_TABLE, TABLE, Source, datasets_in, find_source
+from shoal.api.source import OF_TABLE, TABLE, Source, dataset_options, datasets_in, find_source
+from shoal.api.source import make_folder as make_folder
 from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.files import finite
 from shoal.settings import Count, Few, Range, Rate, Seed, Setting, coerce, plain_number, settings, shown
@@ -304,7 +305,7 @@ def _flag(name: str) -> str:
 def options_of(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     """The arguments of a public function that were typed."""
     found: dict[str, Any] = {}
-    for name, setting in settings(function).items():
+    for name in settings(function):
         value = getattr(args, _flag(name)[2:].replace("-", "_"), None)
         if name == "kinds":
             found[name] = kinds_of(args)
@@ -322,8 +323,7 @@ def add_data(parser: argparse._ActionsContainer, whose: str = "") -> None:
 
 def data_options(args: Any) -> dict[str, Any]:
     """The dataset's options, --bad-images among them."""
-    options = values(args.data, "--data")
-    return find_source("", data_options=options, bad_images=args.bad_images).options
+    return dataset_options(values(args.data, "--data"), args.bad_images)
 
 
 def add_model(parser: argparse._ActionsContainer, default: str = "") -> None:

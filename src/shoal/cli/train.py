@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from shoal.api.train import train
@@ -15,7 +14,7 @@ from shoal.cli.arguments import (
     options_of,
     warnings_in_words,
 )
-from shoal.cli.showing import main_process, show
+from shoal.cli.showing import show_result
 
 SUMMARY = "Train one algorithm on a dataset or on your own data."
 EXAMPLE = (
@@ -56,12 +55,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Any) -> int:
     options = options_of(args, train) | {"algorithm": args.algorithm, "data": args.dataset}
     with warnings_in_words():
-        result = train(**options, progress=not args.json)
-    if problems := result.problems:
-        text = "\n".join(f"shoal: {problem}" for problem in problems[:3])
-        skip = f"\nTo skip such steps: shoal resume {result.folder} --on-nan skip"
-        if main_process():
-            print(text + skip, file=sys.stderr)
-    if result.finished:
-        show(result.to_dict(), str(result), args)
-    return int(bool(problems))
+        return show_result(train(**options, progress=not args.json), args)
