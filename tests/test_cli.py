@@ -165,7 +165,7 @@ def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
     assert main([*arguments, "--out", str(tmp_path / "run"), "--warm-start", "3", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     saved = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert shown == saved
+    assert shown == {**saved, "schema": 1}
     assert saved["config"]["settings"] == {"meta_lr": 0.5}
     assert saved["config"]["warm_start"] == 3
     assert len(saved["warm_up"]) == 1
@@ -189,14 +189,14 @@ REFUSED = {
     ),
     "rate": (["train", "fish", "linear", "--lr", "0"], "--lr must be a number above 0"),
     "optimizer": (["train", "fish", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
-    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "domains_per_step=3"),
+    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "--domains-per-step 3 but there are 2"),
     "draw": (["train", "fish", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
     "warm start": (["train", "erm", "linear", "--warm-start", "-1"], "--warm-start must be"),
     "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
     "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad', got 'foo'"),
-    "average start": ([*LINEAR, "--average-start", "5"], "belongs to average='sma'"),
+    "average start": ([*LINEAR, "--average-start", "5"], "belongs to --average 'sma'"),
     "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
     "on nan": ([*LINEAR, "--on-nan", "maybe"], "'stop' or 'skip', got 'maybe'"),
     "clip": ([*LINEAR, "--clip", "-1"], "--clip must be a number above 0"),
@@ -249,7 +249,7 @@ def test_results_need_a_folder(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_run_that_diverges_says_so_and_keeps_its_record(tmp_path: Path, capsys: Captured) -> None:
-    assert main([*DIVERGING, "--out", str(tmp_path)]) == 2
+    assert main([*DIVERGING, "--out", str(tmp_path)]) == 1
     assert "the loss turned nan at step 3, which was not applied" in one_line(capsys)
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "diverged"
     assert not (tmp_path / "model.safetensors").exists()
@@ -386,10 +386,10 @@ class TestSeeds:
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
 
     def test_one_that_diverges(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 1
         shown = capsys.readouterr()
         assert "[2/2] erm, seed 1: diverged" in shown.err
-        assert "no run came to its end. seed 0: erm: the loss turned nan" in shown.err
+        assert "shoal: seed 0: erm: the loss turned nan" in shown.err
 
 
 class TestResume:
@@ -456,10 +456,10 @@ class TestResume:
         assert "'all' holds no run" in one_line(capsys)
 
     def test_a_diverged_run_with_steps_skipped(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--out", "run"]) == 2
+        assert main([*DIVERGING, "--out", "run"]) == 1
         said = one_line(capsys)
         assert "shoal resume run --on-nan skip" in said
-        assert main(["resume", "run"]) == 2
+        assert main(["resume", "run"]) == 1
         assert one_line(capsys) == said
         assert main(["resume", "run", "--on-nan", "skip"]) == 0
         assert "18 steps were not finite and were skipped" in capsys.readouterr().out
@@ -470,13 +470,13 @@ class TestResume:
         assert Path("run/model.safetensors").read_bytes() == Path("never/model.safetensors").read_bytes()
 
     def test_several_diverged_seeds_with_steps_skipped(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 1
         capsys.readouterr()
         assert main(["resume", "all", "--on-nan", "skip", "--jobs", "1"]) == 0
         assert "over 2 seeds" in capsys.readouterr().out
 
     def test_a_run_in_use_is_not_touched(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--out", "run"]) == 2
+        assert main([*DIVERGING, "--out", "run"]) == 1
         before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name != ".lock"}
         capsys.readouterr()
         with RunFolder("run"):

@@ -1,15 +1,22 @@
-"""What the public functions take as ``data``: a dataset's name, a table, or a folder of images."""
+"""What the public functions take as ``data``: a dataset's name, a file, a folder of images, or a table."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError, shown
+from shoal.files import write_atomically
+from shoal.terminal import Csv
+
+if TYPE_CHECKING:
+    from shoal.data.reading import Table
 
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
@@ -22,6 +29,31 @@ class Source:
 
     dataset: str
     options: dict[str, Any]
+    given: str = ""
+    """The name, file or folder, as a command line takes it."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is a file or folder of the user's, and not a dataset's name."""
+        return self.dataset != self.given.lower().replace("_", "-")
+
+    @property
+    def words(self) -> list[str]:
+        """What names these data on a command line."""
+        from shoal.trained import _yaml
+
+        options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "test")}
+        found = [self.given]
+        for name in OF_TABLE[:6] if self.dataset == TABLE else ():
+            if name in options:
+                value = options.pop(name)
+                found += [f"--{name}", *(value if isinstance(value, (list, tuple)) else [value])]
+        for column, kind in options.pop("kinds", {}).items():
+            found += [f"--{kind}", column]
+        if (day_first := options.pop("day_first", None)) is not None:
+            found.append("--day-first" if day_first else "--no-day-first")
+        rest = [f"{name}={_yaml(value)}" for name, value in options.items()]
+        return found + (["--data", *rest] if rest else [])
 
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
@@ -52,16 +84,27 @@ class Source:
 
 
 def find_source(
-    data: str | Path,
+    data: Any,
     *,
     data_options: Mapping[str, Any] | None = None,
     bad_images: str | None = None,
     held_out: str | Sequence[str] | None = None,
+    folder: str | Path | None = None,
+    home: str = "shoal-data",
     **of_table: Any,
 ) -> Source:
-    """The dataset that ``data`` names; ``of_table`` are the options of a table (:data:`OF_TABLE`)."""
-    options = dataset_options(data_options, bad_images)
+    """The dataset that ``data`` names; ``of_table`` are the options of a table (:data:`OF_TABLE`).
+
+    A table in memory is written to ``folder``, or to one in ``home`` that is named by its content.
+    """
+    options = dict(data_options or {})
+    if bad_images is not None:
+        if options.get("bad", bad_images) != bad_images:
+            raise InputError(f"bad_images={bad_images}, but data_options= bad={options['bad']}; give one.")
+        options["bad"] = bad_images
     told = {name: value for name, value in of_table.items() if value not in (None, "", (), [], {})}
+    if not isinstance(data, (str, Path)):
+        data = _written(_in_memory(data, told), folder, home)
     source = _find(str(data), options, told)
     names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(held_out or ()))
     if names:
@@ -71,16 +114,6 @@ def find_source(
             raise InputError("held_out=none holds no domain out; give no other name with it.")
         source.options["test"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return source
-
-
-def dataset_options(options: Mapping[str, Any] | None, bad_images: str | None) -> dict[str, Any]:
-    """The options of a dataset, ``bad_images`` among them."""
-    options = dict(options or {})
-    if bad_images is not None:
-        if options.get("bad", bad_images) != bad_images:
-            raise InputError(f"bad_images={bad_images}, but data_options= bad={options['bad']}; give one.")
-        options["bad"] = bad_images
-    return options
 
 
 def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
@@ -94,7 +127,7 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
             if named := {"file", "digest"} & options.keys():
                 raise InputError(f"data_options= {min(named)}=…: the file is {data!r}, as it was named.")
             # The digest makes a changed file another dataset: its runs are not taken for the old one's.
-            return Source(TABLE, {"file": data, "digest": digest_of(path), **told, **options})
+            return Source(TABLE, {"file": data, "digest": digest_of(path), **told, **options}, data)
         if path.is_file():
             raise InputError(f"{data!r} is no table by its ending; these are: {', '.join(ENDINGS)}.")
     if told:
@@ -105,8 +138,72 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
         from shoal.data import sets
 
         if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
-            return Source(IMAGE_FOLDER, {"folder": data, **options})
-    return Source(data, options)
+            return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
+    return Source(data, options, data)
+
+
+def _in_memory(data: Any, told: dict[str, Any]) -> Table:
+    """The columns of a DataFrame, a mapping, arrays (X, y, domains) or a Hugging Face dataset.
+
+    Columns that pandas has as categories are categories, whatever they look like.
+    """
+    from shoal.data.own import _hf_column, _hf_rows
+    from shoal.data.reading import as_table
+
+    if isinstance(data, (tuple, list)):
+        data = _arrays(data, told)
+    elif hasattr(data, "features") or (
+        isinstance(data, Mapping) and any(hasattr(part, "features") for part in data.values())
+    ):
+        names = _hf_rows(data)
+        if images := [n for n in names if type(data.features[n]).__name__ == "Image"]:
+            raise InputError(f"column {images[0]!r} holds images; save them as folder/domain/class instead.")
+        data = {name: _hf_column(data, name) for name in names}
+    table = as_table(data)
+    dtypes = getattr(data, "dtypes", {})
+    kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
+    roles = [told.get(role) for role in ("label", "domain", "group")]
+    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(told.get("kinds", {})):
+        told["kinds"] = kinds
+    return table
+
+
+def _arrays(arrays: Sequence[Any], told: dict[str, Any]) -> dict[str, Any]:
+    """The columns of X, those of a DataFrame or x0, x1 …, then the label and the domain."""
+    import numpy as np
+
+    from shoal.data.reading import as_table
+
+    if len(arrays) not in (2, 3):
+        raise InputError(f"data= takes three arrays (X, y, domains), got {len(arrays)}.")
+    x, *rest = arrays
+    if hasattr(x, "iloc") or isinstance(x, Mapping):
+        columns: dict[str, Any] = dict(as_table(x))
+    else:
+        x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
+        if x.ndim != 2:
+            raise InputError(f"X of data= has shape {x.shape}; it must be (rows, columns).")
+        columns = {f"x{n}": x[:, n] for n in range(x.shape[1])}
+    for role, values in zip(("label", "domain"), rest, strict=False):
+        name = told.setdefault(role, role)
+        if name in columns:
+            raise InputError(f"X of data= has a column {name!r} already; give another name in {role}=.")
+        columns[name] = values
+    return columns
+
+
+def _written(table: Table, folder: str | Path | None, home: str) -> Path:
+    """A CSV file of the table, named by its content: the same cells as in a file that a command reads."""
+    file = io.StringIO(newline="")
+    rows = zip(*(column.texts() for column in table.values()), strict=True)
+    Csv(file, raw=True).write([list(table), *rows])
+    content = file.getvalue().encode("utf-8", "backslashreplace")
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    path = (Path(home) / digest if folder is None else Path(folder)) / f"data-{digest}.csv"
+    if not path.exists():
+        make_folder(path.parent)
+        write_atomically(path, content)
+    return path
 
 
 @contextlib.contextmanager

@@ -143,7 +143,7 @@ class Run:
 @checked
 def train(
     algorithm: str,
-    data: str | Path,
+    data: Any,
     *,
     data_options: Mapping[str, Any] | None = None,
     bad_images: Literal["stop", "skip"] | None = None,
@@ -214,7 +214,8 @@ def train(
     Args:
         algorithm: an algorithm or a baseline; see `shoal list algorithms`.
         data: a dataset (`shoal list datasets`), a table (.csv, .tsv, .parquet, .xlsx), or a folder of images
-            as folder/domain/class.
+            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), a mapping of columns or
+            a Hugging Face dataset.
         data_options: the dataset's options.
         bad_images: what to do with an image that cannot be read (default: stop).
         data_dir: where datasets are (default: $SHOAL_DATA).
@@ -356,7 +357,7 @@ def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str,
     how = {name: options[name] for name in HOW}
     notes = [f"{chosen[0].upper()}{chosen[1:]}."] if chosen else []
     note(*(source.notes() if options["progress"] else ()))
-    make_folder(folder, options["data"], run=not several)
+    make_folder(folder, source.given, run=not several)
     if several:
         note(*notes)
         return _several(config, folder, how, options)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
-from shoal.api.source import OF_TABLE, TABLE, Source, dataset_options, datasets_in, find_source
+from shoal.api.source import OF_TABLE, TABLE, Source, datasets_in, find_source
 from shoal.api.source import make_folder as make_folder
 from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.files import finite
@@ -323,7 +323,10 @@ def add_data(parser: argparse._ActionsContainer, whose: str = "") -> None:
 
 def data_options(args: Any) -> dict[str, Any]:
     """The dataset's options, --bad-images among them."""
-    return dataset_options(values(args.data, "--data"), args.bad_images)
+    options, bad = values(args.data, "--data"), args.bad_images
+    if bad is not None and options.setdefault("bad", bad) != bad:
+        raise InputError(f"--bad-images {bad}, but --data bad={options['bad']}; give one.")
+    return options
 
 
 def add_model(parser: argparse._ActionsContainer, default: str = "") -> None:

@@ -420,10 +420,8 @@ def _report(name: str, download: Download, got: Got, to: Path) -> dict[str, Any]
 
 
 def describe_got(report: dict[str, Any]) -> str:
-    name, folder = report["dataset"], report["folder"]
-    lines = [
-        f"{name} is now in {folder}." if report["files"] else f"{name} is in {folder}; nothing was fetched."
-    ]
+    done = "is now in {folder}." if report["files"] else "is in {folder}; nothing was fetched."
+    lines = [f"{report['dataset']} {done.format(**report)}"]
     for one in report["files"]:
         how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: written down"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
