@@ -84,6 +84,8 @@ class Range(NamedTuple):
 
 
 Count = Annotated[int, Range(1, 10**9)]
+Few = Annotated[int, Range(1, 1000)]
+"""Of what exists all at the same time, such as processes."""
 Seed = Annotated[int, Range(0, LARGEST_INT)]
 Pixels = Annotated[int, Range(8, 10**4)]
 """The side of an image."""

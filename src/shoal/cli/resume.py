@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.api.train import Run
 from shoal.cli.arguments import (
     add_data_dir,
     add_device,
     few,
     in_data_dir,
 )
-from shoal.cli.showing import run_seeds, show_run
+from shoal.cli.showing import run_seeds, show_result
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @in_data_dir
-def run(given: Any) -> None:
+def run(given: Any) -> int:
     from shoal.experiments import baselines
     from shoal.experiments.config import read_config, read_how
     from shoal.experiments.record import RunFolders
@@ -56,8 +57,7 @@ def run(given: Any) -> None:
             for config in lost:
                 _forgive(store.workplace(config), config)
             configs = [replace(c, on_nan="skip") if c in lost else c for c in configs]
-        run_seeds(configs, folder, how, given)
-        return
+        return run_seeds(configs, folder, how, given)
     config, how = read_config(folder), read_how(folder)
     if given.on_nan:
         config = _forgive(folder, config)
@@ -65,7 +65,7 @@ def run(given: Any) -> None:
         record = baselines.train(config, folder)
     else:
         record = run_one(config, given.device, not given.json, folder, how, given.wandb)
-    show_run(record, folder, given)
+    return show_result(Run([record], folder), given)
 
 
 def _forgive(folder: Path, config: RunConfig) -> RunConfig:

@@ -1,13 +1,16 @@
-"""How a list of runs comes along."""
+"""The progress of a list of runs."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
 from shoal.terminal import clean, clear_line
+
+if TYPE_CHECKING:
+    from shoal.experiments.config import RunConfig
+    from shoal.experiments.record import RunRecord
 
 
 class Display:
