@@ -23,6 +23,7 @@ from shoal.data.cells import is_missing
 from shoal.data.columns import values_of
 from shoal.data.reading import Column, Table, date_text
 from shoal.data.table import Category, Date, Number, Preprocessing, Step
+from shoal.experiments.statistics import chi_square, kolmogorov, two_proportions
 
 Array = NDArray[Any]
 LEVEL = 0.01
@@ -280,43 +281,3 @@ def stability(then: Sequence[float] | Array, now: Sequence[float] | Array, rows:
     shares = [np.maximum(np.asarray(s, np.float64), 0.5 / n) for s, n in zip((then, now), rows, strict=True)]
     a, b = (s / s.sum() for s in shares)
     return float(((b - a) * np.log(b / a)).sum())
-
-
-def kolmogorov(distance: float, rows: int, others: int) -> float:
-    """The asymptotic p of a two-sample Kolmogorov–Smirnov distance; too large where values are tied."""
-    root = math.sqrt(rows * others / (rows + others))
-    scaled = (root + 0.12 + 0.11 / root) * distance
-    if scaled < 0.2:
-        return 1.0
-    total = sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return min(1.0, max(0.0, 2 * total))
-
-
-def chi_square(one: Array, other: Array) -> float:
-    """The p of two columns of counts being drawn from the same shares; rare rows are put together.
-
-    The tail of χ² is Wilson and Hilferty's.
-    """
-    table = np.stack([one, other])
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    rare = expected.min(0) < 5
-    if rare.any():
-        table = np.concatenate([table[:, ~rare], table[:, rare].sum(1, keepdims=True)], 1)
-    table = table[:, table.sum(0) > 0]
-    freedom = table.shape[1] - 1
-    if freedom < 1:
-        return 1.0
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    value = float(((table - expected) ** 2 / expected).sum())
-    third = 2 / (9 * freedom)
-    z = ((value / freedom) ** (1 / 3) - (1 - third)) / math.sqrt(third)
-    return 0.5 * math.erfc(z / math.sqrt(2))
-
-
-def two_proportions(share: float, rows: int, other: float, others: int) -> float:
-    """The two-sided p of two shares being equal."""
-    if not rows or not others:
-        return 1.0
-    pooled = (share * rows + other * others) / (rows + others)
-    deviation = math.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
-    return math.erfc(abs(share - other) / deviation / math.sqrt(2)) if deviation else 1.0
