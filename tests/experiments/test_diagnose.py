@@ -146,7 +146,7 @@ def test_many_domains_and_examples_are_sampled() -> None:
     rng = np.random.default_rng(0)
     domains = Domains.from_labels(np.arange(60_000) % 3_000)
     data = in_memory(rng.normal(size=(60_000, 6)), rng.integers(0, 2, 60_000), {"train": domains}, 2)
-    diagnosis = diagnose(data, linear, domains=5, steps=2, device="cpu")
+    diagnosis = diagnose(data, linear, max_domains=5, steps=2, device="cpu")
     assert len(diagnosis.domains) == 5
     assert (diagnosis.examples, diagnosis.not_drawn) == (100, 2_995)
     assert any("2,995 more domains" in line for line in view.reading(diagnosis.to_dict()))
@@ -576,12 +576,12 @@ def test_features_of_text_and_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps=0"),
-        ({"domains": 1}, "at least 2"),
-        ({"seed": -1}, "seed=-1"),
-        ({"regroupings": 20}, "fewer than 179"),
-        ({"budget": 0}, "budget=0"),
-        ({"lr": 0.0}, "lr=0.0"),
+        ({"steps": 0}, "steps of diagnose"),
+        ({"max_domains": 1}, "at least 2"),
+        ({"seed": -1}, "got -1"),
+        ({"regroupings": 20}, "at least 179"),
+        ({"budget": 0}, "budget of diagnose"),
+        ({"lr": 0.0}, "lr of diagnose"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
