@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from shoal.api.diagnose import Diagnosis, diagnose
     from shoal.errors import InputError
     from shoal.scoring import Score, score
     from shoal.trained import Trained, load
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
 _HOME = {
+    "diagnose": "shoal.api.diagnose",
+    "Diagnosis": "shoal.api.diagnose",
     "fit": "shoal.training.fit",
     "Fit": "shoal.training.fit",
     "load": "shoal.trained",
@@ -24,7 +27,18 @@ _HOME = {
     "InputError": "shoal.errors",
 }
 
-__all__ = ["Fit", "InputError", "Score", "Trained", "__version__", "fit", "load", "score"]
+__all__ = [
+    "Diagnosis",
+    "Fit",
+    "InputError",
+    "Score",
+    "Trained",
+    "__version__",
+    "diagnose",
+    "fit",
+    "load",
+    "score",
+]
 
 
 def __getattr__(name: str) -> Any:
