@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from shoal.errors import InputError, shown
 from shoal.files import write_atomically
 from shoal.terminal import Csv
@@ -172,6 +170,8 @@ def _in_memory(data: Any, told: dict[str, Any]) -> Table:
 
 def _arrays(arrays: Sequence[Any], told: dict[str, Any]) -> dict[str, Any]:
     """The columns of X, those of a DataFrame or x0, x1 …, then the label and the domain."""
+    import numpy as np
+
     from shoal.data.reading import as_table
 
     if len(arrays) not in (2, 3):

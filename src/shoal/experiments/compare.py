@@ -266,6 +266,11 @@ def folds(names: Sequence[str | None], count: int | None = None) -> list[HeldOut
     return [group if len(group) > 1 else group[0] for group in groups]
 
 
+def size_of(held_out: HeldOut) -> int:
+    """How many domains are held out together."""
+    return 1 if held_out is None or isinstance(held_out, str) else len(held_out)
+
+
 def plan(
     base: RunConfig, rows: Sequence[str], held_out: Sequence[HeldOut], seeds: Iterable[int], search: int
 ) -> list[RunConfig]:

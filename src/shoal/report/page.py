@@ -305,7 +305,7 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     take, other = (clean(str(row["algorithm"])) for row in pair)
     mean, error = compare.paired(pair[0], pair[1], result["lower_is_better"], about["criterion"])
-    reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
+    reach = error * compare.t_limit(compare.LEVEL, about["domains"] - 1)
     found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
     what, dots = "worst domains", ""
     if about["criterion"] == "mean":
