@@ -168,6 +168,8 @@ def _check_split(what: str, scores: Mapping[str, Any]) -> None:
     _numbers("domains", scores.get("domains"))
     measures = scores.get("metrics") or {}
     _numbers("metrics", measures)
+    for name, values in _mapping("by_domain", scores.get("by_domain") or {}).items():
+        _numbers(str(name), values)
     if not isinstance(scores.get("metric"), str):
         raise _wrong("metric", scores.get("metric"))
     if "average" not in scores:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.results import spread
+from shoal.experiments.statistics import spread
 from shoal.training.metrics import METRICS
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged
-from shoal.experiments.results import spread
+from shoal.experiments.statistics import spread
 from shoal.experiments.selection import lower_is_better
 
 NAMED = 6

@@ -239,7 +239,7 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     pair = rows[take], rows[other]
     mean, error = compare.paired(*pair, result["lower_is_better"], about["criterion"])
-    reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
+    reach = error * compare.t_limit(compare.LEVEL, about["domains"] - 1)
     found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
     what, dots = "worst domains", ""
     if about["criterion"] == "mean":
