@@ -10,10 +10,7 @@ import pytest
 
 from shoal.errors import InputError
 from shoal.experiments import domainbed, selection
-from shoal.paper.published import claims
 from shoal.report import domainbed as view
-
-PAPER = claims("domainbed")
 
 
 def lines(
@@ -175,84 +172,36 @@ class TestTables:
                     write(tmp_path, f"r{number}", text)
         return domainbed.read(tmp_path)[0]
 
-    def test_a_dataset_with_the_paper_beside(self, found: selection.Sweep) -> None:
+    def test_a_dataset(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS")
-        table = view.dataset_table(result, PAPER)
+        table = view.dataset_table(result)
         unit = "accuracy (%)"
         assert table.columns == [
             "algorithm",
             *(f"{d}, {unit}" for d in "ACPS"),
             f"average, {unit}",
-            f"average in the paper, {unit}",
         ]
         assert [row[0] for row in table.rows] == ["ERM", "Fish", "Zeta"]
         # Fish has the numbers 9 to 16, two a domain: halves apart by 1, of standard error 0.5.
-        fish = ["9.5 ± 0.5", "11.5 ± 0.5", "13.5 ± 0.5", "15.5 ± 0.5", "12.5 ± 0.5", "85.5 ± 0.3"]
+        fish = ["9.5 ± 0.5", "11.5 ± 0.5", "13.5 ± 0.5", "15.5 ± 0.5", "12.5 ± 0.5"]
         assert list(table.rows[1][1:]) == fish
-        assert table.rows[2][-1] == "–"
-
-    def test_without_published_numbers_rows_come_as_planned(self, found: selection.Sweep) -> None:
-        result = selection.results(found, "PACS")
-        table = view.dataset_table(result)
-        assert len(table.columns) == 6
-        assert [row[0] for row in table.rows] == [row["algorithm"] for row in result["rows"]]
-        assert not any("paper" in line for line in view.words([result]))
-
-    def test_the_paper_speaks_of_one_rule_alone(self, found: selection.Sweep) -> None:
-        result = selection.results(found, "PACS", "oracle")
-        assert not any("paper" in c for c in view.dataset_table(result, PAPER).columns)
-        assert not any("paper" in line for line in view.words([result], PAPER))
 
     def test_all_datasets(self, found: selection.Sweep) -> None:
         result = selection.results(found, "PACS")
         other = {**result, "dataset": "mine", "rows": [r for r in result["rows"] if r["algorithm"] != "Zeta"]}
-        table = view.overall_table([result, other], PAPER)
+        table = view.overall_table([result, other])
         unit = "accuracy (%)"
         assert table.columns == [
             "algorithm",
             f"PACS, {unit}",
-            f"PACS in the paper, {unit}",
             f"mine, {unit}",
             f"average, {unit}",
         ]
-        assert list(table.rows[1]) == ["Fish", "12.5 ± 0.5", "85.5 ± 0.3", "12.5 ± 0.5", "12.5"]
-        assert list(table.rows[2]) == ["Zeta", "4.5 ± 0.5", "–", "–", "–"]
-
-    def test_the_papers_average_stands_beside_all_its_datasets_only(self, found: selection.Sweep) -> None:
-        names = [
-            "coloured-mnist",
-            "RotatedMNIST",
-            "VLCS",
-            "pacs",
-            "Office-Home",
-            "TerraIncognita",
-            "domainnet",
-        ]
-        every = [{**selection.results(found, "PACS"), "dataset": name} for name in names]
-        table = view.overall_table(every, PAPER)
-        assert table.columns[-1] == "average in the paper, accuracy (%)"
-        assert [row[-1] for row in table.rows] == ["67.0", "67.1", "–"]
-        assert len(table.columns) == 1 + 2 * 7 + 2
-        assert "paper" not in view.overall_table(every[1:], PAPER).columns[-1]
-        assert "paper" not in view.overall_table([*every, {**every[0], "dataset": "mine"}], PAPER).columns[-1]
-
-    def test_random_grouping_has_its_own_row(self, found: selection.Sweep) -> None:
-        result = selection.results(found, "PACS")
-        renamed = [
-            {**row, "algorithm": name}
-            for row, name in zip(result["rows"], ["x", "fish:regrouped", "erm"], strict=True)
-        ]
-        table = view.dataset_table({**result, "rows": renamed}, PAPER)
-        assert [(row[0], row[-1]) for row in table.rows] == [
-            ("erm", "85.7 ± 0.5"),  # of the large table, not of the one of random grouping
-            ("fish:regrouped", "83.9 ± 0.7"),
-            ("x", "–"),
-        ]
+        assert list(table.rows[1]) == ["Fish", "12.5 ± 0.5", "12.5 ± 0.5", "12.5"]
+        assert list(table.rows[2]) == ["Zeta", "4.5 ± 0.5", "–", "–"]
 
     def test_other_metrics_are_named_and_not_in_percent(self, found: selection.Sweep) -> None:
-        table = view.dataset_table(
-            {**selection.results(found, "PACS"), "metric": "mean squared error"}, PAPER
-        )
+        table = view.dataset_table({**selection.results(found, "PACS"), "metric": "mean squared error"})
         assert table.columns[1] == "A, mean squared error"
         assert table.rows[1][1] == "0.09500 ± 0.00500"
         assert len(table.columns) == 6
@@ -261,10 +210,10 @@ class TestTables:
         gone = selection.Key("PACS", "Fish", ("P",), 1, 0)
         some = selection.Sweep(found.planned, {k: r for k, r in found.runs.items() if k != gone})
         result = selection.results(some, "PACS")
-        table, words = view.dataset_table(result, PAPER), " ".join(view.words([result], PAPER))
+        table, words = view.dataset_table(result), " ".join(view.words([result]))
         assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.5", "12.0 (1 of 2)"]
         assert "1 missing: Fish on PACS, P held out, seed 1, trial 0." in words
         assert "mean ± standard error over 2 seeds; training-domain validation with default" in words
         none = selection.results(selection.Sweep(found.planned, {}), "PACS")
-        assert list(view.dataset_table(none, PAPER).rows[0]) == ["ERM", *["missing"] * 5]
+        assert list(view.dataset_table(none).rows[0]) == ["ERM", *["missing"] * 5]
         assert "; and 16 more." in " ".join(view.words([none]))

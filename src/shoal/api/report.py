@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,18 +43,16 @@ class Report:
         notes = f", {self.notes} note{'s' * (self.notes != 1)} on what is missing or failed" * bool(
             self.notes
         )
-        size = f"{self.bytes / 1e6:.1f} MB"
+        size = f"{len(self.html) / 1e6:.1f} MB"
         return f"{self.runs:,} run{'s' * (self.runs != 1)}{notes}. Written to {self.path} ({size})."
 
-    @property
-    def bytes(self) -> int:
-        return len(self.html.encode(errors="replace"))
-
     def _repr_html_(self) -> str:
-        from html import escape
+        frame = f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700" style="border: 0"></iframe>'
+        return f"{frame}<p>{escape(str(self))}</p>"
 
-        look = 'width="100%" height="700" style="border: 0"'
-        return f'<iframe srcdoc="{escape(self.html)}" {look}></iframe><p>{escape(str(self))}</p>'
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``--json`` prints it."""
+        return {"report": str(self.path), "runs": self.runs, "bytes": len(self.html), "notes": self.notes}
 
     def save(self, path: str | Path) -> Path:
         """Writes the page to another file."""
@@ -74,12 +75,11 @@ def report(
     """Makes one page of HTML from runs: the recommendation, tables, curves, settings, mistakes.
 
     Args:
-        folders: Folders of runs, of comparisons and of sweeps, or single records; records are found there and
-            below.
-        out: The file to write.
-        title: Of the page; by default the names of the folders.
-        samples: Show so many images per domain, mistakes first, of up to six runs that kept their weights.
-        only: The identities of the runs to show; by default all.
+        folders: folders of runs, of comparisons and of sweeps, or single records; what is below counts too.
+        out: the file to write.
+        title: of the page (default: the names of the folders).
+        samples: images to show of each domain, mistakes first, of up to six runs that kept their weights.
+        only: the identities of the runs to show (default: all).
 
     Returns:
         A :class:`Report`.
@@ -132,14 +132,15 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
     kept: list[Kept] = []
     troubles: list[Trouble] = []
     for path in paths:
-        if path.is_file():
-            files = [path]
-        else:
+        files = [path]
+        if not path.is_file():
             results = load(path)
             files = [path / row["path"] for row in results.kept]
             troubles += [Trouble(f"Not shown: {why}") for why in results.broken.values()]
-            troubles += [*_failed(path), *_unfinished(path)]
-            kept += _kept(path, troubles)
+            troubles += _unfinished(path)
+            what = "the result of a comparison"
+            results_here = _read(path, "compare-*.json", what, _comparison, troubles)
+            kept += [(file.parent, content) for file, content in results_here]
         for file in files:
             try:
                 run = Run(read_record(file), str(file), _command(file))
@@ -158,6 +159,44 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
     return list(runs.values()), kept, troubles
 
 
+def _read(
+    folder: Path, pattern: str, what: str, check: Callable[[Any, Path], Any], troubles: list[Trouble]
+) -> list[tuple[Path, Any]]:
+    """What is in the JSON files of a folder; those that are something else are noted."""
+    from shoal.report.groups import Trouble
+
+    found = []
+    for path in sorted(folder.rglob(pattern)):
+        try:
+            found.append((path, check(read_json(path), path)))
+        except DAMAGED as error:
+            troubles.append(Trouble(f"Not shown: {path} is not {what} ({error!r})."))
+    return found
+
+
+def _comparison(content: Any, path: Path) -> Any:
+    """Refuses what the page cannot show."""
+    from shoal.report import compare
+
+    if lacks := COMPARISON - set(content):
+        raise KeyError(*sorted(lacks))
+    compare.words(content)
+    return content
+
+
+def _column_report(content: Any, path: Path) -> Any:
+    """In one form, whichever file it is of."""
+    from shoal.report import columns
+
+    own = content.get("columns_report") or [] if path.name == "inputs.json" else content["columns"]
+    if lacks := [key for column in own for key in COLUMN - set(column)]:
+        raise KeyError(lacks[0])
+    content = {"file": path.parent.name, **content, "columns": own}
+    columns.table(content)
+    columns.remarks(content)
+    return content
+
+
 def _command(path: Path) -> str:
     """As it was typed, which a run's folder keeps and a store of records does not."""
     from shoal.experiments.config import read_file
@@ -170,8 +209,9 @@ def _command(path: Path) -> str:
         return ""
 
 
-def _failed(folder: Path) -> list[Trouble]:
-    """What sweeps of earlier versions have written of runs that ended without a record."""
+def _unfinished(folder: Path) -> list[Trouble]:
+    """Runs without a record, and what sweeps of earlier versions wrote of those that failed."""
+    from shoal.experiments.status import RunStatus, runs_in
     from shoal.report.groups import Trouble
 
     found = []
@@ -179,17 +219,7 @@ def _failed(folder: Path) -> list[Trouble]:
         text = read_text(path, errors="replace")
         last = (text.strip().splitlines() or [""])[-1]
         found.append(Trouble(f"Failed: {path}: {last[:200]}", text[-8000:]))
-    return found
-
-
-def _unfinished(folder: Path) -> list[Trouble]:
-    from shoal.experiments.status import RunStatus, runs_in
-    from shoal.report.groups import Trouble
-
-    found = []
-    for path in runs_in(folder):
-        if (path / "record.json").exists():
-            continue
+    for path in (p for p in runs_in(folder) if not (p / "record.json").exists()):
         try:
             status = RunStatus.of(path)
             found.append(Trouble(f"Not finished: {path}: {status.line}", status.error))
@@ -198,51 +228,20 @@ def _unfinished(folder: Path) -> list[Trouble]:
     return found
 
 
-def _kept(folder: Path, troubles: list[Trouble]) -> list[Kept]:
-    from shoal.report import compare
-    from shoal.report.groups import Trouble
-
-    found = []
-    for path in sorted(folder.rglob("compare-*.json")):
-        try:
-            content = read_json(path)
-            if lacks := COMPARISON - set(content):
-                raise KeyError(*sorted(lacks))
-            compare.words(content)
-            found.append((path.parent, content))
-        except DAMAGED as error:
-            troubles.append(Trouble(f"Not shown: {path} is not the result of a comparison ({error})."))
-    return found
-
-
 def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, Any]]:
     """The reports on columns that comparisons and runs keep, each once."""
-    from shoal.report import columns
-    from shoal.report.groups import Trouble
-
     found: dict[str, dict[str, Any]] = {}
     for folder in [path if path.is_dir() else path.parent for path in paths]:
-        for path in sorted([*folder.rglob("columns.json"), *folder.rglob("inputs.json")]):
-            try:
-                content = read_json(path)
-                if path.name == "inputs.json":
-                    content = {"file": path.parent.name, "columns": content.get("columns_report") or []}
-                if lacks := [key for column in content["columns"] for key in COLUMN - set(column)]:
-                    raise KeyError(lacks[0])
-                columns.table(content)
-                columns.remarks(content)
-            except DAMAGED as error:
-                troubles.append(Trouble(f"Not shown: {path} is not a report on columns ({error!r})."))
-                continue
-            if content["columns"]:
-                key = json.dumps(content["columns"], sort_keys=True)
-                found.setdefault(key, {"file": path.parent.name, **content})
+        for pattern in ("columns.json", "inputs.json"):
+            for _, content in _read(folder, pattern, "a report on columns", _column_report, troubles):
+                if content["columns"]:
+                    found.setdefault(json.dumps(content["columns"], sort_keys=True), content)
     return list(found.values())
 
 
 def _samples(runs: Sequence[Run], number: int) -> list[dict[str, Any]]:
     """Of the runs that kept their weights, the first few."""
-    found = []
+    found: list[dict[str, Any]] = []
 
     def add(path: str, error: str = "", strips: Sequence[Any] = ()) -> None:
         found.append({"path": path, "error": error, "strips": strips})
@@ -277,38 +276,35 @@ def _strips(run: Run, number: int) -> list[dict[str, Any]]:
     model.load_state_dict(load_weights(str(folder / "model.safetensors")))
     model.eval()
     examples: Any = data.examples
+    splits = {"test": "held-out domain"} | {s: s for s in ("validation", "train") if s in data.splits}
+    places = [
+        (split, d) for split in list(splits)[:2] if split in data.splits for d in data.splits[split].names
+    ]
     strips = []
-    for split in ("test", "validation" if "validation" in data.splits else "train"):
-        domains: Any = data.splits.get(split)
-        for d, name in enumerate(domains.names if domains is not None else ()):
-            which = [int(i) for i in domains.indices_of(d)[:LOOKED]]
-            if hasattr(examples, "batch"):
-                x, y = examples.batch(torch.tensor(which, device=examples.device))
-            else:
-                x, y = tuple(collate_of(examples)([examples[i] for i in which]))
-            if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.shape[1] > 3 or data.classes is None:
-                raise InputError("the examples are no images of classes.")
-            with torch.inference_mode():
-                outputs = model(x).argmax(-1).tolist()
-            labels = y.tolist()
-            order = sorted(range(len(which)), key=lambda i: outputs[i] == labels[i])[:number]
-            images = []
-            for i, png in zip(order, _pixels(x[order].float().numpy()), strict=True):
-                wrong = outputs[i] != labels[i]
-                words = f"is {labels[i]}" + f", taken for {outputs[i]}" * wrong
-                images.append({"png": png, "wrong": wrong, "words": words})
-            mistakes = sum(a != b for a, b in zip(outputs, labels, strict=True))
-            kind = "held-out domain" if split == "test" else split
-            words = f"{kind}; {mistakes} of {len(which)} wrong"
-            strips.append({"domain": name, "words": words, "images": images})
+    for split, name in places:
+        domains = data.splits[split]
+        which = [int(i) for i in domains.indices_of(domains.number(name))[:LOOKED]]
+        if hasattr(examples, "batch"):
+            x, y = examples.batch(torch.tensor(which, device=examples.device))
+        else:
+            x, y = tuple(collate_of(examples)([examples[i] for i in which]))
+        if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.shape[1] > 3 or data.classes is None:
+            raise InputError("the examples are no images of classes.")
+        with torch.inference_mode():
+            pairs = list(zip(model(x).argmax(-1).tolist(), y.tolist(), strict=True))
+        order = sorted(range(len(pairs)), key=lambda i: pairs[i][0] == pairs[i][1])[:number]
+        images = []
+        for i, png in zip(order, _pixels(x[order].float().numpy()), strict=True):
+            output, label = pairs[i]
+            words = f"is {label}, taken for {output}" if output != label else f"is {label}"
+            images.append({"png": png, "wrong": output != label, "words": words})
+        mistakes = f"{sum(a != b for a, b in pairs)} of {len(pairs)} wrong"
+        strips.append({"domain": name, "words": f"{splits[split]}; {mistakes}", "images": images})
     return strips
 
 
 def _pixels(x: Any) -> list[str]:
     """Images (n, c, h, w) as PNG in base64; values outside of [0, 1] are stretched to it."""
-    import base64
-    import io
-
     import numpy as np
     from matplotlib.image import imsave
 
@@ -318,8 +314,8 @@ def _pixels(x: Any) -> list[str]:
     if x.shape[1] < 3:  # grey in all three colours, two channels as red and green
         x = np.concatenate([x, x[:, :1].repeat(2, 1) if x.shape[1] == 1 else np.zeros_like(x[:, :1])], 1)
     found = []
-    for image in x:
+    for image in (255 * x.transpose(0, 2, 3, 1)).astype(np.uint8):
         file = io.BytesIO()
-        imsave(file, np.ascontiguousarray((255 * image.transpose(1, 2, 0)).astype(np.uint8)), format="png")
+        imsave(file, np.ascontiguousarray(image), format="png")
         found.append(base64.b64encode(file.getvalue()).decode())
     return found

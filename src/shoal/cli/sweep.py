@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
+from shoal.api.sweep import sweep
 from shoal.cli.arguments import (
+    EXECUTION,
     add_data,
     add_data_dir,
-    add_execution,
     add_model,
-    count,
+    add_options,
+    argument_help,
     data_options,
-    few,
     in_data_dir,
     model_options,
-    positive,
+    options_of,
 )
 from shoal.cli.showing import show
 from shoal.errors import InputError
@@ -31,46 +31,28 @@ EXAMPLE = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    add = parser.add_argument
-    add("datasets", nargs="*", metavar="DATA", help="see `shoal list datasets`")
-    add("--algorithms", nargs="+", metavar="NAME", help="see `shoal list algorithms`")
-    add_data(parser, "the datasets'")
+    explained = argument_help(sweep)
+    parser.add_argument("datasets", nargs="*", metavar="DATA", help=explained["datasets"])
+    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help=explained["algorithms"])
+    parser.add_argument("--rules", nargs="+", metavar="RULE", help=explained["rules"])
+    add_data(parser)
     add_data_dir(parser)
-    add("--seeds", type=few, default=3, metavar="N", help="(default: %(default)s)")
-    add("--search", type=few, default=20, metavar="K", help="trials, the defaults first (default: 20)")
-    rules = "how hyperparameters are chosen: training, leave-one-out (many more runs), oracle"
-    default = ["training", "oracle"]
-    add("--rules", nargs="+", default=default, metavar="RULE", help=f"{rules} (default: training oracle)")
-    add("--steps", type=count, default=5001, help="(default: %(default)s)")
-    every = "(default: 100, large images 300, DomainNet 1,000)"
-    add("--eval-every", type=count, metavar="K", help=every)
-    add_model(parser, "each dataset's own")
-    add("--precision", help="fp32, bf16 or fp16 (default: fp32)")
-    add("--domainbed", type=Path, metavar="DIR", help="tables of DomainBed's own sweep folder")
-    add("--out", type=Path, default=Path("shoal-sweep"), metavar="DIR", help="(default: %(default)s)")
-    add("--plan", action="store_true", help="only say how many runs there are and how long they take")
-    add("--no-run", action="store_true", help="only show the runs that are there")
-    add("--budget", type=positive, metavar="MINUTES", help="start no further run after so long")
-    add_execution(parser)
-
-
-NAMES = (
-    *("datasets", "seeds", "search", "rules", "steps", "eval_every", "precision", "domainbed", "out"),
-    *("device", "jobs", "engine", "address", "gpus_per_run", "cpus_per_run", "budget"),
-)
+    add_model(parser)
+    names = ("seeds", "search", "steps", "eval_every", "precision", "domainbed", "out", "budget", *EXECUTION)
+    add_options(parser, names, sweep)
+    parser.add_argument("--plan", action="store_true", help="only say how many runs there are")
+    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
 
 
 @in_data_dir
 def run(args: Any) -> int:
-    from shoal.api.sweep import sweep
-
     if not args.domainbed and not (args.datasets and args.algorithms):
         raise InputError("say which: shoal sweep rotated-mnist --algorithms erm fish.")
-    options = {name: getattr(args, name) for name in NAMES} | model_options(args)
-    options |= {"algorithms": args.algorithms or (), "data_options": data_options(args)}
-    result = sweep(**options, run=not (args.plan or args.no_run))
+    options = options_of(args, sweep) | model_options(args) | {"data_options": data_options(args)}
+    result = sweep(**options | {"run": not (args.plan or args.no_run)})
     if args.plan:
-        show({"runs": result.runs, "missing": result.missing, "seconds": result.seconds}, result.plan, args)
+        runs = {"runs": len(result.found.planned), "missing": result.missing, "seconds": result.seconds}
+        show(runs, result.plan, args)
         return 0
     if args.no_run:
         result.save(args.out)

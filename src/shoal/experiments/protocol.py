@@ -28,7 +28,7 @@ from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.search import OPTIMIZER_SPACE, PRETRAINED_SPACE, Space, draw
+from shoal.experiments.search import RATES, Space, draw
 from shoal.settings import search_space
 
 OUT = 0.2
@@ -49,9 +49,9 @@ class Sizes:
     model: Space = field(default_factory=dict)
 
 
-SMALL = Sizes(OPTIMIZER_SPACE, {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
+SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
 LARGE = Sizes(
-    {**PRETRAINED_SPACE, "weight_decay": {"default": 0.0, "log10": [-6, -2]}},
+    {**RATES[True], "weight_decay": {"default": 0.0, "log10": [-6, -2]}},
     {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
     300,
     {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
@@ -140,6 +140,10 @@ def plan(
     other domain. An algorithm may name its way of sampling, as in ``fish:regrouped``. ``common`` are further
     fields of every configuration. All algorithms try the same learning rates and batch sizes.
     """
+    for name in algorithms:
+        algorithm_class(name.partition(":")[0])
+    for name in datasets:
+        sets.registry.module(name)
     found = []
     for dataset, options in datasets.items():
         data, names = look(dataset, options)

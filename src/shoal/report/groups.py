@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged
-from shoal.experiments.statistics import spread
 from shoal.experiments.selection import lower_is_better
+from shoal.experiments.statistics import spread
 
 NAMED = 6
 """Names in a sentence."""
@@ -221,19 +221,19 @@ def strange(record: RunRecord) -> list[str]:
 
 
 def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
-    """The identities of the runs that trials name by their settings."""
+    """The identities of the runs that trials chose; earlier versions name them by their settings alone."""
     from shoal.experiments import compare
 
     def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, held_out: Any) -> str:
         return json.dumps([algorithm, seed, dict(settings), lr, held_out], sort_keys=True, default=str)
 
-    wanted = set()
-    for t in trials:
-        if t.get("chosen") is not None:
-            parts = (t["algorithm"], t["seed"], t["settings"], t["lr"])
-            wanted |= {key(*parts, t["left_out"]), key(*parts, None)}
-    found = set()
-    for run in runs:
+    chosen = [t for t in trials if t.get("chosen") is not None]
+    found = {t["run"] for t in chosen if "run" in t}
+    old = [
+        (t["algorithm"], t["seed"], t["settings"], t["lr"], t["left_out"]) for t in chosen if "run" not in t
+    ]
+    wanted = {key(*parts[:4], held_out) for parts in old for held_out in (parts[4], None)}
+    for run in runs if wanted else ():
         config, test = run.record.config, run.record.config.data_options.get("test")
         parts = (config.name, config.seed, config.settings, config.optimizer_options.get("lr"))
         if key(*parts, None if test is None else compare.named(test)) in wanted:
