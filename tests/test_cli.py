@@ -119,7 +119,7 @@ def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: 
     assert main([*SWEEP, *out, "--plan"]) == 0
     assert capsys.readouterr().out == "3 runs, of which 3 are still to do.\n"
     assert main([*SWEEP, *out, "--no-run"]) == 0
-    assert "3 missing: erm on linear, D1 held out, seed 0, trial 0" in capsys.readouterr().out
+    assert "3 missing: erm on linear, D1 held out, seed 0, hyperparameter trial 0" in capsys.readouterr().out
     assert main([*SWEEP, *out]) == 0
     shown = capsys.readouterr()
     assert "3 runs to do." in shown.err

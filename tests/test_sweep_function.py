@@ -75,7 +75,7 @@ def test_some_failed_runs_are_said_and_exit_with_1(
     assert main(words.split()) == 1
     shown = capsys.readouterr().out
     assert "failed: OSError: no space." in shown
-    assert "1 missing: erm on linear, D1 held out, seed 0, trial 0" in shown
+    assert "1 missing: erm on linear, D1 held out, seed 0, hyperparameter trial 0" in shown
     assert "D2, accuracy (%)" in shown
 
 

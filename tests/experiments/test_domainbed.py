@@ -111,14 +111,16 @@ class TestReading:
         assert len(troubles) == 1
         assert troubles[0].startswith(words)
         assert len(found.runs) == 5
-        assert choice(found, "training")["missing"] == ["ERM on Made, env0 held out, seed 0, trial 1"]
+        assert choice(found, "training")["missing"] == [
+            "ERM on Made, env0 held out, seed 0, hyperparameter trial 1"
+        ]
 
     def test_a_run_with_a_broken_line_was_begun_all_the_same(self, tmp_path: Path) -> None:
         for draw in range(2):
             write(tmp_path, f"r{draw}", lines([0], [[1, 1], [1, 1]], [[1, 1], [1, 1]], draw=draw))
         cut(tmp_path / "r1", -40)
         assert choice(domainbed.read(tmp_path)[0], "training")["missing"] == [
-            "ERM on Made, env0 held out, seed 0, trial 1"
+            "ERM on Made, env0 held out, seed 0, hyperparameter trial 1"
         ]
 
     def test_other_folders_are_passed_over(self, folder: Path) -> None:
@@ -135,9 +137,9 @@ class TestReading:
     def test_a_trial_that_one_algorithm_lacks(self, folder: Path) -> None:
         write(folder, "f", lines([0], [[0.1, 1, 1]], [[1, 1, 1]], trial=1, algorithm="Fish"))
         missing = selection.results(domainbed.read(folder)[0], "Made")["missing"]
-        assert "ERM on Made, env0 held out, seed 1, trial 0" in missing
-        assert "Fish on Made, env0 held out, seed 0, trial 1" in missing
-        assert "Fish on Made, env0 held out, seed 1, trial 0" not in missing
+        assert "ERM on Made, env0 held out, seed 1, hyperparameter trial 0" in missing
+        assert "Fish on Made, env0 held out, seed 0, hyperparameter trial 1" in missing
+        assert "Fish on Made, env0 held out, seed 1, hyperparameter trial 0" not in missing
 
     def test_domains_that_have_names_come_in_order(self, tmp_path: Path) -> None:
         for n in (3, 0, 2, 1):
@@ -212,7 +214,7 @@ class TestTables:
         result = selection.results(some, "PACS")
         table, words = view.dataset_table(result), " ".join(view.words([result]))
         assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.5", "12.0 (1 of 2)"]
-        assert "1 missing: Fish on PACS, P held out, seed 1, trial 0." in words
+        assert "1 missing: Fish on PACS, P held out, seed 1, hyperparameter trial 0." in words
         assert "mean ± standard error over 2 seeds; training-domain validation with default" in words
         none = selection.results(selection.Sweep(found.planned, {}), "PACS")
         assert list(view.dataset_table(none).rows[0]) == ["ERM", *["missing"] * 5]

@@ -200,7 +200,7 @@ class TestMissing:
         gone = config(("d0", "d2"), trial=1, draw=1, algorithm="fish")
         found = selection.sweep(configs, [r for r in records if r.config != gone])
         result = selection.results(found, "made", "leave-one-out")
-        assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, trial 1"]
+        assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
         states = {
             (c["algorithm"], c["left_out"], c["trial"]) for c in result["choices"] if c["status"] == "missing"
         }
@@ -211,8 +211,8 @@ class TestMissing:
     def test_pairs_that_were_never_planned(self) -> None:
         found = selection.sweep([config(("a",))], [alone((0.1, 0.5, 0.5, 0.5))])
         assert selection.results(found, "made", "leave-one-out")["missing"] == [
-            "erm on made, a and b held out, seed 0, trial 0",
-            "erm on made, a and c held out, seed 0, trial 0",
+            "erm on made, a and b held out, seed 0, hyperparameter trial 0",
+            "erm on made, a and c held out, seed 0, hyperparameter trial 0",
         ]
 
     def test_two_domains_cannot_be_left_out_one_by_one(self) -> None:

@@ -40,11 +40,14 @@ class Report:
     html: str
 
     def __str__(self) -> str:
-        notes = f", {self.notes} note{'s' * (self.notes != 1)} on what is missing or failed" * bool(
-            self.notes
-        )
-        size = f"{len(self.html) / 1e6:.1f} MB"
-        return f"{self.runs:,} run{'s' * (self.runs != 1)}{notes}. Written to {self.path} ({size})."
+        runs = f"{self.runs:,} run{'s' * (self.runs != 1)}"
+        notes = f", {self.notes} note{'s' * (self.notes != 1)} on what is missing or failed"
+        size = f"{len(self._bytes) / 1e6:.1f} MB"
+        return f"{runs}{notes if self.notes else ''}. Written to {self.path} ({size})."
+
+    @property
+    def _bytes(self) -> bytes:
+        return self.html.encode(errors="replace")
 
     def _repr_html_(self) -> str:
         frame = f'<iframe srcdoc="{escape(self.html)}" width="100%" height="700" style="border: 0"></iframe>'
@@ -52,12 +55,12 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``--json`` prints it."""
-        return {"report": str(self.path), "runs": self.runs, "bytes": len(self.html), "notes": self.notes}
+        return {"report": str(self.path), "runs": self.runs, "bytes": len(self._bytes), "notes": self.notes}
 
     def save(self, path: str | Path) -> Path:
         """Writes the page to another file."""
         try:
-            write_atomically(Path(path), self.html.encode(errors="replace"))
+            write_atomically(Path(path), self._bytes)
         except OSError as error:
             raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}.") from error
         return Path(path)
@@ -86,9 +89,9 @@ def report(
 
     Example:
         >>> import shoal
-        >>> page = shoal.report("shoal-compare", "report.html")  # doctest: +SKIP
-        >>> print(page)  # doctest: +SKIP
-        72 runs. Written to report.html (0.6 MB).
+        >>> _ = shoal.sweep("linear", "erm", seeds=1, search=1, steps=2, out="tiny", progress=False)
+        >>> shoal.report("tiny").runs
+        3
     """
     from shoal.report import page
     from shoal.report.groups import grouped
@@ -138,9 +141,8 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
             files = [path / row["path"] for row in results.kept]
             troubles += [Trouble(f"Not shown: {why}") for why in results.broken.values()]
             troubles += _unfinished(path)
-            what = "the result of a comparison"
-            results_here = _read(path, "compare-*.json", what, _comparison, troubles)
-            kept += [(file.parent, content) for file, content in results_here]
+            compared = _read(path, "compare-*.json", "the result of a comparison", _comparison, troubles)
+            kept += [(file.parent, content) for file, content in compared]
         for file in files:
             try:
                 run = Run(read_record(file), str(file), _command(file))
@@ -241,23 +243,19 @@ def _columns(paths: Iterable[Path], troubles: list[Trouble]) -> list[dict[str, A
 
 def _samples(runs: Sequence[Run], number: int) -> list[dict[str, Any]]:
     """Of the runs that kept their weights, the first few."""
-    found: list[dict[str, Any]] = []
-
-    def add(path: str, error: str = "", strips: Sequence[Any] = ()) -> None:
-        found.append({"path": path, "error": error, "strips": strips})
-
+    found: list[tuple[str, str, Sequence[Any]]] = []
     folders = [r for r in runs if (Path(r.path).parent / "model.safetensors").exists()]
     for run in folders[:SAMPLED]:
         name = f"{run.record.config.name} on {run.record.config.dataset}: {Path(run.path).parent}"
         try:
-            add(name, strips=_strips(run, number))
+            found.append((name, "", _strips(run, number)))
         except (InputError, OSError, RuntimeError, LookupError) as error:
-            add(name, f"No images: {error}")
+            found.append((name, f"No images: {error}", ()))
     if not folders:
-        add("No images", "No run among these has kept its weights (model.safetensors).")
+        found.append(("No images", "No run among these has kept its weights (model.safetensors).", ()))
     elif len(folders) > SAMPLED:
-        add(f"… {len(folders) - SAMPLED:,} more runs", "Their images are not shown.")
-    return found
+        found.append((f"… {len(folders) - SAMPLED:,} more runs", "Their images are not shown.", ()))
+    return [dict(zip(("path", "error", "strips"), parts, strict=True)) for parts in found]
 
 
 def _strips(run: Run, number: int) -> list[dict[str, Any]]:

@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
     def __str__(self) -> str:
         out = " and ".join(self.left_out)
-        return f"{self.algorithm} on {self.dataset}, {out} held out, seed {self.trial}, trial {self.draw}"
+        return f"{self.algorithm} on {self.dataset}, {out} held out, seed {self.trial}, hyperparameter trial {self.draw}"
 
 
 class Point(NamedTuple):
@@ -175,7 +175,7 @@ def _choice(
     """``first`` is the run of the first trial that held out the domain alone."""
     name = first.left_out[0]
     others = [other for other in every if rule.pairs and other != name]
-    choice = dict.fromkeys(("draw", "step", "judged", "score", "metric"))
+    choice: dict[str, Any] = dict.fromkeys(("draw", "step", "judged", "score", "metric"))
     choice |= {"status": "missing", "diverged": 0, "missing": []}
 
     def keys(draw: int) -> list[Key]:

@@ -390,7 +390,7 @@ def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, flo
 
 def listed(names: Iterable[object]) -> str:
     """In words; of many the first."""
-    every = [str(n) for n in names]
+    every = [str(n) for n in names] or ["no domain"]
     if len(every) > NAMED:
         return f"{', '.join(every[:NAMED])} and {len(every) - NAMED} more"
     return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)

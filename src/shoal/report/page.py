@@ -14,6 +14,7 @@ import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged, row_of
+from shoal.experiments.statistics import t_limit
 from shoal.report import charts, columns, figures
 from shoal.report.compare import _hours, _many, _spread, _troubles, recommended, words
 from shoal.report.groups import Group, Run, Trouble, called, listed, plain, strange, test_domains
@@ -72,22 +73,18 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
 def context(content: Content) -> dict[str, Any]:
     """All that the template says, as plain data; figures are SVG."""
     runs = list({id(run): run for group in content.groups for run in group.runs}.values())  # some are in two
-    states = Counter(run.record.status for run in runs)
-    counted = ", ".join(f"{n:,} {state}" for state, n in states.items())
+    states = Counter(run.record.status for run in runs).items()
+    counted = ", ".join(f"{n:,} {state}" for state, n in states)
     took = _hours(sum(run.record.seconds for run in runs))
     chosen = frozenset[str]().union(*(g.chosen for g in content.groups))
-    return {
-        "title": content.title,
+    return vars(content) | {
         "version": shoal.__version__,
-        "made": content.made,
         "counted": f"{_many(len(runs), 'run')} ({counted}), {took} of training.",
         "groups": [_group(g, f"g{n}") for n, g in enumerate(content.groups[:GROUPS])],
         "groups_left": max(0, len(content.groups) - GROUPS),
         "columns": [_columns(c) for c in content.columns],
-        "samples": content.samples,
         "runs": [_run(run) | {"chosen": run.identity in chosen} for run in runs],
         "any_chosen": bool(chosen),
-        "troubles": content.troubles,
     }
 
 
@@ -96,15 +93,15 @@ def lead(group: Group) -> list[str]:
     result = group.result
     if group.kind == "runs":
         of = {"test": "", "validation": "validation examples of ", "train": "the training examples of "}
-        where = of.get(result["split"], f"{result['split']} of ") + _held_out(result["left_out"])
-        names = listed(row["algorithm"] for row in result["rows"])
-        seeds = _many(len(result["seeds"]), "seed")
+        where = of.get(result["split"], f"{result['split']} of ") + listed(result["left_out"])
+        names, seeds = _algorithms(result), _many(len(result["seeds"]), "seed")
         about = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
-        return [clean(about), "This is not a comparison: " + _why_not(result)]
-    lines = recommended(result)
-    if not lines and (missing := result.get("runs_missing")):
-        lines = [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
-    return lines or ["No recommendation: no algorithm has a score in every trial."]
+        return [clean(about), f"This is not a comparison: {_why_not(result)}."]
+    if lines := recommended(result):
+        return lines
+    if missing := result.get("runs_missing"):
+        return [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
+    return ["No recommendation: no algorithm has a score in every trial."]
 
 
 def compared(group: Group) -> str:
@@ -112,34 +109,30 @@ def compared(group: Group) -> str:
     result, names = group.result, list(group.result["left_out"])
     own = max((test_domains(r.record) for r in group.runs), key=len, default=[])
     names = own if len(own) > 1 == len(names) else names  # of one test split its own domains
-    where = f"held-out domain{'s' * (len(names) > 1)} {_held_out(names)}"
-    algorithms = listed(row["algorithm"] for row in result["rows"])
-    return (
-        f"{algorithms} were compared on the {where}, with {_many(len(result['seeds']), 'seed')}. {group.rule}"
-    )
+    where = f"held-out domain{'s' * (len(names) > 1)} {listed(names)}"
+    seeds = _many(len(result["seeds"]), "seed")
+    return f"{_algorithms(result)} were compared on the {where}, with {seeds}. {group.rule}"
 
 
-def _held_out(names: Sequence[str]) -> str:
-    return listed(names) or "no domain with a score"
+def _algorithms(result: Mapping[str, Any]) -> str:
+    return listed(row["algorithm"] for row in result["rows"])
 
 
 def _why_not(result: Mapping[str, Any]) -> str:
     if len(result["rows"]) < 2:
-        return "there is one algorithm alone."
+        return "there is one algorithm alone"
     if all(row["average"]["mean"] is None for row in result["rows"]):
-        return "no run has a score."
+        return "no run has a score"
     if not result["several"]:
-        return "there is one algorithm alone, with several settings."
-    return (
-        "these runs do not share a validation split to choose by and a test split to judge by, so nothing "
-        "is said about which algorithm is better."
-    )
+        return "there is one algorithm alone, with several settings"
+    return "these runs do not share a validation split to select on and a test split to score on"
 
 
 def _group(group: Group, name: str) -> dict[str, Any]:
     result = group.result
-    lost = ", ".join(f"{r['algorithm']} {r['runs_diverged']}" for r in result["rows"] if r["runs_diverged"])
     if group.kind == "runs":
+        rows = [row for row in result["rows"] if row["runs_diverged"]]
+        lost = ", ".join(f"{row['algorithm']} {row['runs_diverged']}" for row in rows)
         more = [f"Runs that diverged: {lost}."] if lost else []
     else:
         more = words(result) if group.kind == "comparison" else _troubles(result)
@@ -203,7 +196,7 @@ def _cell(values: Mapping[str, Any] | None, sd: bool = True) -> dict[str, Any]:
     if not known:
         states = [name for name, count in (values.get("trials") or {}).items() if count]
         states += values.get("status", ())
-        why = next((state for state in ("diverged", "undefined") if state in states), "–")
+        why = next((state for state in ("diverged", "undefined", "failed") if state in states), "–")
         return {"text": why, "value": None, "n": ""}
     text = _spread(values if sd else {**values, "sd": None})
     return {"text": text, "value": values["mean"], "n": "" if known == every else f"n = {known} of {every}"}
@@ -237,21 +230,17 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
     take = about.get("take")
     if take not in rows or other not in rows:
         return None
-    pair = rows[take], rows[other]
+    pair, by_mean = (rows[take], rows[other]), about["criterion"] == "mean"
     mean, error = compare.paired(*pair, result["lower_is_better"], about["criterion"])
-    reach = error * compare.t_limit(compare.LEVEL, about["domains"] - 1)
-    found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
-    what, dots = "worst domains", ""
-    if about["criterion"] == "mean":
-        found["values"] = (compare.over_domains(*pair) or found)["values"]
-        what, dots = "average over domains", " Small dots: the held-out domains."
+    reach = error * t_limit(compare.LEVEL, about["domains"] - 1)
+    found = (compare.over_domains(*pair) if by_mean else None) or {"values": {}}
+    found |= {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach}
     chart = charts.differences({f"{take} − {other}": found}, result["metric"])
+    what = "average over domains" if by_mean else "worst domains"
+    text = f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval."
+    text += " Small dots: the held-out domains." if by_mean else ""
     side = "left" if result["lower_is_better"] else "right"
-    text = (
-        f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval.{dots} "
-        f"To the {side} of zero {take} is better."
-    )
-    return chart | {"text": text}
+    return chart | {"text": f"{text} To the {side} of zero {take} is better."}
 
 
 def _differences(result: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
@@ -418,21 +407,14 @@ def _run(run: Run) -> dict[str, Any]:
     settings = []
     for name, value in record.config.to_dict().items():
         if value != USUAL[name] or name in ALWAYS:
-            options = (
+            parts = (
                 {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
             )
-            settings += [(k, plain(v)) for k, v in options.items()]
-    return {
-        "record": record,
+            settings += [(k, plain(v)) for k, v in parts.items()]
+    return vars(run) | {
         "row": row,
-        "command": run.command,
-        "path": run.path,
         "value": test,
-        "test": None
-        if test is None
-        else f"{metric} {test:.3f}"
-        if metric == "accuracy"
-        else f"{metric} {test:.4g}",
+        "test": "–" if test is None else f"{metric} {test:{'.3f' if metric == 'accuracy' else '.4g'}}",
         "settings": settings,
         "python": "" if run.command else python(record.config),
         "environment": ", ".join(f"{k} {v}" for k, v in record.environment.items()),
@@ -456,11 +438,8 @@ def _scores(splits: Mapping[str, Any]) -> list[tuple[str, str]]:
         domains = list(scores["domains"].items())
         values = {scores["metric"]: scores["average"]} | (scores.get("metrics") or {})
         shown = [*values.items(), *(domains[:DOMAINS] if len(domains) > 1 else [])]
-        parts = [f"{name} {_number(value)}" for name, value in shown]
+        known = ((n, "–" if v is None or not math.isfinite(v) else f"{v:.4g}") for n, v in shown)
+        parts = [f"{name} {value}" for name, value in known]
         parts += [f"… {len(domains) - DOMAINS:,} more"] * (len(domains) > DOMAINS)
         found.append((split, ", ".join(parts)))
     return found
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
