@@ -866,3 +866,12 @@ def test_in_a_browser_names_are_harmless(browse: Any, tmp_path: Path) -> None:
     assert not console
     assert dom.count("<script") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom
+
+
+def test_of_many_domains_of_a_run_the_first_are_named(tmp_path: Path) -> None:
+    record = made()
+    many = {"test": scores({f"place {n}": n / 16 for n in range(15)})}
+    save(tmp_path, replace(record, history=tuple({**m, "scores": many} for m in record.history)))
+    text = Reader(written(tmp_path)).text
+    assert "test: accuracy 0.4375, place 0 0, place 1 0.0625" in text
+    assert "place 9 0.5625, … 5 more" in text

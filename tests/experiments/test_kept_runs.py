@@ -100,7 +100,7 @@ def test_a_run_that_fails_resumes_from_its_checkpoint(error: Exception, tmp_path
 def test_a_sweep_of_failures_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.api.sweep._run", lambda *args: {"0": "InputError: no data."})
+    monkeypatch.setattr("shoal.api.sweep._run", lambda *args: ({"0": "InputError: no data."}, 0))
     words = "sweep linear --algorithms erm --seeds 1 --search 1 --steps 2 --out swept"
     assert main(words.split()) == 1
     assert "every run failed, such as: InputError: no data." in capsys.readouterr().err

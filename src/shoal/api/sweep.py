@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -197,6 +197,7 @@ def sweep(
         360 runs, of which 360 are still to do.
     """
     from shoal.experiments import protocol, selection
+    from shoal.experiments.display import Display
     from shoal.experiments.domainbed import read
     from shoal.experiments.execute import Store, make_executor
 
@@ -222,48 +223,36 @@ def sweep(
     missing = list({c.identity: c for c in store.missing(configs)}.values())
     records = store.found(configs)
     seconds = protocol.expected_seconds(missing, records)
+    result = Sweep(rules, selection.sweep(configs, records), len(missing), seconds)
     if not run:
-        return Sweep(rules, selection.sweep(configs, records), len(missing), seconds)
+        return result
     make_folder(out)
-    failed = _run(configs, missing, seconds, store, executor, budget, jobs, progress)
-    found = selection.sweep(configs, store.found(configs))
-    if failed and not found.runs:
+    if progress and seconds:
+        print(result.plan, file=sys.stderr, flush=True)
+    display = Display(configs, len(missing)) if progress else None
+    failed, left = _run(missing, store, executor, display, budget, jobs or os.cpu_count() or 1)
+    if left and progress:
+        print(f"The budget is spent; {left:,} runs are still to do, by the same call.", file=sys.stderr)
+    result = replace(result, found=selection.sweep(configs, store.found(configs)), failed=failed)
+    if failed and not result.found.runs:
         raise ChildProcessError(f"every run failed, such as: {next(iter(failed.values()))}")
-    result = Sweep(rules, found, len(missing), seconds, failed)
     result.save(out)
     return result
 
 
 def _run(
-    configs: Sequence[RunConfig],
-    missing: Sequence[RunConfig],
-    seconds: float | None,
-    store: Any,
-    executor: Any,
-    budget: float | None,
-    jobs: int | None,
-    progress: bool,
-) -> dict[str, str]:
-    """Runs what is missing; with a budget in portions, the next as large as its time allows."""
-    from shoal.experiments.display import Display
+    missing: Sequence[RunConfig], store: Any, executor: Any, display: Any, budget: float | None, portion: int
+) -> tuple[dict[str, str], int]:
+    """What failed, and how many were not run: with a budget, each portion is as large as its time allows."""
     from shoal.experiments.execute import execute
 
-    def say(message: str) -> None:
-        if progress:
-            print(message, file=sys.stderr, flush=True)
-
-    if seconds and missing:
-        say(f"The runs to do take about {max(1, round(seconds / 60)):,} min of training.")
-    display = Display(configs, len(missing)) if progress else None
     show = {"tell": display.tell, "done": display.done} if display else {}
     end = time.monotonic() + 60 * (budget or 0)
-    portion = len(missing) if budget is None else jobs or os.cpu_count() or 1
+    portion = len(missing) if budget is None else portion
     failed: dict[str, str] = {}
     while missing and portion > 0:
         began = time.monotonic()
         failed |= execute(missing[:portion], store, executor, **show).failed
         each = (time.monotonic() - began) / len(missing[:portion])
         missing, portion = missing[portion:], int((end - time.monotonic()) / max(each, 1e-3))
-    if missing:
-        say(f"The budget is spent; {len(missing):,} runs are still to do, by the same call.")
-    return failed
+    return failed, len(missing)

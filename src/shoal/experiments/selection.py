@@ -38,8 +38,8 @@ class Key(NamedTuple):
     draw: int
 
     def __str__(self) -> str:
-        out = " and ".join(self.left_out)
-        return f"{self.algorithm} on {self.dataset}, {out} held out, seed {self.trial}, hyperparameter trial {self.draw}"
+        which = f"{self.algorithm} on {self.dataset}, {' and '.join(self.left_out)} held out"
+        return f"{which}, seed {self.trial}, hyperparameter trial {self.draw}"
 
 
 class Point(NamedTuple):

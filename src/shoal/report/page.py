@@ -22,8 +22,6 @@ from shoal.terminal import clean
 
 PANELS, MATRICES = 24, 6
 """How many figures of a kind a group of runs gets."""
-DOMAINS = 10
-"""Domains of a split that are named with a run."""
 LINES = 8
 """Training domains that have a learning curve each."""
 GROUPS, ROWS = 20, 500
@@ -67,6 +65,7 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "finalize": safe}
     loader = jinja2.FileSystemLoader(folders)
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **how)
+    environment.filters["number"] = _number
     return environment.get_template(name).render(values)
 
 
@@ -417,8 +416,6 @@ def _run(run: Run) -> dict[str, Any]:
         "test": "–" if test is None else f"{metric} {test:{'.3f' if metric == 'accuracy' else '.4g'}}",
         "settings": settings,
         "python": "" if run.command else python(record.config),
-        "environment": ", ".join(f"{k} {v}" for k, v in record.environment.items()),
-        "scores": _scores(record.chosen),
     }
 
 
@@ -431,15 +428,5 @@ def python(config: RunConfig) -> str:
     return f"shoal.experiments.{module}.run(RunConfig({options}))"
 
 
-def _scores(splits: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """By split: the average, other measures and the first domains."""
-    found = []
-    for split, scores in splits.items():
-        domains = list(scores["domains"].items())
-        values = {scores["metric"]: scores["average"]} | (scores.get("metrics") or {})
-        shown = [*values.items(), *(domains[:DOMAINS] if len(domains) > 1 else [])]
-        known = ((n, "–" if v is None or not math.isfinite(v) else f"{v:.4g}") for n, v in shown)
-        parts = [f"{name} {value}" for name, value in known]
-        parts += [f"… {len(domains) - DOMAINS:,} more"] * (len(domains) > DOMAINS)
-        found.append((split, ", ".join(parts)))
-    return found
+def _number(value: float | None) -> str:
+    return "–" if value is None or not math.isfinite(value) else f"{value:.4g}"
