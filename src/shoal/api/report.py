@@ -151,7 +151,8 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
                 raise InputError(text) from error
             if run.record.status == "failed":
                 which = f"{run.record.config.name} on {run.record.config.dataset}, {file}"
-                troubles.append(Trouble(f"Failed: {which}: {run.record.error}"))
+                more = getattr(run.record, "traceback", "")
+                troubles.append(Trouble(f"Failed: {which}: {run.record.error}", more))
             else:
                 runs.setdefault(run.identity, run)
     if not runs:

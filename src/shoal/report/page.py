@@ -423,6 +423,8 @@ def python(config: RunConfig) -> str:
     """The run as a call, for one whose command was not kept."""
     from shoal.experiments import baselines
 
+    if config.dataset == "(python)":
+        return "shoal.fit(…), with data from Python"
     options = ", ".join(f"{k}={v!r}" for k, v in config.to_dict().items() if v != USUAL[k])
     module = "baselines" if baselines.is_one(config) else "run"
     return f"shoal.experiments.{module}.run(RunConfig({options}))"
