@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.statistics import spread
+from shoal.experiments.statistics import mean_of, spread
 from shoal.training.metrics import METRICS
 
 
@@ -246,7 +246,7 @@ def _row(
         return spread(values, metric) | {"status": sorted(states)}
 
     scores = {name: [c["score"] for c in choices if c["left_out"] == name] for name in names}
-    whole = [None if None in v else statistics.fmean(v) for v in zip(*scores.values(), strict=True)]
+    whole = [mean_of(values) for values in zip(*scores.values(), strict=True)]
     return {
         "algorithm": algorithm,
         "domains": {name: summary(values, name) for name, values in scores.items()},

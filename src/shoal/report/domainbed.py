@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.experiments.statistics import mean_of
 from shoal.report.compare import NAMED, _four_digits
 from shoal.report.tables import Table, clean
 
@@ -34,8 +34,7 @@ def overall_table(results: Sequence[Result]) -> Table:
         averages = [own.get(name) for own in rows]
         cells = [_cell(average, metric) for average, metric in zip(averages, metrics, strict=True)]
         if shared:
-            means = [a["mean"] for a in averages if a and None not in a["values"]]
-            mean = statistics.fmean(means) if len(means) == len(averages) else None
+            mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
             cells.append(_cell({"values": [mean], "mean": mean, "se": None, "status": []}, metrics[0]))
         table.add(name, *cells)
     return table

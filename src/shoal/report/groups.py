@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged
 from shoal.experiments.selection import lower_is_better
-from shoal.experiments.statistics import spread
+from shoal.experiments.statistics import mean_of, spread
 
 NAMED = 6
 """Names in a sentence."""
@@ -334,10 +333,10 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
             return spread(numbers, metric) | {"trials": {"diverged": lost}}
 
         each = {
-            domain: [_mean([v[domain] for s, v in own if s == seed and domain in v]) for seed in seeds]
+            domain: [mean_of(v[domain] for s, v in own if s == seed and domain in v) for seed in seeds]
             for domain in domains
         }
-        whole = [None if None in v else _mean(v) for v in zip(*each.values(), strict=True)]
+        whole = [mean_of(v) for v in zip(*each.values(), strict=True)]
         row = {"algorithm": algorithm, "rank": None, "average": summary(whole), "runs_diverged": lost}
         table.append(row | {"domains": {domain: summary(v) for domain, v in each.items()}})
     lower = metric is not None and lower_is_better(metric)
@@ -353,10 +352,6 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
         "split": split,
         "several": len({r.config.name for r in records}) > 1,
     }
-
-
-def _mean(values: Sequence[Any]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def called(runs: Sequence[Run]) -> list[str]:

@@ -15,13 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # One colour per method wherever it appears; chosen to differ also in grey and for colour-blind readers.
-COLOURS = {
-    "ERM": "#e69f00",
-    "Fish": "#0072b2",
-    "Fish, random grouping": "#56b4e9",
-    "Reptile": "#009e73",
-    "IDGM": "#d55e00",
-}
+COLOURS = {"ERM": "#e69f00", "Fish": "#0072b2", "Fish, random grouping": "#56b4e9"}
+COLOURS |= {"Reptile": "#009e73", "IDGM": "#d55e00"}
 SPARE = ("#cc79a7", "#7f7f7f", "#5d3a9b", "#999933", "#882255")
 SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -67,7 +62,10 @@ def compare_figure(
     for number, name in enumerate(domains if len(domains) > 1 else []):
         means = [row["domains"][name]["mean"] for row in rows]
         x = [np.nan if mean is None else scale * mean for mean in means]
-        mark, label = _domain_mark(number, domains)
+        few = len(domains) <= len(SHAPES)  # a shape for each; where there are many, the same tick for all
+        mark, label = (
+            (SHAPES[number], _plain(clean(name))) if few else ("|", None if number else "each domain")
+        )
         axes.plot(x, range(len(rows)), mark, color="#a0a0a0", markersize=4, label=label)
     worst = {n: row["worst"]["mean"] for n, row in enumerate(rows) if len(domains) > 1 and row.get("worst")}
     if worst:
@@ -90,13 +88,6 @@ def compare_figure(
     if labels:
         figure.legend(handles, labels, frameon=False, fontsize=8, loc="outside lower center", ncols=5)
     return figure
-
-
-def _domain_mark(number: int, domains: Sequence[str]) -> tuple[str, str | None]:
-    """A shape for each of a few domains; where there are many, the same tick for all."""
-    if len(domains) <= len(SHAPES):
-        return SHAPES[number], _plain(clean(domains[number]))
-    return "|", None if number else "each domain"
 
 
 def _plain(text: str) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shoal.experiments.statistics import plus_minus
 from shoal.report.tables import Table
 
 MOST, FEW = 50, 10
@@ -39,11 +39,7 @@ def number(value: float | None) -> str:
 
 def mean_and_deviation(values: Sequence[float | None]) -> str:
     """The mean alone of a single value; nothing where one is not a number."""
-    known = [v for v in values if v is not None and not math.isnan(v)]
-    if len(known) < len(values):
-        return "–"
-    spread = f" ± {statistics.stdev(known):.3f}" if len(known) > 1 else ""
-    return f"{statistics.mean(known):.3f}{spread}"
+    return "–" if any(v is None or math.isnan(v) for v in values) else plus_minus(values, 3)
 
 
 def _table(scores: Sequence[Scores], more: Sequence[str] = (), mean: str = "") -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import statistics
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,11 +84,9 @@ IN_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | SIGNS)
 
 def percent(values: Sequence[float]) -> str:
     """Mean ± standard deviation over seeds, in percent; the mean alone for a single value."""
-    known = [100 * v for v in values if not math.isnan(v)]
-    if not known:
-        return "–"
-    spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.mean(known):.1f}{spread}"
+    from shoal.experiments.statistics import plus_minus
+
+    return plus_minus(100 * v for v in values if not math.isnan(v))
 
 
 def _numeric(cell: str) -> bool:
