@@ -212,7 +212,7 @@ def sweep(
         return result
     if not datasets or not algorithms:
         raise InputError("say which: datasets= and algorithms=, such as rotated-mnist with erm and fish.")
-    needs = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
+    needs: Any = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
     executor = make_executor(engine, device=device, jobs=jobs, **needs)
     options: dict[str, Any] = {"model": model, "model_options": dict(model_options or {})}
     options |= {"precision": precision, "weights": None if weights is None else str(weights)}

@@ -246,7 +246,8 @@ def _holes(configs: Iterable[RunConfig]) -> list[RunConfig]:
     for config in configs:
         test = json.dumps(config.data_options.get("test"))
         found.setdefault(config.name, {})[test, config.seed] = config
-    tests, seeds = (dict.fromkeys(cell[n] for own in found.values() for cell in own) for n in (0, 1))
+    tests = dict.fromkeys(test for own in found.values() for test, _ in own)
+    seeds = dict.fromkeys(seed for own in found.values() for _, seed in own)
     holes = []
     for own in found.values():
         first = next(iter(own.values()))

@@ -62,7 +62,7 @@ def filled(name: str, values: Mapping[str, Any]) -> str:
         return clean(value, "\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folders = [Path(__file__).parent, Path(__file__).parents[1] / "paper" / "views"]
-    how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "finalize": safe}
+    how: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "finalize": safe}
     loader = jinja2.FileSystemLoader(folders)
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **how)
     environment.filters["number"] = _number
