@@ -214,8 +214,8 @@ def train(
     Args:
         algorithm: an algorithm or a baseline; see `shoal list algorithms`.
         data: a dataset (`shoal list datasets`), a table (.csv, .tsv, .parquet, .xlsx), or a folder of images
-            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), a mapping of columns or
-            a Hugging Face dataset.
+            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), columns by name, or a
+            Hugging Face dataset.
         data_options: the dataset's options.
         bad_images: what to do with an image that cannot be read (default: stop).
         data_dir: where datasets are (default: $SHOAL_DATA).

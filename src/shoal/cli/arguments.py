@@ -267,7 +267,7 @@ def argument_help(function: Callable[..., Any]) -> dict[str, str]:
     """What the docstring of a function says of each argument."""
     arguments = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
     found = re.finditer(r"^    (\w+): (.*(?:\n        .*)*)", arguments, re.MULTILINE)
-    return {match[1]: " ".join(match[2].split()).removesuffix(".") for match in found}
+    return {m[1]: " ".join(m[2].split()).partition(" In Python ")[0].removesuffix(".") for m in found}
 
 
 def _add_list(parser: argparse._ActionsContainer, flag: str, metavar: str | None, text: str) -> None:
