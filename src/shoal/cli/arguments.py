@@ -29,7 +29,6 @@ _SHOWN: set[str] = set()
 """What is printed as a report, so that it is not said as warnings too."""
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("fp32", "bf16", "fp16")
-DRAWS = ("domains", "one-domain", "pooled", "balanced", "regrouped")
 """Named here too, for what knows them imports torch."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 OF_COLUMNS = ("drop", "kinds", "decimal", "day_first")
@@ -187,11 +186,6 @@ rate = typed(Rate)
 positive = typed(Annotated[float, Range(above=0)])
 number = typed(Annotated[float, Range(0)])
 workers = typed(Annotated[int, Range(0, 1000)])
-warm_start = typed(
-    Annotated[int, Range(1, 10**9, what="a number of steps")]
-    | Annotated[float, Range(above=0, most=1, what="a share of the data")]
-    | Literal["plateau"]
-)
 
 
 def device(text: str) -> str:
@@ -316,9 +310,19 @@ def options_of(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def add_data(parser: argparse._ActionsContainer, whose: str = "") -> None:
-    """The options of datasets; :func:`data_options` reads them."""
-    add_options(parser, ("data_options", "bad_images"))
+def _adder(*names: str) -> Callable[..., None]:
+    return lambda parser, *_: add_options(parser, names)
+
+
+add_data = _adder("data_options", "bad_images")
+add_data_dir = _adder("data_dir")
+"""For commands that load datasets; their ``run`` is then decorated with :func:`in_data_dir`."""
+add_model = _adder("model", "model_options", "weights", "freeze_backbone")
+add_rate = _adder("lr", "schedule")
+add_device = _adder("device")
+add_running = _adder("device", "jobs")
+add_execution = _adder(*EXECUTION)
+"""Where runs are executed and how many in parallel; :func:`executor_of` reads it."""
 
 
 def data_options(args: Any) -> dict[str, Any]:
@@ -327,15 +331,6 @@ def data_options(args: Any) -> dict[str, Any]:
     if bad is not None and options.setdefault("bad", bad) != bad:
         raise InputError(f"--bad-images {bad}, but --data bad={options['bad']}; give one.")
     return options
-
-
-def add_model(parser: argparse._ActionsContainer, default: str = "") -> None:
-    """The options of models; :func:`model_options` reads them."""
-    add_options(parser, ("model", "model_options", "weights", "freeze_backbone"))
-
-
-def add_rate(parser: argparse._ActionsContainer) -> None:
-    add_options(parser, ("lr", "schedule"))
 
 
 def show_chosen(args: Any) -> None:
@@ -435,11 +430,6 @@ def warnings_in_words() -> Iterator[None]:
         yield
 
 
-def add_data_dir(parser: argparse._ActionsContainer) -> None:
-    """For commands that load datasets; their ``run`` is then decorated with :func:`in_data_dir`."""
-    add_options(parser, ("data_dir",))
-
-
 def in_data_dir(run: Callable[[Any], Result]) -> Callable[[Any], Result]:
     """Runs a command where datasets are looked for in --data-dir, by its worker processes too."""
 
@@ -449,20 +439,6 @@ def in_data_dir(run: Callable[[Any], Result]) -> Callable[[Any], Result]:
             return run(args)
 
     return wrapped
-
-
-def add_device(parser: argparse._ActionsContainer) -> None:
-    add_options(parser, ("device",))
-
-
-def add_running(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that run many trainings."""
-    add_options(parser, ("device", "jobs"))
-
-
-def add_execution(parser: argparse._ActionsContainer) -> None:
-    """Where and how many runs are done in parallel; :func:`executor_of` reads it."""
-    add_options(parser, EXECUTION)
 
 
 def executor_of(args: Any) -> Any:
