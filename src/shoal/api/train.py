@@ -81,7 +81,7 @@ class Run:
             raise InputError("no run finished. " + " ".join(self.problems[:2]))
         return run_table(contents[0]) if len(self.records) == 1 else seeds_table(contents)
 
-    def load(self, device: str | None = None) -> Trained:
+    def load(self, device: str = "cpu") -> Trained:
         """The trained model, of the first seed."""
         from shoal.experiments.record import RunFolders
         from shoal.trained import load
@@ -280,11 +280,17 @@ def train(
     """
     options = dict(locals())
     with datasets_in(data_dir):
-        config, source, chosen = _configuration(options)
+        config, source, chosen = configuration(options)
         return _train(config, source, chosen, options)
 
 
-def _configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
+def defaults() -> dict[str, Any]:
+    """The options of :func:`train` that need not be given."""
+    parameters = inspect.signature(train).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
     """The run that is asked for, its data, and what was chosen for the learning rate."""
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
@@ -323,8 +329,8 @@ def _refuse_options(algorithm: str, options: Mapping[str, Any]) -> None:
     """A baseline has no use for the options of a network."""
     from shoal.experiments.baselines import SPACES
 
-    for name, parameter in inspect.signature(train).parameters.items():
-        if name not in OF_BASELINES and options[name] not in (parameter.default, "cpu", [], {}):
+    for name, default in defaults().items():
+        if name not in OF_BASELINES and options[name] not in (default, "cpu", [], {}):
             raise InputError(
                 f"{name}= is for training a network, and {algorithm} is none. "
                 f"settings= takes: {', '.join(SPACES[algorithm]) or 'nothing'}."
