@@ -91,8 +91,6 @@ AVOIDED = {"compile", "run_too", "all", "wandb", "engine"}
 WORK = {
     "steps",
     "seeds",
-    "seeds",
-    "search",
     "search",
     "rounds",
     "passes",
