@@ -32,7 +32,8 @@ from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
+from shoal.experiments.store import Store
 from shoal.experiments.run import of_same_run, validated
 from shoal.experiments.search import Space, draw
 from shoal.models import FeatureModel, build

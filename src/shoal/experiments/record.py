@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,7 @@ class RunRecord:
             shown = [("all", scores["average"]), *names[:10]]
             rows += [(split, n, metric, "–" if _finite(v) is None else f"{v:.4g}") for n, v in shown]
             rows += [(split, f"… {len(names) - 10:,} more", "", "")] * (len(names) > 10)
-        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
-        head, *body = [f"<tr>{row}</tr>" for row in cells]
-        head = head.replace("<td>", "<th>").replace("</td>", "</th>")
-        words = html.escape(f"{title}. {self.rule}. {self.error}".rstrip(" ."))
-        return f"<table><caption>{words}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+        return html_table(f"{title}. {self.rule}. {self.error}".rstrip(" ."), rows)
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "config": self.config.to_dict()}
@@ -116,6 +112,15 @@ class RunRecord:
         made = _of_fit(content) if "options" in config else RunConfig.from_dict(config)
         tuples = {name: tuple(content.get(name, ())) for name in lists}
         return cls(**{"schema": 1, **content, **tuples, "config": made})
+
+
+def html_table(caption: str, rows: Iterable[Iterable[object]]) -> str:
+    """A table for notebooks; the first row has the names of columns."""
+    cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
+    head, *body = [f"<tr>{row}</tr>" for row in cells]
+    head = head.replace("<td>", "<th>").replace("</td>", "</th>")
+    words = html.escape(caption)
+    return f"<table><caption>{words}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _of_fit(content: Mapping[str, Any]) -> RunConfig:

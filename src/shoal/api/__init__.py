@@ -1,0 +1,1 @@
+"""The public functions, one file per function; `import shoal` has them all."""
