@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Store, execute, make_executor
+from shoal.experiments.execute import Store, execute
 from shoal.paper.cdsprites import DEMO, Method, configs
 from shoal.paper.views.cdsprites import demo_table
 

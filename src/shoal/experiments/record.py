@@ -158,7 +158,8 @@ _KINDS: Mapping[str, Any] = {
     "schema": int,
 }
 _NEEDED = ("status", "history", "selected", "rule", "seconds", "environment")
-_FIELDS = ("config", *_KINDS)
+_FIELDS = {"config", *_KINDS}
+_SCORES = ("mean", "loss", "average")
 
 
 def check_record(content: Any) -> Mapping[str, Any]:
@@ -166,7 +167,8 @@ def check_record(content: Any) -> Mapping[str, Any]:
     content = _mapping("a record", content)
     if type(version := content.get("schema", 1)) is int and version > SCHEMA:
         raise InputError(f"it is of schema {version}, and this version of Shoal reads up to {SCHEMA}: update")
-    check_names("field of a record:", content, _FIELDS)
+    if not content.keys() <= _FIELDS:
+        check_names("field of a record:", content, sorted(_FIELDS))
     for name, kind in _KINDS.items():
         if name in content or name in _NEEDED:
             value = content.get(name)
@@ -179,7 +181,8 @@ def check_record(content: Any) -> Mapping[str, Any]:
                 raise _wrong(name, value)
     for point in (*content["history"], *content.get("warm_up", ())):
         _counts("measurement", point, "step", "passes")
-        _numbers("measurement", {"loss": point.get("loss")})
+        if type(point.get("loss")) is not float:
+            _numbers("measurement", {"loss": point.get("loss")})
         check_scores(point.get("scores"))
     count, selected = len(content["history"]), content["selected"]
     if count and not -1 <= selected < count:
@@ -194,10 +197,13 @@ def check_record(content: Any) -> Mapping[str, Any]:
 def check_scores(content: Any) -> None:
     """Refuses what is not scores by split."""
     for split, scores in _mapping("scores", content).items():
-        found, measures = _mapping("scores", scores), _mapping("scores", scores).get("metrics") or {}
-        _numbers(f"score of {split!r}", {k: found.get(k) for k in ("mean", "loss", "average")})
+        found = _mapping("scores", scores)
+        measures = found.get("metrics") or {}
+        if not _PLAIN.issuperset(map(type, map(found.get, _SCORES))):
+            _numbers(f"score of {split!r}", {name: found.get(name) for name in _SCORES})
         _numbers("domains", found.get("domains"))
-        _numbers("metrics", measures)
+        if measures:
+            _numbers("metrics", measures)
         if not isinstance(found.get("metric"), str):
             raise _wrong("metric", found.get("metric"))
         if "average" not in found:
@@ -205,16 +211,16 @@ def check_scores(content: Any) -> None:
         selects, sizes = found.get("selects"), found.get("sizes") or []
         if selects is not None and not (isinstance(selects, str) and selects in measures):
             raise _wrong("selects", selects)
-        if not isinstance(sizes, list | tuple):
+        if not isinstance(sizes, (list, tuple)):
             raise _wrong("sizes", sizes)
-        for size in sizes:
-            _counts("sizes", {"size": size}, "size")
+        if sizes and not ({*map(type, sizes)} == {int} and 0 <= min(sizes) <= max(sizes) < 2**63):
+            raise InputError(f"{_wrong('sizes', sizes)}, no whole numbers")
 
 
 def _check_agreement(point: Any) -> None:
     _counts("agreement", point, "step")
-    names = ("mean_cosine", "mean_inner_product", "sign_agreement")
-    _numbers("agreement", {name: point.get(name) for name in names})
+    means = ("mean_cosine", "mean_inner_product", "sign_agreement")
+    _numbers("agreement", {name: point.get(name) for name in means})
     _numbers("layers", point.get("layers") or {})
     matrix = point.get("matrix") or ()
     names = (matrix if isinstance(matrix, Mapping) else point).get("domains") or ()
@@ -232,14 +238,21 @@ def _wrong(what: str, value: Any) -> InputError:
 
 
 def _mapping(what: str, content: Any) -> Mapping[str, Any]:
-    if not isinstance(content, Mapping):
+    if type(content) is not dict and not isinstance(content, Mapping):
         raise _wrong(what, content)
-    return content
+    found: Mapping[str, Any] = content
+    return found
+
+
+_PLAIN = {float, type(None)}
 
 
 def _numbers(what: str, content: Any) -> None:
     """Checks that these are numbers or ``None``."""
-    for name, value in _mapping(what, content).items():
+    values = _mapping(what, content)
+    if _PLAIN.issuperset(map(type, values.values())):  # most are, and records are many
+        return
+    for name, value in values.items():
         plain = type(value) is float or value is None
         if not plain and not (type(value) is int and abs(value) < 2**63):
             raise InputError(f"{_wrong(str(name), value)}, no number, in {what}")

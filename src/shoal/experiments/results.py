@@ -114,7 +114,7 @@ class Results:
         return replace(self, kept=in_order(self.kept, by, reverse))
 
     def group(self, by: Sequence[str], value: str = "test") -> list[Row]:
-        """Rows of ``runs``, ``seeds``, ``diverged``, ``failed``, and ``mean`` and ``sd`` of ``value`` over seeds.
+        """``runs``, ``seeds``, ``diverged``, ``failed``, and ``mean`` and ``sd`` of ``value`` over seeds.
 
         Several runs of a seed are averaged first, so that ``sd`` is of seeds and not of settings. Different
         metrics are never averaged: they make groups of their own.

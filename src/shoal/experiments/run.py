@@ -275,7 +275,7 @@ class Turns:
             **surroundings(training.device, processes.count),
         }
         make = Journal if self.weights else partial(Working, signals, bool(self.how.get("checkpoint_every")))
-        options = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
+        options: dict[str, Any] = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
         with make(self.folder, processes, config=written, **options) as journal:
             journal.begin(written)
             yield from self._train(training, journal, signals)
