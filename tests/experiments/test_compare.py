@@ -23,7 +23,8 @@ from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.experiments import compare, pool
+from shoal.experiments import compare
+from shoal.experiments import run as running
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
 from shoal.experiments.run import run, validated
@@ -675,13 +676,14 @@ class TestCommand:
                 raise RuntimeError("out of memory\nand more")
             return record(config, 0.5, 0.5)
 
-        monkeypatch.setattr(pool, "run", run_or_fail)
-        assert main(TINY) == 0
+        monkeypatch.setattr(running, "run", run_or_fail)
+        assert main(TINY) == 1
         shown = capsys.readouterr()
-        assert "shoal: a run failed (RuntimeError: out of memory); running the rest" in shown.err
+        assert "seed 1: failed: RuntimeError: out of memory" in shown.err
         assert "A run of erm failed: RuntimeError: out of memory" in shown.out
         assert "2 of 8 runs are missing: erm, 75° held out, seed 1, hyperparameter trials 0, 1." in shown.out
-        assert len(Store("shoal-compare/runs").all()) == 6
+        statuses = [r.status for r in Store("shoal-compare/runs").all()]
+        assert (statuses.count("finished"), statuses.count("failed")) == (6, 2)
 
     def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         def run_or_stop(config: RunConfig, *given: Any) -> RunRecord:
@@ -690,10 +692,10 @@ class TestCommand:
             return record(config, 0.5, 0.5)
 
         with monkeypatch.context() as patch:
-            patch.setattr(pool, "run", run_or_stop)
+            patch.setattr(running, "run", run_or_stop)
             assert main(TINY) == 130
-        assert "the same command resumes" in capsys.readouterr().err
-        monkeypatch.setattr(pool, "run", lambda config, *given: record(config, 0.5, 0.5))
+        assert "The same command resumes" in capsys.readouterr().err
+        monkeypatch.setattr(running, "run", lambda config, *given: record(config, 0.5, 0.5))
         assert main(TINY) == 0
         assert "6 runs to do, 2 kept from before." in capsys.readouterr().err
 

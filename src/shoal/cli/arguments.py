@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from shoal.api.source import OF_TABLE, TABLE, Source, datasets_in, find_source
 from shoal.api.source import make_folder as make_folder
+from shoal.api.train import EXECUTION, train
+from shoal.api.train import model_options as checked_options
 from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.files import finite
 from shoal.settings import Count, Few, Range, Rate, Seed, Setting, coerce, plain_number, settings, shown
@@ -32,7 +34,6 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 """Named here too, for what knows them imports torch."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 OF_COLUMNS = ("drop", "kinds", "decimal", "day_first")
-EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 FLAGS = {"data_options": "--data", "settings": "--set", "model_options": "--model-set"}
 """Options that public functions take as mappings under another name."""
 METAVARS = {
@@ -245,8 +246,6 @@ def add_options(
 
     Types, choices and defaults are those of its signature, and help is what its docstring says.
     """
-    from shoal.api.train import train
-
     function = function or train
     declared, explained = settings(function), argument_help(function)
     for name in names:
@@ -341,8 +340,6 @@ def show_chosen(args: Any) -> None:
 
 def model_options(args: Any) -> dict[str, Any]:
     """The fields of a run's configuration that describe its model."""
-    from shoal.api.train import model_options as checked_options
-
     options = values(args.model_set, "--model-set")
     chosen = checked_options(args.model, options, args.freeze_backbone)
     return {"model": args.model, "model_options": chosen, "weights": args.weights}
@@ -350,8 +347,6 @@ def model_options(args: Any) -> dict[str, Any]:
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """What to look at: a dataset by name, or the user's own; :func:`source` reads it."""
-    from shoal.api.train import train
-
     parser.add_argument("dataset", metavar="DATA", help=argument_help(train)["data"])
     add_options(parser, ("data_options", "bad_images", "data_dir"))
     add_table(parser)

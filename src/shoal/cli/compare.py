@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -29,13 +28,13 @@ from shoal.cli.arguments import (
     source,
     warnings_in_words,
 )
-from shoal.cli.showing import Status, draw, run_all, show
+from shoal.cli.showing import draw, show
 from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
     from shoal.experiments.compare import Layout
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.record import Store
+    from shoal.experiments.store import Store
 
 SUMMARY = "Find out which algorithm works in a held-out domain."
 EXAMPLE = (
@@ -132,17 +131,17 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 @in_data_dir
-def run(given: Any) -> None:
+def run(given: Any) -> int:
     from shoal.training.processes import together
 
     if together():
         raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
     with warnings_in_words():
-        _run(given)
+        return _run(given)
 
 
-def _run(given: Any) -> None:
-    from shoal.experiments.record import Store
+def _run(given: Any) -> int:
+    from shoal.experiments.store import Store
     from shoal.files import check_output
 
     configs, notes = planned(given)
@@ -156,7 +155,7 @@ def _run(given: Any) -> None:
     try:
         if not given.plan and not given.no_run and store.missing(configs):
             show_columns(given, given.out)
-        _work(configs, notes, plan, store, given)
+        return _work(configs, notes, plan, store, given)
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
@@ -166,11 +165,11 @@ def _run(given: Any) -> None:
 
 def _work(
     configs: Sequence[RunConfig], notes: dict[str, dict[str, str]], plan: Path, store: Store, given: Any
-) -> None:
+) -> int:
     """Writes the plan, or runs it and shows what came out."""
     if given.plan:
         write_plan(plan, configs, store, given)
-        return
+        return 0
     failed: dict[str, str] = {}
     if not given.no_run:
         for name, why in notes["unable"].items():
@@ -179,6 +178,7 @@ def _work(
             print(_counted(configs, store, given), file=sys.stderr, flush=True)
         failed = run_each(configs, store, given)
     finish(configs, store, {**notes, "failed": failed}, given)
+    return int(bool(failed))
 
 
 def _is_own(given: Any, dataset: str) -> bool:
@@ -310,54 +310,12 @@ def _many(number: int, what: str) -> str:
 
 
 def run_each(configs: Sequence[RunConfig], store: Store, given: Any) -> dict[str, str]:
-    """Runs what is missing. Where a run fails, the other algorithms' are run all the same.
+    """Runs what is missing; returns the rows in which a run failed, and how."""
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import make_executor
 
-    Returns the algorithms that failed, and how.
-    """
-    from shoal.experiments import baselines
-
-    status = Status(configs, len(store.missing(configs)))
-    plain = [c for c in configs if baselines.is_one(c)]
-    failed = _by_row(plain, lambda mine: baselines.run_all(mine, store, status.done))
-    return failed | run_trainings([c for c in configs if not baselines.is_one(c)], store, given, status)
-
-
-def run_trainings(configs: Sequence[RunConfig], store: Store, given: Any, status: Status) -> dict[str, str]:
-    try:
-        run_all(configs, store, given, status=status)
-        return {}
-    except InputError:
-        raise
-    except Exception as error:
-        _check_space(error)
-        print(f"shoal: a run failed ({_said(error)}); running the rest one row at a time.", file=sys.stderr)
-    lacking = {c.name for c in store.missing(configs)}
-    rest = [c for c in configs if c.name in lacking]
-    return _by_row(rest, lambda mine: run_all(mine, store, given, status=status))
-
-
-def _by_row(configs: Sequence[RunConfig], work: Callable[[list[RunConfig]], Any]) -> dict[str, str]:
-    """Runs each row by itself; returns those that failed, and how."""
-    failed = {}
-    for name in dict.fromkeys(c.name for c in configs):
-        try:
-            work([c for c in configs if c.name == name])
-        except InputError:
-            raise
-        except Exception as error:
-            _check_space(error)
-            failed[name] = _said(error)
-    return failed
-
-
-def _check_space(error: Exception) -> None:
-    """A full disk is not a fault of the algorithm, and others would meet it too."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise error
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    failed = run_shown(configs, store, make_executor(device=given.device, jobs=given.jobs)).failed
+    return {c.name: failed[c.identity] for c in configs if c.identity in failed}
 
 
 def finish(configs: Sequence[RunConfig], store: Store, more: dict[str, Any], given: Any) -> None:

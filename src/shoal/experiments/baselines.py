@@ -32,9 +32,10 @@ from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
 from shoal.experiments.run import of_same_run, validated
 from shoal.experiments.search import Space, draw
+from shoal.experiments.store import Store
 from shoal.models import FeatureModel, build
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.card import files_beside
