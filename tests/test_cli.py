@@ -1136,7 +1136,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
         (["nowhere"], "there is no folder 'nowhere'"),
         (["."], "there is no picture in"),
         ([".", "--dataset", "pacs"], "PACS is not in"),
-        ([".", "--dataset", "linear"], "linear is not in no folder of images; these have: domainnet,"),
+        ([".", "--dataset", "linear"], "linear has no folder of images; these have: domainnet,"),
         ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),
     ],
 )

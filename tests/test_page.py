@@ -18,7 +18,8 @@ from shoal.api.report import collect
 from shoal.cli import main
 from shoal.experiments import compare
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
+from shoal.experiments.store import Store
 from shoal.report import charts, figures, page
 from shoal.report import compare as view
 from shoal.report.groups import Group, Run, grouped

@@ -15,7 +15,8 @@ from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments import execute
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
+from shoal.experiments.store import Store
 
 TINY: dict[str, Any] = {"seeds": 1, "search": 1, "steps": 2, "eval_every": 1, "device": "cpu", "jobs": 1}
 TINY |= {"data_options": {"per_domain": 100}}

@@ -10,71 +10,51 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from shoal import algorithms, data, experiments, gradients, models, optim, training
-    from shoal.api.compare import Comparison, compare
-    from shoal.api.diagnose import Diagnosis, diagnose
-    from shoal.api.report import Report, report
-    from shoal.api.results import results
-    from shoal.api.sweep import Sweep, sweep
-    from shoal.api.train import Run, train
-    from shoal.errors import InputError
-    from shoal.experiments.results import Results
-    from shoal.scoring import Score, score
-    from shoal.trained import Trained, load
-    from shoal.training.fit import Fit, fit
+    from shoal import algorithms as algorithms
+    from shoal import data as data
+    from shoal import experiments as experiments
+    from shoal import gradients as gradients
+    from shoal import models as models
+    from shoal import optim as optim
+    from shoal import training as training
+    from shoal.api.compare import Comparison as Comparison
+    from shoal.api.compare import compare as compare
+    from shoal.api.diagnose import Diagnosis as Diagnosis
+    from shoal.api.diagnose import diagnose as diagnose
+    from shoal.api.report import Report as Report
+    from shoal.api.report import report as report
+    from shoal.api.results import results as results
+    from shoal.api.sweep import Sweep as Sweep
+    from shoal.api.sweep import sweep as sweep
+    from shoal.api.train import Run as Run
+    from shoal.api.train import train as train
+    from shoal.errors import InputError as InputError
+    from shoal.experiments.results import Results as Results
+    from shoal.scoring import Score as Score
+    from shoal.scoring import score as score
+    from shoal.trained import Trained as Trained
+    from shoal.trained import load as load
+    from shoal.training.fit import Fit as Fit
+    from shoal.training.fit import fit as fit
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
-_HOME = {
-    "Comparison": "shoal.api.compare",
-    "Diagnosis": "shoal.api.diagnose",
-    "Fit": "shoal.training.fit",
-    "InputError": "shoal.errors",
-    "Report": "shoal.api.report",
-    "Results": "shoal.experiments.results",
-    "Run": "shoal.api.train",
-    "Score": "shoal.scoring",
-    "Sweep": "shoal.api.sweep",
-    "Trained": "shoal.trained",
-    "compare": "shoal.api.compare",
-    "diagnose": "shoal.api.diagnose",
-    "fit": "shoal.training.fit",
-    "load": "shoal.trained",
-    "results": "shoal.api.results",
-    "score": "shoal.scoring",
-    "sweep": "shoal.api.sweep",
-    "train": "shoal.api.train",
+_HOMES = {
+    "shoal.api.compare": ("Comparison", "compare"),
+    "shoal.api.diagnose": ("Diagnosis", "diagnose"),
+    "shoal.api.report": ("Report", "report"),
+    "shoal.api.results": ("results",),
+    "shoal.api.sweep": ("Sweep", "sweep"),
+    "shoal.api.train": ("Run", "train"),
+    "shoal.errors": ("InputError",),
+    "shoal.experiments.results": ("Results",),
+    "shoal.scoring": ("Score", "score"),
+    "shoal.trained": ("Trained", "load"),
+    "shoal.training.fit": ("Fit", "fit"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("algorithms", "data", "experiments", "gradients", "models", "optim", "sklearn", "training")
 
-__all__ = [
-    "Comparison",
-    "Diagnosis",
-    "Fit",
-    "InputError",
-    "Report",
-    "Results",
-    "Run",
-    "Score",
-    "Sweep",
-    "Trained",
-    "__version__",
-    "algorithms",
-    "compare",
-    "data",
-    "diagnose",
-    "experiments",
-    "fit",
-    "gradients",
-    "load",
-    "models",
-    "optim",
-    "report",
-    "results",
-    "score",
-    "sweep",
-    "train",
-    "training",
-]
+__all__ = ["__version__", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
@@ -86,7 +66,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)
 
 
 class _Package(ModuleType):
@@ -94,7 +74,7 @@ class _Package(ModuleType):
 
     @property
     def report(self) -> Any:
-        return importlib.import_module("shoal.api.report").report
+        return __getattr__("report")
 
     @report.setter
     def report(self, package: ModuleType) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,6 +38,7 @@ SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "prec
         "average_start", "select", "patience", "on_nan", "batch_size", "domains_per_step", "draw", "seed",
         "eval_every", "eval_limit", "metric", "eval_splits", "warm_start")  # fmt: skip
 """What a run's configuration calls by the same name."""
+EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
                 "metric", "out", "progress", *OF_TABLE)  # fmt: skip
 """What a baseline takes; other options belong to the training of a network."""
@@ -50,8 +50,6 @@ class Run:
 
     records: Sequence[RunRecord]
     folder: Path
-    failed: Mapping[str, str] = field(default_factory=dict)
-    """Runs without a record: what went wrong, by their identity."""
 
     @property
     def record(self) -> RunRecord:
@@ -61,12 +59,9 @@ class Run:
     @property
     def problems(self) -> list[str]:
         """What kept runs from finishing."""
-        several = len(self.records) + len(self.failed) > 1
+        several = len(self.records) > 1
         lost = [r for r in self.records if r.status != "finished"]
-        return [
-            *(f"seed {r.config.seed}: {r.error}" if several else r.error for r in lost),
-            *self.failed.values(),
-        ]
+        return [f"seed {r.config.seed}: {r.error}" if several else r.error for r in lost]
 
     @property
     def finished(self) -> list[RunRecord]:
@@ -81,18 +76,18 @@ class Run:
             raise InputError("no run finished. " + " ".join(self.problems[:2]))
         return run_table(contents[0]) if len(self.records) == 1 else seeds_table(contents)
 
-    def load(self, device: str | None = None) -> Trained:
+    def load(self, device: str = "cpu") -> Trained:
         """The trained model, of the first seed."""
-        from shoal.experiments.record import RunFolders
+        from shoal.experiments.store import Store
         from shoal.trained import load
 
         several = len(self.records) > 1
-        first = RunFolders(self.folder).workplace(self.finished[0].config) if several else self.folder
-        return load(first, device=device)
+        first = Store(self.folder, weights=True).workplace(self.finished[0].config)
+        return load(first if several else self.folder, device=device)
 
     def to_dict(self) -> dict[str, Any]:
         records = [r.to_dict() for r in self.records]
-        return records[0] if len(records) == 1 else {"records": records, "failed": dict(self.failed)}
+        return records[0] if len(records) == 1 else {"records": records}
 
     def to_frame(self) -> pandas.DataFrame:
         """One row for each seed, split and domain."""
@@ -214,8 +209,8 @@ def train(
     Args:
         algorithm: an algorithm or a baseline; see `shoal list algorithms`.
         data: a dataset (`shoal list datasets`), a table (.csv, .tsv, .parquet, .xlsx), or a folder of images
-            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), a mapping of columns or
-            a Hugging Face dataset.
+            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), columns by name, or a
+            Hugging Face dataset.
         data_options: the dataset's options.
         bad_images: what to do with an image that cannot be read (default: stop).
         data_dir: where datasets are (default: $SHOAL_DATA).
@@ -280,11 +275,17 @@ def train(
     """
     options = dict(locals())
     with datasets_in(data_dir):
-        config, source, chosen = _configuration(options)
+        config, source, chosen = configuration(options)
         return _train(config, source, chosen, options)
 
 
-def _configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
+def defaults() -> dict[str, Any]:
+    """The options of :func:`train` that need not be given."""
+    parameters = inspect.signature(train).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not p.empty}
+
+
+def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
     """The run that is asked for, its data, and what was chosen for the learning rate."""
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
@@ -323,8 +324,8 @@ def _refuse_options(algorithm: str, options: Mapping[str, Any]) -> None:
     """A baseline has no use for the options of a network."""
     from shoal.experiments.baselines import SPACES
 
-    for name, parameter in inspect.signature(train).parameters.items():
-        if name not in OF_BASELINES and options[name] not in (parameter.default, "cpu", [], {}):
+    for name, default in defaults().items():
+        if name not in OF_BASELINES and options[name] not in (default, "cpu", [], {}):
             raise InputError(
                 f"{name}= is for training a network, and {algorithm} is none. "
                 f"settings= takes: {', '.join(SPACES[algorithm]) or 'nothing'}."
@@ -344,70 +345,31 @@ def model_options(model: str | None, options: Mapping[str, Any], freeze_backbone
 
 
 def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str, Any]) -> Run:
-    from shoal.experiments import baselines
-    from shoal.experiments.run import Turns
+    from shoal.experiments.display import run_seeds
+    from shoal.experiments.execute import make_executor
+    from shoal.experiments.run import run
+    from shoal.training.processes import together
 
-    def note(*texts: str) -> None:
-        for text in texts if options["progress"] else ():
-            print(text, file=sys.stderr, flush=True)
-
-    several = options["seeds"]
+    several, progress = options["seeds"], options["progress"]
+    if several and together():
+        raise InputError("seeds= trains several models in parallel; start it without torchrun.")
+    if several and options["wandb"]:
+        raise InputError("wandb= logs one run; give seed= instead of seeds=.")
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(several)
     folder = Path(options["out"] or Path("runs") / name)
-    how = {name: options[name] for name in HOW}
-    notes = [f"{chosen[0].upper()}{chosen[1:]}."] if chosen else []
-    note(*(source.notes() if options["progress"] else ()))
+    executor = make_executor(**{name: options[name] for name in EXECUTION}) if several else None
+    for note in (
+        [*source.notes(), *([f"{chosen[0].upper()}{chosen[1:]}."] if chosen else ())] if progress else ()
+    ):
+        print(note, file=sys.stderr, flush=True)
     make_folder(folder, source.given, run=not several)
-    if several:
-        note(*notes)
-        return _several(config, folder, how, options)
-    if baselines.is_one(config):
-        try:
-            return Run([baselines.train(config, folder)], folder)
-        except InputError:
-            _remove_empty(folder)
-            raise
-    turns = Turns(config, options["device"], options["progress"], folder, how, options["wandb"])
-    if turns.training is not None:  # after all that could be wrong
-        note(*notes)
-    return Run([turns.to_the_end()], folder)
-
-
-def _several(config: RunConfig, folder: Path, how: Mapping[str, Any], options: Mapping[str, Any]) -> Run:
-    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`."""
-    from shoal.experiments.record import RunFolders
-    from shoal.training.processes import together
-    from shoal.training.stopping import Interrupted
-
-    if together():
-        raise InputError("seeds= trains several models in parallel; start it without torchrun.")
-    if options["wandb"]:
-        raise InputError("wandb= logs one run; give seed= instead of seeds=.")
-    configs = [replace(config, seed=config.seed + n) for n in range(options["seeds"])]
-    store = RunFolders(folder)
-    store.plan(configs, dict(how))
+    how = {name: options[name] for name in HOW}
     try:
-        return Run(_executed(configs, store, how, options), folder)
+        if several:
+            configs = [replace(config, seed=config.seed + n) for n in range(several)]
+            return Run(run_seeds(configs, folder, how, executor, quiet=not progress), folder)
+        return Run([run(config, options["device"], progress, folder, how, options["wandb"])], folder)
     except InputError:
-        store.forget_plan()
-        _remove_empty(folder)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # it was made for this run, if nothing is in it
         raise
-    except KeyboardInterrupt as stop:
-        number = getattr(stop, "signal", None) or signal.SIGINT
-        raise Interrupted(f"stopped. Resume with: shoal resume {folder}", number) from stop
-
-
-def _remove_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()  # it was made for this run, if nothing is in it
-
-
-def _executed(
-    configs: Sequence[RunConfig], store: Any, how: Mapping[str, Any], options: Mapping[str, Any]
-) -> list[RunRecord]:
-    from shoal.experiments import pool
-    from shoal.experiments.display import Display
-
-    display = Display(configs, len(store.missing(configs)))
-    where = {"device": options["device"], "jobs": options["jobs"]}
-    return pool.run_all(configs, store, **where, how=dict(how), tell=display.tell, done=display.done)

@@ -101,6 +101,15 @@ def command_parser(name: str) -> Parser:
     return parser
 
 
+def program() -> Parser:
+    """One parser with those of all commands: for tests and documentation, which need them all."""
+    parser = Parser(prog="shoal", description=shoal.__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND").choices
+    for name in COMMANDS:
+        commands[name] = command_parser(name)  # type: ignore[index]
+    return parser
+
+
 def help_text() -> str:
     """What ``shoal --help`` prints."""
     lines = ["usage: shoal COMMAND [options]", "", shoal.__doc__ or ""]

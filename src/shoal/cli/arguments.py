@@ -16,6 +16,8 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from shoal.api.source import OF_TABLE, TABLE, Source, datasets_in, find_source
 from shoal.api.source import make_folder as make_folder
+from shoal.api.train import EXECUTION, train
+from shoal.api.train import model_options as checked_options
 from shoal.errors import InputError, TableWarning, nearest, unknown_name
 from shoal.files import finite
 from shoal.settings import Count, Few, Range, Rate, Seed, Setting, coerce, plain_number, settings, shown
@@ -29,11 +31,9 @@ _SHOWN: set[str] = set()
 """What is printed as a report, so that it is not said as warnings too."""
 OPTIMIZERS = ("adam", "adamw", "sgd")
 PRECISIONS = ("fp32", "bf16", "fp16")
-DRAWS = ("domains", "one-domain", "pooled", "balanced", "regrouped")
 """Named here too, for what knows them imports torch."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 OF_COLUMNS = ("drop", "kinds", "decimal", "day_first")
-EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 FLAGS = {"data_options": "--data", "settings": "--set", "model_options": "--model-set"}
 """Options that public functions take as mappings under another name."""
 METAVARS = {
@@ -187,11 +187,6 @@ rate = typed(Rate)
 positive = typed(Annotated[float, Range(above=0)])
 number = typed(Annotated[float, Range(0)])
 workers = typed(Annotated[int, Range(0, 1000)])
-warm_start = typed(
-    Annotated[int, Range(1, 10**9, what="a number of steps")]
-    | Annotated[float, Range(above=0, most=1, what="a share of the data")]
-    | Literal["plateau"]
-)
 
 
 def device(text: str) -> str:
@@ -251,8 +246,6 @@ def add_options(
 
     Types, choices and defaults are those of its signature, and help is what its docstring says.
     """
-    from shoal.api.train import train
-
     function = function or train
     declared, explained = settings(function), argument_help(function)
     for name in names:
@@ -267,7 +260,7 @@ def argument_help(function: Callable[..., Any]) -> dict[str, str]:
     """What the docstring of a function says of each argument."""
     arguments = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
     found = re.finditer(r"^    (\w+): (.*(?:\n        .*)*)", arguments, re.MULTILINE)
-    return {match[1]: " ".join(match[2].split()).removesuffix(".") for match in found}
+    return {m[1]: " ".join(m[2].split()).partition(" In Python ")[0].removesuffix(".") for m in found}
 
 
 def _add_list(parser: argparse._ActionsContainer, flag: str, metavar: str | None, text: str) -> None:
@@ -316,9 +309,19 @@ def options_of(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     return found
 
 
-def add_data(parser: argparse._ActionsContainer, whose: str = "") -> None:
-    """The options of datasets; :func:`data_options` reads them."""
-    add_options(parser, ("data_options", "bad_images"))
+def _adder(*names: str) -> Callable[..., None]:
+    return lambda parser, *_: add_options(parser, names)
+
+
+add_data = _adder("data_options", "bad_images")
+add_data_dir = _adder("data_dir")
+"""For commands that load datasets; their ``run`` is then decorated with :func:`in_data_dir`."""
+add_model = _adder("model", "model_options", "weights", "freeze_backbone")
+add_rate = _adder("lr", "schedule")
+add_device = _adder("device")
+add_running = _adder("device", "jobs")
+add_execution = _adder(*EXECUTION)
+"""Where runs are executed and how many in parallel; :func:`executor_of` reads it."""
 
 
 def data_options(args: Any) -> dict[str, Any]:
@@ -329,15 +332,6 @@ def data_options(args: Any) -> dict[str, Any]:
     return options
 
 
-def add_model(parser: argparse._ActionsContainer, default: str = "") -> None:
-    """The options of models; :func:`model_options` reads them."""
-    add_options(parser, ("model", "model_options", "weights", "freeze_backbone"))
-
-
-def add_rate(parser: argparse._ActionsContainer) -> None:
-    add_options(parser, ("lr", "schedule"))
-
-
 def show_chosen(args: Any) -> None:
     """Says which learning rate was chosen for the model, where it was."""
     if (chosen := getattr(args, "chosen", "")) and not args.json:
@@ -346,8 +340,6 @@ def show_chosen(args: Any) -> None:
 
 def model_options(args: Any) -> dict[str, Any]:
     """The fields of a run's configuration that describe its model."""
-    from shoal.api.train import model_options as checked_options
-
     options = values(args.model_set, "--model-set")
     chosen = checked_options(args.model, options, args.freeze_backbone)
     return {"model": args.model, "model_options": chosen, "weights": args.weights}
@@ -355,8 +347,6 @@ def model_options(args: Any) -> dict[str, Any]:
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """What to look at: a dataset by name, or the user's own; :func:`source` reads it."""
-    from shoal.api.train import train
-
     parser.add_argument("dataset", metavar="DATA", help=argument_help(train)["data"])
     add_options(parser, ("data_options", "bad_images", "data_dir"))
     add_table(parser)
@@ -435,11 +425,6 @@ def warnings_in_words() -> Iterator[None]:
         yield
 
 
-def add_data_dir(parser: argparse._ActionsContainer) -> None:
-    """For commands that load datasets; their ``run`` is then decorated with :func:`in_data_dir`."""
-    add_options(parser, ("data_dir",))
-
-
 def in_data_dir(run: Callable[[Any], Result]) -> Callable[[Any], Result]:
     """Runs a command where datasets are looked for in --data-dir, by its worker processes too."""
 
@@ -449,20 +434,6 @@ def in_data_dir(run: Callable[[Any], Result]) -> Callable[[Any], Result]:
             return run(args)
 
     return wrapped
-
-
-def add_device(parser: argparse._ActionsContainer) -> None:
-    add_options(parser, ("device",))
-
-
-def add_running(parser: argparse.ArgumentParser) -> None:
-    """The options of commands that run many trainings."""
-    add_options(parser, ("device", "jobs"))
-
-
-def add_execution(parser: argparse._ActionsContainer) -> None:
-    """Where and how many runs are done in parallel; :func:`executor_of` reads it."""
-    add_options(parser, EXECUTION)
 
 
 def executor_of(args: Any) -> Any:

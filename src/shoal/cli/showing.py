@@ -2,74 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.api.train import Run
-from shoal.cli.arguments import as_json
+from shoal.cli.arguments import as_json, executor_of
 from shoal.errors import InputError
-from shoal.experiments.display import Display as Status
 
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.record import RunRecord, Store
+    from shoal.experiments.record import RunRecord
     from shoal.experiments.status import RunStatus
 
 
-def run_all(
-    configs: Sequence[RunConfig],
-    store: Store,
-    given: Any,
-    how: dict[str, Any] | None = None,
-    status: Status | None = None,
-) -> list[RunRecord]:
-    """Runs what is missing; ``status`` is that of a longer list of which these are a part."""
-    from shoal.experiments import pool
+def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], args: Any) -> int:
+    """Runs the seeds that are missing and shows the table of all."""
+    from shoal.experiments import display
 
-    status = status or Status(configs, len(store.missing(configs)))
-    return pool.run_all(
-        configs,
-        store,
-        device=given.device,
-        jobs=given.jobs,
-        how=how,
-        tell=status.tell,
-        done=status.done,
-    )
+    return show_result(Run(display.run_seeds(configs, folder, how, executor_of(args)), folder), args)
 
 
-def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], given: Any) -> int:
-    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`."""
-    from shoal.experiments.record import RunFolders
-    from shoal.training.stopping import Interrupted
+def run_all(configs: Sequence[RunConfig], store: Any, args: Any) -> list[RunRecord]:
+    """Runs what is missing, in parallel, with a display."""
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import make_executor
 
-    store = RunFolders(folder)
-    store.plan(configs, how)
-    try:
-        records = run_all(configs, store, given, how)
-    except InputError:
-        store.forget_plan()
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if it was made for these runs, and nothing is in it
-        raise
-    except KeyboardInterrupt as stop:
-        number = getattr(stop, "signal", None) or signal.SIGINT
-        raise Interrupted(f"stopped. Go on with: shoal resume {folder}", number) from stop
-    return show_result(Run(records, folder), given)
+    return run_shown(configs, store, make_executor(device=args.device, jobs=args.jobs)).usable()
 
 
-def show_result(result: Run, given: Any) -> int:
+def show_result(result: Run, args: Any) -> int:
     """What came out of one run or of several seeds; the exit code."""
     if result.finished:
-        show(result.to_dict(), str(result), given)
+        show(result.to_dict(), str(result), args)
     elif main_process():
         skip = f"To skip such steps: shoal resume {result.folder} --on-nan skip"
-        print(*(f"shoal: {problem}" for problem in result.problems[:2]), skip, sep="\n", file=sys.stderr)
+        hints = [skip] * any(r.status == "diverged" for r in result.records)
+        print(*(f"shoal: {problem}" for problem in result.problems[:2]), *hints, sep="\n", file=sys.stderr)
     return int(bool(result.problems))
 
 
@@ -79,15 +50,11 @@ def describe_run(status: RunStatus) -> str:
 
     config = status.config
     run, environment = config.get("run") or {}, config.get("environment") or {}
-    what = (
-        f"{run['algorithm']} on {run['dataset']}"
-        if run
-        else f"{config.get('algorithm')} (started from Python)"
-    )
+    python = f"{config.get('algorithm')} (started from Python)"
     processes = environment.get("processes", "1")
     together = f", {processes} processes" if processes != "1" else ""
     lines = [
-        f"{what}, seed {run['seed']}" if run else what,
+        f"{run['algorithm']} on {run['dataset']}, seed {run['seed']}" if run else python,
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
@@ -97,11 +64,11 @@ def describe_run(status: RunStatus) -> str:
         lines.append(status.error)
     if status.scores:
         lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
-    if status.checkpoint and status.state in ("stopped", "running"):
+    if status.checkpoint and status.state in ("stopped", "running", "failed"):
         lines.append(f"Newest checkpoint: {status.checkpoint}")
-    if status.state == "stopped":
-        going_on = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
-        lines.append(f"Go on with: {going_on}")
+    if status.state in ("stopped", "failed"):
+        resume = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
+        lines.append(f"Go on with: {resume}")
     return "\n".join(lines)
 
 
