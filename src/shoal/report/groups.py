@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -172,7 +172,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
 
     Methods that take other numbers of minibatches per step are comparable where they see as many in all.
     """
-    found = {k: v for k, v in vars(config).items() if k not in APART}
+    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in APART}
     data, model = (dict(found.pop(part)) for part in ("data_options", "model_options"))
     data.pop("test", None)
     if data.get("seed") == config.seed:
