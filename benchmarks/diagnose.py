@@ -34,7 +34,8 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import shuffled_digits
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.experiments.diagnose import Diagnosis, Sample, described_columns, diagnose, draw, find_shifts, holm
+from shoal.experiments.diagnose import Sample, described_columns, diagnose, draw, find_shifts, holm
+from shoal.experiments.diagnosis import Diagnosis
 from shoal.report.diagnose import kinds, text
 from shoal.report.tables import Table
 

@@ -341,8 +341,6 @@ class Case:
     def _read_only(self, line: fuzz_commands.Line) -> list[str]:
         """The files and folders that this command has no reason to change."""
         words = set(line.inputs())
-        if line.command == ("data", "fake"):  # adds a folder to the one that it is given
-            return []
         if line.command[0] in ("resume", "train"):
             words = {w for w in words if not w.startswith("runs") and w not in (".", "..")}
         outs = [

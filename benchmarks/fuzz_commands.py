@@ -76,7 +76,7 @@ VALID: dict[str, Sequence[str]] = {
     "clip": ("1", "0.1"),
     "seed": ("0", "1", "-1", "12345"),
     "workers": ("0",),
-    "domains": ("2",),
+    "domains_per_step": ("2",),
     "jobs": ("1",),
     "data_dir": ("folder.csv",),
     "weights": ("weights.safetensors", "weights.pt"),
@@ -91,8 +91,6 @@ AVOIDED = {"compile", "run_too", "all", "wandb", "engine"}
 WORK = {
     "steps",
     "seeds",
-    "trials",
-    "hparams",
     "search",
     "rounds",
     "passes",
@@ -107,8 +105,8 @@ KEPT = WORK | {"no_run", "plan", "jobs", "budget", "only", "mirror", "data"}
 OF_TABLES = {"task", "decimal", "day_first", "leave_out", "held_out"}
 OF_NETWORKS = {
     "steps",
-    "batch",
-    "domains",
+    "batch_size",
+    "domains_per_step",
     "model",
     "model_set",
     "weights",
@@ -548,7 +546,7 @@ def _train(draw: random.Random, context: dict[str, Any]) -> Wanted:
         "algorithm": name,
         **_data(draw, context),
         "steps": draw.choice("1234"),
-        "batch": draw.choice("2458"),
+        "batch_size": draw.choice("2458"),
     }
     wanted |= {"device": "cpu"} | ({"out": "out"} if draw.random() < 0.8 else {})
     return wanted | ({"seeds": "2", "jobs": "1"} if draw.random() < 0.05 else {})
@@ -558,7 +556,7 @@ def _compare(draw: random.Random, context: dict[str, Any]) -> Wanted:
     how = draw.random()
     data = _data(draw, context) if how < 0.6 else _table(draw, context)
     wanted: Wanted = {**data, "algorithms": draw.sample(("erm", "fish", "irm", "vrex"), 2), "out": "out"}
-    wanted |= {"seeds": "1", "search": "1", "steps": "2", "batch": "4", "jobs": "1", "device": "cpu"}
+    wanted |= {"seeds": "1", "search": "1", "steps": "2", "batch_size": "4", "jobs": "1", "device": "cpu"}
     return wanted | (
         {"plan": []} if how < 0.6 else {"no_run": [], "out": "runs/compared"} if how < 0.8 else {}
     )
@@ -602,7 +600,7 @@ def _score(draw: random.Random, context: dict[str, Any]) -> Wanted:
 
 
 def _sweep(draw: random.Random, context: dict[str, Any]) -> Wanted:
-    wanted: Wanted = {"datasets": ["linear"], "algorithms": ["erm", "fish"], "trials": "1", "hparams": "1"}
+    wanted: Wanted = {"datasets": ["linear"], "algorithms": ["erm", "fish"], "seeds": "1", "search": "1"}
     wanted |= {"steps": "1", "jobs": "1", "device": "cpu", "out": "out"}
     how = draw.random()
     return wanted | ({"plan": []} if how < 0.6 else {"no_run": [], "out": "runs/swept"} if how < 0.95 else {})
@@ -614,8 +612,8 @@ def _track(draw: random.Random, context: dict[str, Any]) -> Wanted:
     small = {
         "seeds": "1",
         "steps": "1",
-        "batch": "4",
-        "domains": "2",
+        "batch_size": "4",
+        "domains_per_step": "2",
         "jobs": "1",
         "device": "cpu",
         "out": "out",
@@ -662,7 +660,6 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
     ("list",): lambda draw, context: {"what": draw.choice(("algorithms", "datasets")), "names": []},
     ("evaluate",): lambda draw, context: {"predictions": [world.PREDICTIONS[0]]},
     ("data", "check"): _check,
-    ("data", "fake"): lambda draw, context: {"what": "wilds", "folder": "out", "only": ["poverty"]},
     ("data", "get"): lambda draw, context: {
         "names": [draw.choice(("heart", "pacs"))],
         "to": "out",

@@ -210,25 +210,10 @@ def _special() -> None:
 
 
 def parser() -> Any:
-    """The command line's own parser, as main makes it."""
-    import argparse
+    """The command line's own parsers, in one."""
+    from shoal.cli.app import program
 
-    from shoal import cli
-
-    found = []
-
-    def taken(self: Any, *given: Any) -> None:
-        found.append(self)
-        raise KeyError
-
-    before = argparse.ArgumentParser.parse_args
-    argparse.ArgumentParser.parse_args = taken  # type: ignore[method-assign, assignment]
-    try:
-        with contextlib.suppress(KeyError):
-            cli._main([])
-    finally:
-        argparse.ArgumentParser.parse_args = before  # type: ignore[method-assign]
-    return found[0]
+    return program()
 
 
 OWN = ["patients.csv", "--label", "ill", "--domain", "hospital"]
@@ -244,7 +229,7 @@ def _runs() -> None:
     from shoal.cli import main
 
     Path("runs").mkdir()
-    table = ["--dataset", *OWN, *SHORT, "--eval-every", "2"]
+    table = [*OWN, *SHORT, "--eval-every", "2"]
     lines = {
         "table": ["train", "fish", *table, "--drop", "note", "--track-every", "2"],
         "number": [*shlex.split("train erm numbers.csv --label cost --domain hospital"), *SHORT],
@@ -272,15 +257,16 @@ def _at(step: int) -> Callable[[int, str], None]:
 
 
 def _stopped(folder: str, line: list[str]) -> None:
-    from shoal.cli.train import HOW, configuration
+    from shoal.api.train import HOW, configuration, defaults, train
+    from shoal.cli.arguments import options_of
     from shoal.experiments.run import run
     from shoal.training import loop
 
     loop.CHUNK = 1
-    given = parser().parse_args(line)
-    how = {name: getattr(given, name) for name in HOW}
+    args = parser().parse_args(line)
+    options = {**defaults(), **options_of(args, train), "algorithm": args.algorithm, "data": args.dataset}
     with contextlib.suppress(KeyboardInterrupt):
-        run(configuration(given), "cpu", _at(3), Path(folder), how)
+        run(configuration(options)[0], "cpu", _at(3), Path(folder), {name: options[name] for name in HOW})
 
 
 def _by_fit(folder: str, stop: int | None) -> None:

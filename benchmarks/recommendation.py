@@ -145,7 +145,7 @@ def _write(path: Path, parts: Sequence[tuple[str, tuple[Array, Array]]], family:
 
 
 def one(config: RunConfig) -> RunRecord:
-    return baselines.run(config) if baselines.is_one(config) else run(config, "cpu")
+    return run(config, "cpu")
 
 
 def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
@@ -164,8 +164,7 @@ def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
         base = replace(base, optimizer_options={"lr": RATE})
         able = [n for n in usual["algorithms"] if n not in compare.unable(usual["algorithms"], where)]
         asked = (where.left_out, range(given.seeds), given.search)
-        configs = compare.plan(base, able, *asked)
-        configs += compare.plan_baselines(base, where.classes, *asked)
+        configs = compare.plan(base, [*able, *baselines.names(where.classes)], *asked)
         result = compare.results(configs, [one(c) for c in configs])
         compared = time.process_time() - began
         rows = [row for row in result["rows"] if row["rank"] is not None]

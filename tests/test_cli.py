@@ -119,7 +119,7 @@ def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: 
     assert main([*SWEEP, *out, "--plan"]) == 0
     assert capsys.readouterr().out == "3 runs, of which 3 are still to do.\n"
     assert main([*SWEEP, *out, "--no-run"]) == 0
-    assert "3 missing: erm on linear, D1 left out, trial 0, draw 0" in capsys.readouterr().out
+    assert "3 missing: erm on linear, D1 held out, seed 0, hyperparameter trial 0" in capsys.readouterr().out
     assert main([*SWEEP, *out]) == 0
     shown = capsys.readouterr()
     assert "3 runs to do." in shown.err
@@ -165,7 +165,7 @@ def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
     assert main([*arguments, "--out", str(tmp_path / "run"), "--warm-start", "3", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     saved = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert shown == saved
+    assert shown == {**saved, "schema": 1}
     assert saved["config"]["settings"] == {"meta_lr": 0.5}
     assert saved["config"]["warm_start"] == 3
     assert len(saved["warm_up"]) == 1
@@ -189,14 +189,14 @@ REFUSED = {
     ),
     "rate": (["train", "fish", "linear", "--lr", "0"], "--lr must be a number above 0"),
     "optimizer": (["train", "fish", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
-    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "domains_per_step=3"),
+    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "--domains-per-step 3 but there are 2"),
     "draw": (["train", "fish", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
     "warm start": (["train", "erm", "linear", "--warm-start", "-1"], "--warm-start must be"),
     "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
     "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad', got 'foo'"),
-    "average start": ([*LINEAR, "--average-start", "5"], "belongs to average='sma'"),
+    "average start": ([*LINEAR, "--average-start", "5"], "belongs to --average 'sma'"),
     "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
     "on nan": ([*LINEAR, "--on-nan", "maybe"], "'stop' or 'skip', got 'maybe'"),
     "clip": ([*LINEAR, "--clip", "-1"], "--clip must be a number above 0"),
@@ -249,7 +249,7 @@ def test_results_need_a_folder(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_run_that_diverges_says_so_and_keeps_its_record(tmp_path: Path, capsys: Captured) -> None:
-    assert main([*DIVERGING, "--out", str(tmp_path)]) == 2
+    assert main([*DIVERGING, "--out", str(tmp_path)]) == 1
     assert "the loss turned nan at step 3, which was not applied" in one_line(capsys)
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "diverged"
     assert not (tmp_path / "model.safetensors").exists()
@@ -386,10 +386,10 @@ class TestSeeds:
         assert len(json.loads(capsys.readouterr().out)["runs"]) == 3
 
     def test_one_that_diverges(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 1
         shown = capsys.readouterr()
         assert "[2/2] erm, seed 1: diverged" in shown.err
-        assert "no run came to its end. seed 0: erm: the loss turned nan" in shown.err
+        assert "shoal: seed 0: erm: the loss turned nan" in shown.err
 
 
 class TestResume:
@@ -456,10 +456,10 @@ class TestResume:
         assert "'all' holds no run" in one_line(capsys)
 
     def test_a_diverged_run_with_steps_skipped(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--out", "run"]) == 2
+        assert main([*DIVERGING, "--out", "run"]) == 1
         said = one_line(capsys)
         assert "shoal resume run --on-nan skip" in said
-        assert main(["resume", "run"]) == 2
+        assert main(["resume", "run"]) == 1
         assert one_line(capsys) == said
         assert main(["resume", "run", "--on-nan", "skip"]) == 0
         assert "18 steps were not finite and were skipped" in capsys.readouterr().out
@@ -470,13 +470,13 @@ class TestResume:
         assert Path("run/model.safetensors").read_bytes() == Path("never/model.safetensors").read_bytes()
 
     def test_several_diverged_seeds_with_steps_skipped(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 2
+        assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 1
         capsys.readouterr()
         assert main(["resume", "all", "--on-nan", "skip", "--jobs", "1"]) == 0
         assert "over 2 seeds" in capsys.readouterr().out
 
     def test_a_run_in_use_is_not_touched(self, capsys: Captured) -> None:
-        assert main([*DIVERGING, "--out", "run"]) == 2
+        assert main([*DIVERGING, "--out", "run"]) == 1
         before = {p: p.read_bytes() for p in Path("run").rglob("*") if p.is_file() and p.name != ".lock"}
         capsys.readouterr()
         with RunFolder("run"):
@@ -1077,12 +1077,12 @@ def test_data_check_passes_sound_pictures(tmp_path: Path, capsys: Captured) -> N
     folder = plant_pictures(tmp_path / "pictures")
     assert main(["data", "check", str(folder), "--workers", "1"]) == 0
     shown = capsys.readouterr()
-    assert "All 40 pictures can be read" in shown.out
-    assert "40 of 40 pictures decoded" in shown.err
+    assert "All 40 images can be read" in shown.out
+    assert "40 of 40 images decoded" in shown.err
     assert main(["data", "check", str(folder), "--json", "--workers", "2"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["classes"]["photo"] == {"<script>é": 5, "dog": 5}
-    assert (report["pictures"], report["wrong"], report["unreadable"]) == (40, [], {})
+    assert (report["images"], report["wrong"], report["unreadable"]) == (40, [], {})
 
 
 def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> None:
@@ -1094,9 +1094,9 @@ def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> Non
     assert main(["data", "check", str(folder), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["wrong"] == [
-        "pictures that cannot be read: 1",
-        "pictures that are in several domains: 1",
-        "pictures that are in several classes: 1",
+        "images that cannot be read: 1",
+        "images that are in several domains: 1",
+        "images that are in several classes: 1",
     ]
     assert list(report["unreadable"]) == ["photo/dog/9.jpg"]
     found = {group["kind"]: group["files"] for group in report["duplicates"]}
@@ -1107,7 +1107,7 @@ def test_data_check_finds_what_is_wrong(tmp_path: Path, capsys: Captured) -> Non
     }
     assert main(["data", "check", str(folder)]) == 1
     shown = capsys.readouterr().out
-    assert "same picture in several domains: 'photo/dog/8.jpg' = 'sketch/dog/1.jpg'" in shown
+    assert "same image in several domains: 'photo/dog/8.jpg' = 'sketch/dog/1.jpg'" in shown
     assert "cannot be read: 'photo/dog/9.jpg' (empty" in shown
 
 
@@ -1119,11 +1119,11 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
     assert report["published"]["sketch"] == 3929
     assert report["wrong"][:3] == [
         "domain cartoon is missing",
-        "art_painting has 10 pictures, not 2,048",
-        "photo has 10 pictures, not 1,670",
+        "art_painting has 10 images, not 2,048",
+        "photo has 10 images, not 1,670",
     ]
     assert "there are 2 classes, not 7" in report["wrong"]
-    assert "photo has 5 pictures of dog, not 189" in report["wrong"]
+    assert "photo has 5 images of dog, not 189" in report["wrong"]
     assert main(["data", "check", str(tmp_path), "--dataset", "pacs"]) == 1
     shown = capsys.readouterr().out
     assert "cartoon" in shown
@@ -1136,7 +1136,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
         (["nowhere"], "there is no folder 'nowhere'"),
         (["."], "there is no picture in"),
         ([".", "--dataset", "pacs"], "PACS is not in"),
-        ([".", "--dataset", "linear"], "linear is not in folders of pictures; these are: domainnet,"),
+        ([".", "--dataset", "linear"], "linear has no folder of images; these have: domainnet,"),
         ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),
     ],
 )

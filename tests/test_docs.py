@@ -100,7 +100,7 @@ def _unknown(words: list[str]) -> list[str]:
             parser = below[word]
             known |= set(parser._option_string_actions)
         elif below and parser.prog == "shoal":
-            return [word]
+            return [] if word in known else [word]
         else:
             break
     return [w for w in words if re.match(r"--\w", w) and w.split("=")[0] not in known]

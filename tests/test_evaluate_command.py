@@ -239,7 +239,7 @@ def test_a_file_of_any_name(groups: type[Groups], capsys: Captured) -> None:
     given = ["evaluate", path, "--dataset", "grouped"]
     for split in ("val", "validation"):
         assert as_json(capsys, *given, "--split", split)["files"][0]["average"] == 1
-    assert "say --dataset and --split" in refused(capsys, *given)
+    assert "give --dataset and --split" in refused(capsys, *given)
     assert "Did you mean 'test'" in refused(capsys, *given, "--split", "tset")
     assert "unknown dataset 'groupd'" in refused(
         capsys, "evaluate", path, "--dataset", "groupd", "--split", "val"

@@ -22,6 +22,7 @@ LAYERS = (
     ("export",),
     ("report",),
     ("scoring",),
+    ("api",),
     ("cli", "sklearn"),
     ("paper",),
 )

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from shoal.api.report import collect
 from shoal.cli import main
-from shoal.cli.report import collect
 from shoal.experiments import compare
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
+from shoal.experiments.store import Store
 from shoal.report import charts, figures, page
 from shoal.report import compare as view
 from shoal.report.groups import Group, Run, grouped
@@ -553,7 +554,7 @@ def test_a_sweep(tmp_path: Path) -> None:
     failed.mkdir()
     (failed / "0123456789abcdef.txt").write_text("{}\n\nRuntimeError: <b>out of memory</b>\n")
     text = Reader(written(tmp_path)).text
-    assert "were compared on the held-out domain 0°, with 2 trials." in text
+    assert "were compared on the held-out domain 0°, with 2 seeds." in text
     assert "training-domain validation" in text
     assert "RuntimeError: <b>out of memory</b>" in text
 
@@ -866,3 +867,12 @@ def test_in_a_browser_names_are_harmless(browse: Any, tmp_path: Path) -> None:
     assert not console
     assert dom.count("<script") == 1
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in dom
+
+
+def test_of_many_domains_of_a_run_the_first_are_named(tmp_path: Path) -> None:
+    record = made()
+    many = {"test": scores({f"place {n}": n / 16 for n in range(15)})}
+    save(tmp_path, replace(record, history=tuple({**m, "scores": many} for m in record.history)))
+    text = Reader(written(tmp_path)).text
+    assert "test: accuracy 0.4375, place 0 0, place 1 0.0625" in text
+    assert "place 9 0.5625, … 5 more" in text

@@ -5,47 +5,20 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from unittest import mock
 
-from shoal import cli
+from shoal.cli.app import help_text, program
+from shoal.cli.arguments import subcommands as commands
 
 TITLES = {"positional arguments": "Arguments", "options": "Options"}
-
-
-class _Asked(Exception):
-    """Carries the parser out of the program before it parses anything."""
-
-
-def program() -> argparse.ArgumentParser:
-    """The parser of ``shoal``, with those of its commands."""
-
-    def ask(parser: argparse.ArgumentParser, *given: object) -> None:
-        raise _Asked(parser)
-
-    with mock.patch.object(argparse.ArgumentParser, "parse_args", ask):
-        try:
-            cli.main([])
-        except _Asked as asked:
-            found: argparse.ArgumentParser = asked.args[0]
-            return found
-    raise RuntimeError("shoal.cli.main parses its arguments without ArgumentParser.parse_args")
 
 
 def page() -> str:
     """All commands in Markdown."""
     parser = program()
-    lines = ["# Command line", "", text(parser.description), "", text(parser.epilog), ""]
+    lines = ["# Command line", "", text(parser.description), "", "```text", help_text(), "```", ""]
     for name, command in commands(parser).items():
         lines += section(f"shoal {name}", command, 2)
     return "\n".join(lines)
-
-
-def commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The commands of a parser, by name."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
 
 
 def section(title: str, parser: argparse.ArgumentParser, level: int) -> Iterator[str]:

@@ -1,37 +1,84 @@
-"""Shoal: domain generalization. Train models that work in places they have never seen."""
+"""Shoal: domain generalization. Train models that work in domains they were not trained on."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from shoal.errors import InputError
-    from shoal.scoring import Score, score
-    from shoal.trained import Trained, load
-    from shoal.training.fit import Fit, fit
+    from shoal import algorithms as algorithms
+    from shoal import data as data
+    from shoal import experiments as experiments
+    from shoal import gradients as gradients
+    from shoal import models as models
+    from shoal import optim as optim
+    from shoal import training as training
+    from shoal.api.compare import Comparison as Comparison
+    from shoal.api.compare import compare as compare
+    from shoal.api.diagnose import Diagnosis as Diagnosis
+    from shoal.api.diagnose import diagnose as diagnose
+    from shoal.api.report import Report as Report
+    from shoal.api.report import report as report
+    from shoal.api.results import results as results
+    from shoal.api.sweep import Sweep as Sweep
+    from shoal.api.sweep import sweep as sweep
+    from shoal.api.train import Run as Run
+    from shoal.api.train import train as train
+    from shoal.errors import InputError as InputError
+    from shoal.experiments.results import Results as Results
+    from shoal.scoring import Score as Score
+    from shoal.scoring import score as score
+    from shoal.trained import Trained as Trained
+    from shoal.trained import load as load
+    from shoal.training.fit import Fit as Fit
+    from shoal.training.fit import fit as fit
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
-_HOME = {
-    "fit": "shoal.training.fit",
-    "Fit": "shoal.training.fit",
-    "load": "shoal.trained",
-    "Trained": "shoal.trained",
-    "score": "shoal.scoring",
-    "Score": "shoal.scoring",
-    "InputError": "shoal.errors",
+_HOMES = {
+    "shoal.api.compare": ("Comparison", "compare"),
+    "shoal.api.diagnose": ("Diagnosis", "diagnose"),
+    "shoal.api.report": ("Report", "report"),
+    "shoal.api.results": ("results",),
+    "shoal.api.sweep": ("Sweep", "sweep"),
+    "shoal.api.train": ("Run", "train"),
+    "shoal.errors": ("InputError",),
+    "shoal.experiments.results": ("Results",),
+    "shoal.scoring": ("Score", "score"),
+    "shoal.trained": ("Trained", "load"),
+    "shoal.training.fit": ("Fit", "fit"),
 }
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+_MODULES = ("algorithms", "data", "experiments", "gradients", "models", "optim", "sklearn", "training")
 
-__all__ = ["Fit", "InputError", "Score", "Trained", "__version__", "fit", "load", "score"]
+__all__ = ["__version__", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"shoal.{name}")
     raise AttributeError(f"module 'shoal' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """``shoal.report`` is the function, also once the package of that name was imported."""
+
+    @property
+    def report(self) -> Any:
+        return __getattr__("report")
+
+    @report.setter
+    def report(self, package: ModuleType) -> None:
+        """Python binds a package to its parent when it is imported."""
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,7 +1,8 @@
 """``shoal.score``: how well a trained model does on labelled rows, per domain, and how these rows differ.
 
 Rows without a label, and rows whose class the model does not know, are counted, named and left out of every
-metric. Intervals are those of :mod:`shoal.training.intervals`, drift is that of :mod:`shoal.data.drift`.
+metric. Intervals are those of :mod:`shoal.experiments.statistics`, drift is that of
+:mod:`shoal.experiments.drift`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from numpy.typing import NDArray
 
 from shoal.data.cells import Format, is_missing
 from shoal.data.columns import categories_of, quoted, values_of
-from shoal.data.drift import ColumnDrift, Drift
 from shoal.data.inputs import ROWS, check_columns
 from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
+from shoal.experiments.drift import ColumnDrift, Drift
+from shoal.experiments.statistics import Estimate, calibration, classification, regression
 from shoal.report.tables import Table, clean
 from shoal.settings import Seed, checked
 from shoal.trained import Trained, load, probabilities
-from shoal.training.intervals import Estimate, calibration, classification, regression
 
 Array = NDArray[Any]
 UNKNOWN, UNLABELLED = -2, -1
@@ -268,7 +269,7 @@ def score(
     if kind == "array":
         raise InputError(
             "this model takes prepared arrays; score takes models of tables, of text in tables and of images "
-            "in folders. For arrays take predict_proba and the functions of shoal.training.intervals."
+            "in folders. For arrays take predict_proba and the functions of shoal.experiments.statistics."
         )
     reader = trained.reader(column=column, bad=bad_images)
     if kind == "image":

@@ -1,4 +1,4 @@
-"""What a setting may be, declared once: in the signature of what takes it, beside its default. ::
+"""What a setting may be, declared once: in the signature of what takes it, with its default. ::
 
     def __init__(self, *, tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1))] = 1.0, depth: int = 3)
 
@@ -27,6 +27,7 @@ LARGEST_INT = 2**63 - 1
 LARGEST_FLOAT = 3.4028234663852886e38
 """What tensors hold: 64 bits of whole numbers, and single precision."""
 
+NOUNS = {bool: "true or false", Mapping: "a mapping", Callable: "a function", str: "text", Path: "a path"}
 Made = TypeVar("Made", bound=Callable[..., Any])
 
 
@@ -41,17 +42,12 @@ def choice(*values: Any) -> Search:
     return Search("choice", values)
 
 
-def uniform(low: float, high: float) -> Search:
-    return Search("uniform", (low, high))
+def _between(kind: str) -> Callable[[float, float], Search]:
+    return lambda low, high: Search(kind, (low, high))
 
 
-def log10(low: float, high: float) -> Search:
-    """10 to the power of a number from ``low`` to ``high``."""
-    return Search("log10", (low, high))
-
-
-def log2(low: float, high: float) -> Search:
-    return Search("log2", (low, high))
+uniform, log10, log2 = map(_between, ("uniform", "log10", "log2"))
+"""A number between two, or 10 or 2 to the power of one."""
 
 
 class Range(NamedTuple):
@@ -67,12 +63,12 @@ class Range(NamedTuple):
     multiple: int = 1
 
     def holds(self, value: float) -> bool:
-        return not (
-            (self.least is not None and value < self.least)
-            or (self.most is not None and value > self.most)
-            or (self.above is not None and value <= self.above)
-            or (self.below is not None and value >= self.below)
-            or (self.multiple > 1 and value % self.multiple)
+        return (
+            (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+            and (self.multiple == 1 or not value % self.multiple)
         )
 
     def words(self) -> str:
@@ -84,6 +80,8 @@ class Range(NamedTuple):
 
 
 Count = Annotated[int, Range(1, 10**9)]
+Few = Annotated[int, Range(1, 1000)]
+"""Of what exists all at the same time, such as processes."""
 Seed = Annotated[int, Range(0, LARGEST_INT)]
 Pixels = Annotated[int, Range(8, 10**4)]
 """The side of an image."""
@@ -129,9 +127,8 @@ class Kind(NamedTuple):
             raise TypeError
         found: int | float = self.type(value)  # OverflowError: a whole number beyond what a float can be
         largest = LARGEST_INT if self.type is int else LARGEST_FLOAT
-        if found != value and self.type is int:  # 2.5
-            raise ValueError
-        if not (abs(found) <= largest or self.range.most is not None) or not math.isfinite(found):
+        within = abs(found) <= largest or self.range.most is not None
+        if (self.type is int and found != value) or not (within and math.isfinite(found)):  # 2.5, infinity
             raise ValueError
         if not self.range.holds(found):
             raise ValueError
@@ -148,15 +145,8 @@ class Kind(NamedTuple):
             noun = "a whole number" if self.type is int else "a number"
             noun = f"a multiple of {self.range.multiple}" if self.range.multiple > 1 else noun
             return f"{self.range.what or noun}{self.range.words()}"
-        known = {
-            bool: "true or false",
-            Mapping: "a mapping",
-            Callable: "a function",
-            str: "text",
-            Path: "a path",
-        }
         name = self.type.__name__
-        return known.get(self.type) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+        return NOUNS.get(self.type) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
 
 
 class Setting(NamedTuple):
@@ -207,7 +197,7 @@ def allowed(kinds: Sequence[Kind]) -> str:
 
 
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
-    """The parameters of a function, or of a class and those parents to which it hands on what it is given."""
+    """The parameters of a function, or of a class and the parents to which it passes keyword arguments on."""
     if not inspect.isclass(function):
         return {name: s for name, s in _declared(function).items() if name not in ("self", "cls")}
     found: dict[str, Setting] = {}
@@ -324,7 +314,7 @@ def _kinds_of_text(annotation: str, names: Mapping[str, Any]) -> tuple[Kind, ...
 
 
 def _names(function: Any, cls: type | None) -> Mapping[str, Any]:
-    """Where the annotations of a function are to be read."""
+    """The globals in which the annotations of a function are evaluated."""
     function = inspect.unwrap(function)
     while isinstance(function, functools.partial):
         function = inspect.unwrap(function.func)

@@ -6,15 +6,18 @@ it is run, and nothing is fetched.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import shlex
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,14 +30,18 @@ from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
 from shoal.errors import InputError, shown
 from shoal.experiments.config import RunConfig
-from shoal.files import parse_yaml, read_json
+from shoal.files import parse_yaml, read_json, write_atomically
 from shoal.models import build, language, options_of
-from shoal.settings import checked
+from shoal.settings import checked, plain_number
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import check_files
 from shoal.training.processes import pick_device
 
+if TYPE_CHECKING:
+    from shoal.export import Exported
+
 FORMAT = 1
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 WEIGHTS, ABOUT, RECORD, ENCODER = "model.safetensors", "inputs.json", "record.json", "encoder"
 LARGEST = 2**28
 """Bytes of a JSON file that are read."""
@@ -48,7 +55,7 @@ _WRONG = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, Arit
 
 @dataclass(frozen=True)
 class About:
-    """How to build and feed a trained model: the content of ``inputs.json``, checked."""
+    """How to build and feed a trained model: the content of ``inputs.json``."""
 
     model: Mapping[str, Any] = field(default_factory=dict)
     inputs: Mapping[str, Any] = field(default_factory=dict)
@@ -64,18 +71,20 @@ class About:
             raise _damaged(path, f"its format is {content.get('format')!r}, not {FORMAT}")
         shape, classes = content.get("input_shape"), content.get("classes")
         names, model, inputs = (content.get(name) for name in ("class_names", "model", "inputs"))
-        if not isinstance(shape, list) or not all(_whole(n, 1) for n in shape):
-            raise _damaged(path, f"input_shape is {shape!r}")
-        if classes is not None and not _whole(classes, 2):
-            raise _damaged(path, f"classes is {classes!r}")
-        if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-            raise _damaged(path, "class_names are not a list of names")
-        if names and len(names) != classes:
-            raise _damaged(path, f"it names {len(names)} classes and there are {classes}")
-        if not isinstance(model, dict) or not isinstance(inputs, dict):
-            raise _damaged(path, "model and inputs must be mappings")
-        if inputs.get("kind") == "image" and shape != [3, inputs.get("size"), inputs.get("size")]:
-            raise _damaged(path, f"pictures of size {inputs.get('size')!r} are not of shape {shape}")
+
+        def need(sound: bool, why: str) -> None:
+            if not sound:
+                raise _damaged(path, why)
+
+        need(isinstance(shape, list) and all(_whole(n, 1) for n in shape), f"input_shape is {shape!r}")
+        need(classes is None or _whole(classes, 2), f"classes is {classes!r}")
+        listed = isinstance(names, list) and all(isinstance(n, str) for n in names)
+        need(listed, "class_names are not a list of names")
+        need(len(names) in (0, classes), f"it names {len(names)} classes and there are {classes}")
+        need(isinstance(model, dict) and isinstance(inputs, dict), "model and inputs must be mappings")
+        size = inputs.get("size")
+        fits = inputs.get("kind") != "image" or shape == [3, size, size]
+        need(fits, f"images of size {size!r} are not of shape {shape}")
         numbers = str(content.get("numbers", "float32"))
         return cls(model, inputs, tuple(shape), numbers, classes, tuple(names))
 
@@ -90,11 +99,33 @@ class Trained(nn.Module):
     ``record`` is what came out of the training, as in ``record.json`` (empty where there is none).
     """
 
-    def __init__(self, model: nn.Module, about: About, folder: Path, record: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, about: About, folder: Path | None = None, record: Mapping[str, Any] = NOTHING
+    ) -> None:
         super().__init__()
         self.model = model
         self.about, self.folder, self.record = about, folder, record
         self.eval()
+
+    @classmethod
+    def in_memory(
+        cls,
+        model: nn.Module,
+        content: Mapping[str, Any],
+        files: Mapping[str, bytes] = NOTHING,
+        record: Mapping[str, Any] = NOTHING,
+    ) -> Trained:
+        """Of a model that was just trained, with what :func:`shoal.training.summary.about` says of it."""
+        names = [f.name for f in fields(About)]
+        about = About(**{name: content[name] for name in names if name in content})
+        about = replace(about, input_shape=tuple(about.input_shape), class_names=tuple(about.class_names))
+        made = cls(model, about, None, record)
+        if files:  # of a tokenizer, which is read from a folder
+            made._kept = tempfile.TemporaryDirectory(prefix="shoal-")
+            made.folder = Path(made._kept.name)
+            for name, text in files.items():
+                write_atomically(made.folder / name, text)
+        return made
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -128,7 +159,7 @@ class Trained(nn.Module):
         """The class of each example by name (by number, where it has none), or in regression its value.
 
         ``source`` is raw: for a model of tables a CSV or Parquet file, a DataFrame or a mapping of columns;
-        of pictures a file, several, or a folder; of texts a list, a .txt file with one a line, or a table and
+        of images a file, several, or a folder; of text a list, a .txt file with one per line, or a table and
         its ``column``. Tensors and arrays are taken as the network's own input.
         """
         found = self._collected(source, batch_size, workers, column)
@@ -167,36 +198,50 @@ class Trained(nn.Module):
             with torch.inference_mode():
                 output = self.model(to_device(batch.x, self.device))
         except _WRONG as error:
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(f"the model cannot take this input: {first}") from error
+            raise InputError(f"the model cannot take this input: {first_line(error)}") from error
         found: NDArray[Any] = output.float().cpu().numpy()
         if len(found) != len(batch.names):
             raise InputError(f"the model gives {len(found)} outputs for {len(batch.names)} examples.")
         return found
 
     def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """From the network's outputs to what is predicted."""
+        """What is predicted, from the network's outputs."""
         if self.about.classes is None:
             return outputs
         best: NDArray[Any] = outputs.argmax(-1)
         return np.array(self.class_names)[best] if self.class_names else best
 
+    def export(self, path: str | Path, format: str | None = None, *, prepared: bool = False) -> Exported:
+        """Writes it for other programs: see :func:`shoal.export.export`. ::
+
+        shoal.load("runs/fish").export("fish.onnx")
+        """
+        from shoal.export import export
+
+        return export(self, path, format, prepared=prepared)
+
     def __repr__(self) -> str:
         what = "regression" if self.about.classes is None else f"{self.about.classes} classes"
         name = self.about.model.get("name") or type(self.model).__name__
         takes = f"{self.inputs.get('kind', 'array')} input {self.about.input_shape}"
-        return f"Trained({name}, {takes}, {what}, from {str(self.folder)!r})"
+        place = f", from {str(self.folder)!r}" if self.folder else ""
+        return f"Trained({name}, {takes}, {what}{place})"
 
 
 def _prepared(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The same; where the description of the input is not sound in all its parts, an error of one line."""
+    """The same, with errors of one line where the description of the input is damaged."""
     try:
         yield from batches
     except InputError:
         raise
     except (*_WRONG, MemoryError) as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"the input cannot be prepared as {ABOUT} says: {first}") from error
+        raise InputError(f"the input cannot be prepared as {ABOUT} says: {first_line(error)}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Of its message, or its type."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
 
 
 def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
@@ -272,8 +317,9 @@ def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> n
         except (*_WRONG, MemoryError) as error:
             if isinstance(error, InputError) and not given:  # not about options: what to install, for example
                 raise
-            first = (str(error).splitlines() or [type(error).__name__])[0]
-            raise InputError(f"the model {name!r} cannot be built as {ABOUT} says: {first}") from error
+            raise InputError(
+                f"the model {name!r} cannot be built as {ABOUT} says: {first_line(error)}"
+            ) from error
 
 
 def _name(place: Path, about: About) -> str:
@@ -351,22 +397,12 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
     )
 
 
-PLAIN = {
-    **{
-        "steps": "--steps",
-        "batch_size": "--batch-size",
-        "domains_per_step": "--domains-per-step",
-        "model": "--model",
-    },
-    **{"weights": "--weights", "draw": "--draw", "warm_start": "--warm-start", "seed": "--seed"},
-    **{"optimizer": "--optimizer", "schedule": "--schedule", "clip": "--clip", "accumulate": "--accumulate"},
-    **{"precision": "--precision", "average": "--average", "average_start": "--average-start"},
-    **{"select": "--select", "metric": "--metric", "patience": "--patience", "on_nan": "--on-nan"},
-    **{"eval_every": "--eval-every"},
-}
-"""What of a configuration `shoal train` takes under which option."""
-OF_BASELINES = ("seed", "metric")
-"""Of these, what it takes for a baseline."""
+OPTIONS = (
+    *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "seed"),
+    *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start", "select"),
+    *("metric", "patience", "on_nan", "eval_every"),
+)
+"""What of a configuration `shoal train` takes under an option of the same name."""
 
 
 def train_command(config: RunConfig) -> str:
@@ -374,21 +410,21 @@ def train_command(config: RunConfig) -> str:
     from shoal.experiments.baselines import is_one  # which a model that only predicts does without
 
     usual = RunConfig(config.dataset, config.algorithm, config.steps)
-    lr = config.optimizer_options.get("lr", 1e-3)
-    told = {**config.data_options, **_test(config)}
+    held_out = config.protocol.get("leave_out") or []
+    data = {**config.data_options, **({"test": held_out[0]} if len(held_out) == 1 else {})}
     words = ["shoal", "train", config.algorithm, config.dataset]
     for option, pairs in (
-        ("--data", told),
+        ("--data", data),
         ("--set", config.settings),
         ("--model-set", config.model_options),
     ):
         words += [option, *(f"{name}={_yaml(value)}" for name, value in pairs.items())] if pairs else []
     baseline = is_one(config)
-    for name, option in PLAIN.items():
+    for name in ("seed", "metric") if baseline else OPTIONS:
         value = getattr(config, name)
-        if (name == "steps" or value != getattr(usual, name)) and (name in OF_BASELINES or not baseline):
-            words += [option, str(value)]
-    words += [] if baseline else ["--lr", str(lr)]
+        if name == "steps" or value != getattr(usual, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    words += [] if baseline else ["--lr", str(config.optimizer_options.get("lr", 1e-3))]
     words += ["--out", f"runs/{config.algorithm}-{config.identity[:8]}"]
     rest = [f"{k}={v}" for k, v in config.optimizer_options.items() if k != "lr"]
     rest += [f"holdout={config.holdout}"] if config.holdout is not None else []
@@ -396,30 +432,12 @@ def train_command(config: RunConfig) -> str:
     return shlex.join(words) + (f"\n(not the same in: {', '.join(rest)})" if rest else "")
 
 
-def _test(config: RunConfig) -> dict[str, Any]:
-    names = config.protocol.get("leave_out") or []
-    return {"test": names[0]} if len(names) == 1 else {}
-
-
 def _yaml(value: Any) -> str:
     """As the command line reads it: text stays text."""
-    if isinstance(value, str) and _is_text(value):
-        return value
+    with contextlib.suppress(ValueError):
+        if isinstance(value, str) and plain_number(value) is None and parse_yaml(value) == value:
+            return value
     return json.dumps(value, default=list, ensure_ascii=False)
-
-
-def _is_text(value: str) -> bool:
-    """Whether the command line takes it for text without quotes."""
-    try:
-        if parse_yaml(value) != value:
-            return False
-    except ValueError:
-        return False
-    try:
-        float(value)
-    except ValueError:
-        return True
-    return False
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -427,9 +445,9 @@ def _json(path: Path) -> dict[str, Any]:
         content = read_json(path, LARGEST)
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+    except InputError:
+        raise
     except ValueError as error:
-        if isinstance(error, InputError):
-            raise
         raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
         raise _damaged(path, "it is no mapping")

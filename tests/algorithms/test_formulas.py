@@ -386,7 +386,7 @@ class TestStateOfDomains:
         algorithm, engine = on(name, network(), OPTIMIZERS["sgd"])
         theirs = {id(p) for p in engine.params}
         assert theirs == {id(p) for p in algorithm.model.parameters()}
-        assert not theirs & {id(p) for p in algorithm.judges()}
+        assert not theirs & {id(p) for p in algorithm.adversary_parameters()}
 
 
 class TestMasks:

@@ -333,7 +333,7 @@ def test_another_address_does_not_cost_what_came(server: Server, tmp_path: Path)
     server.serve(breaks=[100_000, *[0] * 99])
     server.serve(name="other/file.zip")
     urls = [f"{server.url}/file.zip", f"{server.url}/other/file.zip"]
-    with pytest.raises(InputError, match=r"100\.0 kB of it are kept; the same command goes on"):
+    with pytest.raises(InputError, match=r"100\.0 kB of it are kept; the same command resumes"):
         fetch(urls, tmp_path / "file.zip", tell=nothing, say=nothing)
     assert {path for path, _ in server.asked} == {"/file.zip"}
     assert (tmp_path / "file.zip.part").read_bytes() == CONTENT[:100_000]
@@ -1003,7 +1003,7 @@ def test_get_check_and_load(
     assert len(shown.err.splitlines()) < 25  # a line a tenth
     assert main(["data", "check", "data/PACS", "--dataset", "pacs", "--json", "--workers", "1"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert (report["pictures"], report["unreadable"]) == (40, {})  # too few, but all sound
+    assert (report["images"], report["unreadable"]) == (40, {})  # too few, but all sound
     assert load("pacs", folder="data", size=16).splits["test"].names == ("sketch",)
     assert main(command) == 0
     assert "pacs is in data/PACS; nothing was fetched." in capsys.readouterr().out
@@ -1107,4 +1107,4 @@ def test_ctrl_c_says_that_it_goes_on(
 
     monkeypatch.setattr(module, "fetch", stop)
     assert main(["data", "get", "pacs", "--to", str(tmp_path)]) == 130
-    assert "stopped. What came is kept; the same command goes on" in capsys.readouterr().err
+    assert "stopped. What came is kept; the same command resumes" in capsys.readouterr().err

@@ -465,7 +465,7 @@ def test_the_check_names_whatever_lies_in_a_folder(
     report = json.loads(capsys.readouterr().out)
     assert set(report["unreadable"]) == wrong["unreadable"]
     assert report["lacking"] == [{"domain": "place 0", "class": "kind 1"}]
-    assert report["wrong"] == [f"pictures that cannot be read: {len(wrong['unreadable'])}"]
+    assert report["wrong"] == [f"images that cannot be read: {len(wrong['unreadable'])}"]
     (told,) = [str(w.message) for w in caught]
     assert any(name in told for name in wrong["left out"])
     assert "and 1 more left out" in told

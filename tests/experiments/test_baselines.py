@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 import shoal
 from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import baselines
+from shoal.experiments import baselines, compare
 from shoal.experiments.config import RunConfig
 from shoal.models import build
 from shoal.trained import train_command
@@ -253,7 +253,7 @@ def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured)
     pytest.importorskip("sklearn")
     options = {"file": "t.csv", "label": "ill", "domain": "site", "drop": ["risk"], "test": "b"}
     base = RunConfig("table", "erm", 77, data_options=options)
-    for planned in baselines.plan(base, 2, ["b"], [0], 2):
+    for planned in compare.plan(base, baselines.names(2), ["b"], [0], 2):
         config = replace(planned, data_options=options)
         command = train_command(config)
         assert "--steps" not in command

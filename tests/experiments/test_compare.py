@@ -23,7 +23,7 @@ from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
-from shoal.experiments import compare, pool
+from shoal.experiments import compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
 from shoal.experiments.run import run, validated
@@ -125,7 +125,7 @@ class TestPlan:
         found = compare.plan(base, ["erm"], [None, "0°"], [0], 2)
         assert [dict(c.data_options) for c in found] == [{"seed": 5}] * 2 + [{"seed": 5, "test": "0°"}] * 2
         assert {c.optimizer_options["weight_decay"] for c in found} == {0.5}
-        drawn = candidates("erm", 2, 0.1)[1].optimizer_options["lr"]
+        drawn = candidates(base, 2)[1][1]["lr"]
         assert [c.optimizer_options["lr"] for c in found] == [0.1, drawn] * 2
 
 
@@ -184,7 +184,7 @@ class TestLayout:
         found = compare.layout(several, {})
         assert (found.left_out, found.domains, found.classes) == (("a", "b", "c"), 2, None)
         assert compare.layout(several, {}, ["b", "a", "b"]).left_out == ("b", "a")
-        with pytest.raises(InputError, match="name them in --held-out"):
+        with pytest.raises(InputError, match="name them in held_out="):
             compare.layout(several, {"test": "a"})
         with pytest.raises(InputError, match=r"option of dataset 'made'"):
             compare.layout(several, {"sice": 3})
@@ -201,7 +201,7 @@ class TestLayout:
         assert compare.layout("image-folder", folder, ["c", "a"]).left_out == ("c", "a")
         with pytest.raises(InputError, match=r"domain to hold out: 'd'.*Known: a, b, c"):
             compare.layout("image-folder", folder, ["d"])
-        with pytest.raises(InputError, match="name them in --held-out"):
+        with pytest.raises(InputError, match="name them in held_out="):
             compare.layout("image-folder", {**folder, "test": "a"})
         with pytest.raises(InputError, match=r"option of dataset 'image-folder': 'sice'"):
             compare.layout("image-folder", {**folder, "sice": 3})
@@ -523,7 +523,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("elsewhere", "in_process")
 class TestCommand:
     def test_from_the_names_to_the_table(self, capsys: Captured) -> None:
         assert main([*TINY, "--json"]) == 0
@@ -616,11 +616,11 @@ class TestCommand:
             (["--algorithms", "fsh:regrouped"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
             (["--held-out", "75"], "domain to hold out: '75'. Did you mean '75°'"),
             (["--data", "seeed=1"], "'seeed'. Did you mean 'seed'"),
-            (["--data", "test=0°"], "name them in --held-out"),
+            (["--data", "test=0°"], "the option test is set for every held-out domain"),
             (["--optimizer", "adm"], "Did you mean 'adam'"),
             (["--model", "smal-cnn"], "Did you mean 'small-cnn'"),
             (["--lr", "0"], "--lr must be a number above 0"),
-            (["--domains-per-step", "6"], "--domains-per-step 6, but there are 5 to train on"),
+            (["--domains-per-step", "6"], "6, but there are 5 to train on"),
             (["--precision", "fp8"], "got 'fp8'"),
         ],
     )
@@ -662,38 +662,50 @@ class TestCommand:
         arguments = ["compare", name, *SMALL, "--search", "1", "--held-out", "a"]
         assert main(arguments) == 0
         shown = capsys.readouterr()
-        assert "fish is not compared: needs classes." in shown.err
+        assert "Not compared: fish (needs classes)." in shown.err
         assert "Not compared: fish (needs classes)." in shown.out
         assert main([*arguments, "--algorithms", "fish"]) == 2
         assert "fish needs classes: nothing to compare" in capsys.readouterr().err
 
-    def test_one_that_fails_does_not_cost_the_others(
-        self, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_fails_does_not_cost_the_others(self, capsys: Captured, in_process: Any) -> None:
         def run_or_fail(config: RunConfig, *given: Any) -> RunRecord:
             if config.algorithm == "erm" and config.seed == 1:
                 raise RuntimeError("out of memory\nand more")
             return record(config, 0.5, 0.5)
 
-        monkeypatch.setattr(pool, "run", run_or_fail)
-        assert main(TINY) == 0
+        in_process(run_or_fail)
+        assert main(TINY) == 1
         shown = capsys.readouterr()
-        assert "shoal: a run failed (RuntimeError: out of memory); running the rest" in shown.err
         assert "A run of erm failed: RuntimeError: out of memory" in shown.out
         assert "2 of 8 runs are missing: erm, 75° held out, seed 1, hyperparameter trials 0, 1." in shown.out
         assert len(Store("shoal-compare/runs").all()) == 6
+        in_process(lambda config, *given: record(config, 0.5, 0.5))
+        assert main(TINY) == 0  # the same command does what failed again
+        assert "failed" not in capsys.readouterr().out
 
-    def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_row_that_failed_is_shown_as_failed(self, capsys: Captured, in_process: Any) -> None:
+        def run_or_fail(config: RunConfig, *given: Any) -> RunRecord:
+            if config.algorithm == "erm":
+                raise ValueError("no")
+            return record(config, 0.5, 0.5)
+
+        in_process(run_or_fail)
+        assert main([*TINY, "--json"]) == 1
+        result = json.loads(capsys.readouterr().out)
+        assert result["failed"] == {"erm": "ValueError: no"}
+        assert [(r["algorithm"], r["rank"]) for r in result["rows"]] == [("fish", 1), ("erm", None)]
+        assert view.table(result).rows[1][2] == "failed"
+
+    def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, in_process: Any) -> None:
         def run_or_stop(config: RunConfig, *given: Any) -> RunRecord:
             if config.algorithm == "fish":
                 raise KeyboardInterrupt
             return record(config, 0.5, 0.5)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(pool, "run", run_or_stop)
-            assert main(TINY) == 130
+        in_process(run_or_stop)
+        assert main(TINY) == 130
         assert "the same command resumes" in capsys.readouterr().err
-        monkeypatch.setattr(pool, "run", lambda config, *given: record(config, 0.5, 0.5))
+        in_process(lambda config, *given: record(config, 0.5, 0.5))
         assert main(TINY) == 0
         assert "6 runs to do, 2 kept from before." in capsys.readouterr().err
 

@@ -21,6 +21,7 @@ from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.statistics import t_limit
 from shoal.report import compare as view
 
 Captured = pytest.CaptureFixture[str]
@@ -103,7 +104,7 @@ class TestRule:
             error = own.std(ddof=1) / math.sqrt(domains)
             sign = -1 if metric == "mse" else 1
             assert about["majority"]["better"] == (sign * own.mean() > error)
-            sure = sign * own.mean() > compare.students_t(0.05, domains - 1) * error
+            sure = sign * own.mean() > t_limit(0.95, domains - 1) * error
             assert about["majority"]["sure"] == sure
 
     def test_the_simpler_row_unless_it_is_more_than_one_standard_error_behind(self) -> None:
@@ -283,7 +284,7 @@ class TestHeldOut:
         where = compare.layout("table", patients)
         assert where.left_out == ("kyoto", "lima", "one", "oslo")
         assert where.excluded == {"tiny": "fewer than 16 examples are too few to score"}
-        assert [line.split(" (")[0] for line in where.said] == [
+        assert [line.split(" (")[0] for line in where.messages] == [
             "trained on but not held out: 'tiny'",
             "warning, held-out domains: 'one'",
         ]
@@ -299,7 +300,7 @@ class TestHeldOut:
     def test_whoever_is_named_is_held_out_with_a_warning(self, patients: dict[str, Any]) -> None:
         where = compare.layout("table", patients, ["tiny", "oslo"])
         assert (where.left_out, dict(where.excluded)) == (("tiny", "oslo"), {})
-        assert where.said == [
+        assert where.messages == [
             "warning, held-out domains: 'tiny' (fewer than 16 examples are too few to score)"
         ]
 
@@ -309,7 +310,7 @@ class TestHeldOut:
         Path("patients.csv").write_text("\n".join(some))
         where = compare.layout("table", patients)
         assert len(where.left_out) == 4
-        assert "too few to score" in where.said[-1]
+        assert "too few to score" in where.messages[-1]
 
     def test_none_of_whom_auc_is_defined(self, patients: dict[str, Any]) -> None:
         lines = Path("patients.csv").read_text().splitlines()
@@ -322,8 +323,7 @@ class TestHeldOut:
 class TestSplits:
     def plan(self, options: dict[str, Any]) -> list[RunConfig]:
         base = RunConfig("table", "erm", 5, options, metric="auc")
-        asked: Any = (["oslo"], range(3), 2)
-        return [*compare.plan(base, ["erm", "fish"], *asked), *compare.plan_baselines(base, 2, *asked)]
+        return compare.plan(base, ["erm", "fish", *baselines.names(2)], ["oslo"], range(3), 2)
 
     def test_every_seed_has_its_own_and_all_rows_the_same(self, patients: dict[str, Any]) -> None:
         options: dict[int, set[str]] = {}
@@ -350,7 +350,7 @@ SMALL = ["--label", "ill", "--domain", "site", "--algorithms", "erm", "--seeds",
 SMALL += ["--steps", "5", "--batch-size", "8", "--device", "cpu", "--jobs", "1"]
 
 
-@pytest.mark.usefixtures("patients")
+@pytest.mark.usefixtures("patients", "in_process")
 class TestCommand:
     def test_auc_everywhere(self, capsys: Captured) -> None:
         pytest.importorskip("sklearn")

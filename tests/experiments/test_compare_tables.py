@@ -18,6 +18,7 @@ from shoal.errors import InputError
 from shoal.experiments import baselines, compare
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.run import run
 from shoal.report import compare as view
 
 Captured = pytest.CaptureFixture[str]
@@ -51,7 +52,7 @@ def base(options: dict[str, Any]) -> RunConfig:
 class TestBaselines:
     def test_the_same_as_scikit_learn_by_hand(self, options: dict[str, Any]) -> None:
         linear = pytest.importorskip("sklearn.linear_model")
-        config = baselines.plan(base(options), 2, ["oslo"], [0], 1)[1]
+        config = compare.plan(base(options), baselines.names(2), ["oslo"], [0], 1)[1]
         assert config.name == "logistic-regression"
         record = baselines.run(config)
         data: Any = sets.load("table", **options, test="oslo")
@@ -68,7 +69,7 @@ class TestBaselines:
 
     def test_the_trees_are_those_of_validation(self, options: dict[str, Any]) -> None:
         pytest.importorskip("sklearn")
-        record = baselines.run(baselines.plan(base(options), 2, ["oslo"], [0], 1)[2])
+        record = baselines.run(compare.plan(base(options), baselines.names(2), ["oslo"], [0], 1)[2])
         steps = [point["step"] for point in record.history]
         assert steps == list(range(baselines.LOOK, baselines.TREES + 1, baselines.LOOK))
         held = [point["scores"]["validation"]["average"] for point in record.history]
@@ -83,7 +84,8 @@ class TestBaselines:
         (tmp_path / "other.csv").write_text("\n".join(other))
         changed = {**options, "file": str(tmp_path / "other.csv")}
         for one, two in zip(
-            *(baselines.plan(base(o), 2, ["oslo"], [0], 1) for o in (options, changed)), strict=True
+            *(compare.plan(base(o), baselines.names(2), ["oslo"], [0], 1) for o in (options, changed)),
+            strict=True,
         ):
             before, after = (baselines.run(c).history[-1]["scores"] for c in (one, two))
             assert before["validation"] == after["validation"]
@@ -93,7 +95,10 @@ class TestBaselines:
     def test_quantities(self, tmp_path: Path) -> None:
         pytest.importorskip("sklearn")
         options = {"file": table(tmp_path / "r.csv", label="risk"), "label": "risk", "domain": "site"}
-        found = {c.name: baselines.run(c) for c in baselines.plan(base(options), None, ["lima"], [0], 1)}
+        found = {
+            c.name: baselines.run(c)
+            for c in compare.plan(base(options), baselines.names(None), ["lima"], [0], 1)
+        }
         assert list(found) == ["majority", "ridge-regression", "gradient-boosting"]
         assert {r.history[-1]["scores"]["test"]["metric"] for r in found.values()} == {"mse"}
         mean = found.pop("majority").score("test")
@@ -106,11 +111,11 @@ class TestBaselines:
         ]
         (tmp_path / "t.csv").write_text("\n".join(["x,site,y", *rows]))
         options = {"file": str(tmp_path / "t.csv"), "label": "y", "domain": "site"}
-        for config in baselines.plan(base(options), 2, ["b"], [0], 1):
+        for config in compare.plan(base(options), baselines.names(2), ["b"], [0], 1):
             assert baselines.run(config).score("test") == 0.5
 
     def test_a_search_of_the_same_length_that_begins_with_the_defaults(self, options: dict[str, Any]) -> None:
-        found = baselines.plan(base(options), 2, ["lima", "oslo"], [0, 1], 3)
+        found = compare.plan(base(options), baselines.names(2), ["lima", "oslo"], [0, 1], 3)
         assert (
             len({c.identity for c in found}) == len(found) == 2 * 2 * (1 + 3 + 3)
         )  # majority has no settings
@@ -119,7 +124,9 @@ class TestBaselines:
         ]
         assert [bool(c.settings) for c in first] == [False, True, True]
         assert all(baselines.is_one(c) for c in found)
-        short = {c.identity for c in baselines.plan(base(options), 2, ["lima", "oslo"], [0], 2)}
+        short = {
+            c.identity for c in compare.plan(base(options), baselines.names(2), ["lima", "oslo"], [0], 2)
+        }
         assert short < {c.identity for c in found}
 
     def test_only_for_rows_of_numbers(self, options: dict[str, Any]) -> None:
@@ -158,13 +165,6 @@ ERM = [[0.70], [0.60], [0.80], [0.50]]
 
 
 class TestIntervals:
-    @pytest.mark.parametrize(
-        ("chance", "freedom", "limit"),
-        [(0.05, 1, 12.7062), (0.05, 2, 4.30265), (0.05, 3, 3.18245), (0.05, 30, 2.04227), (0.01, 9, 3.24984)],
-    )
-    def test_students_t_as_in_any_table(self, chance: float, freedom: int, limit: float) -> None:
-        assert compare.students_t(chance, freedom) == pytest.approx(limit, rel=1e-5)
-
     def test_domain_by_domain_by_hand(self) -> None:
         fish = [[0.74], [0.61], [0.85], [0.52]]
         (row,) = (r for r in result({"erm": ERM, "fish": fish})["rows"] if r["algorithm"] == "fish")
@@ -215,7 +215,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.usefixtures("elsewhere", "in_process")
 class TestCommand:
     GIVEN = ("compare", "patients.csv", "--label", "ill", "--domain", "site", *SMALL)
 
@@ -287,17 +287,22 @@ class TestCommand:
         assert main(["report", str(folder), "-o", "all.html"]) == 0
         assert "older than its runs" not in Path("all.html").read_text()
 
-    def test_a_full_disk_is_one_line(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_full_disk_is_one_line(
+        self, capsys: Captured, monkeypatch: pytest.MonkeyPatch, in_process: Any
+    ) -> None:
         def full(*given: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         few = [*self.GIVEN, "--held-out", "oslo"]
-        for where in (Store, "shoal.files.write_atomically"):
-            with monkeypatch.context() as patch:
-                patch.setattr(where, "save", full) if where is Store else patch.setattr(str(where), full)
-                assert main(few) == 2
-            last = capsys.readouterr().err.splitlines()[-1]
-            assert last.startswith("shoal: 'shoal-compare/patients': No space left on device. Finished runs")
+        said = "shoal: 'shoal-compare/patients': No space left on device. Finished runs"
+        in_process(full)  # a run that fails for it
+        assert main(few) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+        in_process()
+        with monkeypatch.context() as patch:
+            patch.setattr("shoal.api.compare.write_atomically", full)
+            assert main(few) == 2
+        assert capsys.readouterr().err.splitlines()[-1].startswith(said)
         assert main(few) == 0
 
     def test_without_scikit_learn(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,36 +310,29 @@ class TestCommand:
         assert main([*self.GIVEN, "--held-out", "oslo"]) == 0
         shown = capsys.readouterr()
         for name in ("gradient-boosting", "logistic-regression"):
-            assert f"{name} is not compared: needs scikit-learn" in shown.err
+            assert f"Not compared: {name} (needs scikit-learn" in shown.err
         assert "Not compared: logistic-regression, gradient-boosting (needs scikit-learn" in shown.out
 
-    def test_a_baseline_that_fails_does_not_cost_the_others(
-        self, capsys: Captured, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        usual = baselines.run
-
-        def run_or_fail(config: RunConfig) -> RunRecord:
+    def test_a_baseline_that_fails_does_not_cost_the_others(self, capsys: Captured, in_process: Any) -> None:
+        def run_or_fail(config: RunConfig, *given: Any) -> RunRecord:
             if config.algorithm == baselines.BOOSTING:
                 raise RuntimeError("out of memory\nand more")
-            return usual(config)
+            return run(config, *given)
 
-        monkeypatch.setattr(baselines, "run", run_or_fail)
-        assert main([*self.GIVEN, "--held-out", "oslo"]) == 0
+        in_process(run_or_fail)
+        assert main([*self.GIVEN, "--held-out", "oslo"]) == 1
         assert "A run of gradient-boosting failed: RuntimeError: out of memory" in capsys.readouterr().out
 
-    def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-        usual = baselines.run
-
-        def run_or_stop(config: RunConfig) -> RunRecord:
+    def test_ctrl_c_keeps_what_has_finished(self, capsys: Captured, in_process: Any) -> None:
+        def run_or_stop(config: RunConfig, *given: Any) -> RunRecord:
             if config.algorithm != baselines.names(2)[0]:
                 raise KeyboardInterrupt
-            return usual(config)
+            return run(config, *given)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(baselines, "run", run_or_stop)
-            assert main([*self.GIVEN]) == 130
+        in_process(run_or_stop)
+        assert main([*self.GIVEN]) == 130
         assert "the same command resumes" in capsys.readouterr().err
-        assert len(Store("shoal-compare/patients/runs").all()) == 4
+        assert len(Store("shoal-compare/patients/runs").all()) == 1
 
     def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:
         table(Path("risk.csv"), label="risk")
@@ -420,7 +418,7 @@ class TestCommand:
             (["patients.csv", "--label", "ill", "--domain", "ill"], "both the label and the domain"),
             (
                 ["patients.csv", "--label", "age", "--domain", "site", "--task", "ranking"],
-                "unknown task 'ranking'",
+                "got 'ranking'",
             ),
             (
                 ["patients.csv", "--label", "ill", "--domain", "site", "--metric", "mse"],
@@ -436,7 +434,7 @@ class TestCommand:
             ),
             (["patients.csv", "--label", "ill", "--data", "test=["], "'test=[': this value cannot be read"),
             (["nowhere.csv", "--label", "ill", "--domain", "site"], "cannot be read: No such file"),
-            (["rotated-digits", "--label", "ill"], "--label belongs to a table"),
+            (["rotated-digits", "--label", "ill"], " belongs to a table, and 'rotated-digits' is no .csv"),
             (["notes.md"], "is no table by its ending"),
             (["rotated-digit"], "Did you mean 'rotated-digits'"),
         ],

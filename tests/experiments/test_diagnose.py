@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+import shoal
 from shoal.cli import main
 from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
@@ -24,7 +25,8 @@ from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.experiments import diagnose as bench
 from shoal.experiments import shift_tests as tests
-from shoal.experiments.diagnose import Diagnosis, Question, diagnose, holm
+from shoal.experiments.diagnose import diagnose, holm
+from shoal.experiments.diagnosis import Diagnosis, Question
 from shoal.gradients import gip, gradient
 from shoal.report import diagnose as view
 from shoal.report import figures
@@ -146,7 +148,7 @@ def test_many_domains_and_examples_are_sampled() -> None:
     rng = np.random.default_rng(0)
     domains = Domains.from_labels(np.arange(60_000) % 3_000)
     data = in_memory(rng.normal(size=(60_000, 6)), rng.integers(0, 2, 60_000), {"train": domains}, 2)
-    diagnosis = diagnose(data, linear, domains=5, steps=2, device="cpu")
+    diagnosis = diagnose(data, linear, max_domains=5, steps=2, device="cpu")
     assert len(diagnosis.domains) == 5
     assert (diagnosis.examples, diagnosis.not_drawn) == (100, 2_995)
     assert any("2,995 more domains" in line for line in view.reading(diagnosis.to_dict()))
@@ -576,12 +578,12 @@ def test_features_of_text_and_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps=0"),
-        ({"domains": 1}, "at least 2"),
-        ({"seed": -1}, "seed=-1"),
-        ({"regroupings": 20}, "fewer than 179"),
-        ({"budget": 0}, "budget=0"),
-        ({"lr": 0.0}, "lr=0.0"),
+        ({"steps": 0}, "steps of diagnose"),
+        ({"max_domains": 1}, "at least 2"),
+        ({"seed": -1}, "got -1"),
+        ({"regroupings": 20}, "at least 179"),
+        ({"budget": 0}, "budget of diagnose"),
+        ({"lr": 0.0}, "lr of diagnose"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
@@ -667,3 +669,65 @@ def test_wrong_input_ends_in_one_line(
 ) -> None:
     assert main(["diagnose", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+# The public function
+
+
+def frame(rows: int = 150) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    site = np.array(["lima", "oslo", "rome"])[np.arange(rows) % 3]
+    age = rng.normal(50, 10, rows) + 15 * (site == "rome")
+    return {"age": age, "bmi": rng.normal(25, 3, rows), "ill": (rng.random(rows) < 0.5) * 1, "site": site}
+
+
+FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False}
+
+
+def test_the_function_takes_frames_files_arrays_names_and_datasets(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    content = pandas.DataFrame(frame())
+    content.to_csv(tmp_path / "t.csv", index=False)
+    columns = {"label": "ill", "domain": "site", **FAST}
+    found = shoal.diagnose(content, **columns)
+    assert "inputs" in found.alarms
+    assert [c.name for c in found.columns if c.differs] == ["age"]
+    file = shoal.diagnose(tmp_path / "t.csv", **columns)
+    for one, other in zip(found.questions, file.questions, strict=True):
+        assert one.found == pytest.approx(other.found)
+        assert one.p == other.p
+    assert f"shoal.compare({str(tmp_path / 't.csv')!r}, label='ill', domain='site', algorithms=['erm'" in (
+        " ".join(file.reading())
+    )
+    x = np.stack([content["age"], content["bmi"]], 1)
+    assert "inputs" in shoal.diagnose((x, content["ill"], content["site"]), **FAST).alarms
+    assert shoal.diagnose(planted("labels"), model=linear, **FAST).alarms[0] == "labels"
+    assert shoal.diagnose("linear", max_domains=3, **FAST).domains
+    for wrong, message in (({"label": "ill"}, "domain='…'"), ({"domain": "site"}, "label='…'")):
+        with pytest.raises(InputError, match=message):
+            shoal.diagnose(content, **wrong)
+    with pytest.raises(InputError, match="label= belongs to a table"):
+        shoal.diagnose("linear", label="ill")
+
+
+def test_a_diagnosis_shows_and_saves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("pandas")
+    found = shoal.diagnose(planted("labels", name="<b>"), model=linear, out=tmp_path / "out", **FAST)
+    assert capsys.readouterr() == ("", "")
+    assert str(found) == view.text(found.to_dict(), found.compare, found.without)
+    page = found._repr_html_()
+    assert page.count("<table") == 4
+    assert "<b>" not in page
+    assert "&lt;b&gt;" in page
+    questions = found.to_frame()
+    assert questions["p"].tolist() == [q.p for q in found.questions]
+    assert found.to_frame("gaps")["name"].tolist() == [g.name for g in found.gaps]
+    assert len(found.to_frame("domains")) == 3
+    with pytest.raises(InputError, match="what='rows'"):
+        found.to_frame("rows")
+    saved = json.loads((tmp_path / "out" / "diagnosis.json").read_text(encoding="utf-8"))
+    assert saved == json.loads(json.dumps(found.to_dict()))
+    assert found.figure().axes
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="out="):
+        found.save(tmp_path / "file")

@@ -21,8 +21,9 @@ from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.experiments import protocol, selection
 from shoal.experiments.config import RunConfig, change_config, read_config
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
 from shoal.experiments.run import prepare, run
+from shoal.experiments.store import Store
 
 DIGITS = {"rotated-digits": {}}
 ABOUT = {"leave_out": ["0°"], "trial": 0}

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.errors import InputError
-from shoal.experiments.search import OPTIMIZER_SPACE, candidates, draw
+from shoal.experiments.config import RunConfig
+from shoal.experiments.search import RATES, candidates, draw
 from shoal.settings import search_space
 
 SPACE: dict[str, dict[str, Any]] = {
@@ -98,25 +99,29 @@ def test_a_malformed_space_names_the_setting(about: Any, message: str, number: i
         draw({**SPACE, "odd": about}, 0, number)
 
 
+def config(algorithm: str, lr: float = 1e-3, seed: int = 0) -> RunConfig:
+    return RunConfig("linear", algorithm, 5, optimizer_options={"lr": lr}, seed=seed)
+
+
 def test_candidates() -> None:
-    first, *drawn = candidates("fish", 4, lr=0.02)
-    assert (first.number, first.settings, first.optimizer_options) == (0, {}, {"lr": 0.02})
-    assert [c.number for c in drawn] == [1, 2, 3]
-    assert all(set(c.settings) == {"meta_lr"} for c in drawn)
-    assert all(10**-4.5 <= c.optimizer_options["lr"] <= 10**-2.5 for c in drawn)
-    assert candidates("fish", 2, lr=0.02) == [first, drawn[0]]
-    assert candidates("fish", 4, lr=0.02, seed=1)[1:] != drawn
+    first, *drawn = candidates(config("fish", 0.02), 4)
+    assert first == ({}, {"lr": 0.02})
+    assert len(drawn) == 3
+    assert all(set(settings) == {"meta_lr"} for settings, _ in drawn)
+    assert all(10**-4.5 <= rate["lr"] <= 10**-2.5 for _, rate in drawn)
+    assert candidates(config("fish", 0.02), 2) == [first, drawn[0]]
+    assert candidates(config("fish", 0.02, seed=1), 4)[1:] != drawn
 
 
 def test_every_algorithm_gets_the_same_rates() -> None:
     for seed in (0, 7):
         rates = {
-            tuple(c.optimizer_options["lr"] for c in candidates(name, 5, 1e-3, seed))
+            tuple(rate["lr"] for _, rate in candidates(config(name, seed=seed), 5))
             for name in ("erm", "fish", "idgm")
         }
         assert len(rates) == 1
         assert len(set(rates.pop())) == 5
-    assert OPTIMIZER_SPACE["lr"]["default"] == 1e-3
+    assert RATES[False]["lr"]["default"] == 1e-3
 
 
 @pytest.mark.parametrize("name", registry.names())

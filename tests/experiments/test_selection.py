@@ -200,7 +200,7 @@ class TestMissing:
         gone = config(("d0", "d2"), trial=1, draw=1, algorithm="fish")
         found = selection.sweep(configs, [r for r in records if r.config != gone])
         result = selection.results(found, "made", "leave-one-out")
-        assert result["missing"] == ["fish on made, d0 and d2 left out, trial 1, draw 1"]
+        assert result["missing"] == ["fish on made, d0 and d2 held out, seed 1, hyperparameter trial 1"]
         states = {
             (c["algorithm"], c["left_out"], c["trial"]) for c in result["choices"] if c["status"] == "missing"
         }
@@ -211,8 +211,8 @@ class TestMissing:
     def test_pairs_that_were_never_planned(self) -> None:
         found = selection.sweep([config(("a",))], [alone((0.1, 0.5, 0.5, 0.5))])
         assert selection.results(found, "made", "leave-one-out")["missing"] == [
-            "erm on made, a and b left out, trial 0, draw 0",
-            "erm on made, a and c left out, trial 0, draw 0",
+            "erm on made, a and b held out, seed 0, hyperparameter trial 0",
+            "erm on made, a and c held out, seed 0, hyperparameter trial 0",
         ]
 
     def test_two_domains_cannot_be_left_out_one_by_one(self) -> None:
@@ -228,7 +228,7 @@ class TestMissing:
         later = alone((0.1, 0, 0, 0), (0.1, 0, 0, 0))
         later = replace(later, history=later.history[1:])
         assert (
-            "a step at which erm on made, a left out"
+            "a step at which erm on made, a held out"
             in chosen([later, *pairs], "leave-one-out")["missing"][0]
         )
 
@@ -246,5 +246,5 @@ class TestMissing:
             selection.select(found, "mode")
         with pytest.raises(InputError, match="no protocol"):
             selection.sweep([BASE], [])
-        with pytest.raises(InputError, match="two runs that differ are both erm on made, a left out"):
+        with pytest.raises(InputError, match="two runs that differ are both erm on made, a held out"):
             selection.sweep([config(("a",)), replace(config(("a",)), steps=3)], [])

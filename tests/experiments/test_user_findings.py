@@ -107,7 +107,7 @@ def test_columns_of_every_kind_are_diagnosed() -> None:
     assert names["sex"] == ("= f", "= m")
 
 
-@pytest.mark.usefixtures("patients")
+@pytest.mark.usefixtures("patients", "in_process")
 def test_commands_for_two_tables_do_not_share_a_folder(capsys: Captured) -> None:
     folders = []
     for name in ("one.csv", "two.csv"):
@@ -122,7 +122,7 @@ def test_commands_for_two_tables_do_not_share_a_folder(capsys: Captured) -> None
     assert folders[0] != folders[1]
 
 
-@pytest.mark.usefixtures("patients")
+@pytest.mark.usefixtures("patients", "in_process")
 def test_progress_counts_all_runs_and_shows_no_escape_sequence(capsys: Captured) -> None:
     assert main(["compare", "one.csv", *SMALL]) == 0
     shown = capsys.readouterr()

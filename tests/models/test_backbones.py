@@ -14,7 +14,7 @@ from shoal.errors import InputError
 from shoal.experiments.run import start_from
 from shoal.models import FeatureModel, build
 from shoal.models.backbones import DEVIATION, MEAN, Backbone
-from shoal.models.weights import OTHERS, fitting, torchvision_name
+from shoal.models.weights import fitting, other_names, torchvision_name
 
 pytestmark = pytest.mark.usefixtures("timm")
 SMALL = (3, 32, 32)
@@ -170,8 +170,8 @@ def test_every_name_of_torchvision_is_one() -> None:
     known = list_models()
     same = [name for name in known if torchvision_name(name) == name]
     assert {"resnet50", "convnext_base", "vgg19_bn", "inception_v3", "efficientnet_b7"} <= set(same)
-    assert all(is_model(name) for name in (*same, *OTHERS))
-    assert set(OTHERS.values()) <= set(known)
+    assert all(is_model(name) for name in (*same, *other_names()))
+    assert set(other_names().values()) <= set(known)
     assert torchvision_name("resnet50.tv_in1k") == "resnet50"
     for other in ("resnet50d", "resnet26", "swinv2_tiny_window8_256", "regnety_008", "small-cnn"):
         assert torchvision_name(other) is None

@@ -152,7 +152,7 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "device that is not there": ({"device": "cuda:99"}, "cuda:99"),
     "held_out": (
         {"algorithm": "mldg", "settings": {"held_out": 3}},
-        "held_out=3 leaves none of 3 domains per step",
+        "held_out of MLDG must be below 3, the domains per step; got 3",
     ),
     "algorithm": ({"algorithm": 5}, "algorithm must be a name or a subclass"),
     "algorithm of another kind": ({"algorithm": nn.Linear}, "algorithm must be a name or a subclass"),

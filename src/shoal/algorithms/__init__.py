@@ -74,6 +74,14 @@ def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
         raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
 
 
+def __getattr__(name: str) -> type[Algorithm]:
+    """Every algorithm by the name of its class, imported when it is first used."""
+    for module in registry.names():
+        if module.replace("-", "") == name.lower():
+            return algorithm_class(module)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "Algorithm",
     "Loss",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.data.batch import DomainBatch, Task
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
+from shoal.data.batch import Task
 from shoal.settings import Range, uniform
 
 
@@ -43,7 +42,7 @@ class ANDMask(Algorithm):
         super().__init__(model, loss, task)
         self.tau = tau
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         gradients, log = self.domain_gradients(batches, engine)
         return [self._masked(torch.stack(same)) for same in zip(*gradients, strict=True)], log
 

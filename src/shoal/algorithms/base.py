@@ -34,8 +34,12 @@ class View(NamedTuple):
     features: Any = None
 
 
-Look = Callable[[Sequence[DomainBatch]], list[View]]
-Objective = Callable[[Sequence[View]], tuple[Tensor, Log]]
+Batches = Sequence[DomainBatch]
+Views = Sequence[View]
+Gradients = tuple[list[Tensor], Log]
+"""A gradient for every parameter, and what to log."""
+Look = Callable[[Batches], list[View]]
+Objective = Callable[[Views], tuple[Tensor, Log]]
 
 
 class Engine(Protocol):
@@ -47,19 +51,19 @@ class Engine(Protocol):
     def gradients(
         self,
         algorithm: Algorithm,
-        batches: Sequence[DomainBatch],
+        batches: Batches,
         *,
         objective: Objective | None = None,
         look: Look | None = None,
         additive: bool | None = None,
-    ) -> tuple[list[Tensor], Log]:
+    ) -> Gradients:
         """The gradient of the algorithm's objective on these batches, and its log.
 
         The objective sees whole batches, however they are spread over processes and pieces. An ``additive``
         one is a mean over examples: each piece is then taken on its own, which is cheaper.
         """
 
-    def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
+    def parts(self, batches: Batches) -> list[tuple[float, list[DomainBatch]]]:
         """The pieces in which batches are taken, with their weights; mostly a single one."""
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -166,7 +170,7 @@ class Algorithm(nn.Module):
             output = model.head(features)
         return full_precision(output), full_precision(features)
 
-    def look(self, batches: Sequence[DomainBatch]) -> list[View]:
+    def look(self, batches: Batches) -> list[View]:
         """What the model makes of each batch."""
         if self.passes == "apart" or len(batches) == 1:
             seen = [self.see(b.x) for b in batches]
@@ -178,7 +182,7 @@ class Algorithm(nn.Module):
             View(output, b.y, b.domain, features) for (output, features), b in zip(seen, batches, strict=True)
         ]
 
-    def ids(self, views: Sequence[View]) -> Tensor:
+    def ids(self, views: Views) -> Tensor:
         """The domains' numbers, (S,); a batch that mixes domains goes by its place in the step."""
         known = [place if v.domain is None else v.domain for place, v in enumerate(views)]
         return torch.stack([n if isinstance(n, Tensor) else self.numbers[n] for n in known])
@@ -186,40 +190,38 @@ class Algorithm(nn.Module):
     def domain_loss(self, batch: DomainBatch) -> Tensor:
         return self.loss(self(batch.x), batch.y)
 
-    def losses(self, views: Sequence[View]) -> Tensor:
+    def losses(self, views: Views) -> Tensor:
         """One mean loss a batch, (S,)."""
         return torch.stack([self.loss(v.output, v.y) for v in views])
 
-    def mean_loss(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+    def mean_loss(self, views: Views) -> tuple[Tensor, Log]:
         losses = self.losses(views)
         return losses.mean(), {"losses": losses.detach()}
 
-    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+    def objective(self, views: Views) -> tuple[Tensor, Log]:
         """The scalar to minimise, and what to log of it; ``losses`` holds one number a batch."""
         return self.mean_loss(views)
 
-    def mean_gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def mean_gradient(self, batches: Batches, engine: Engine) -> Gradients:
         """Of the mean loss of these batches."""
         return engine.gradients(self, batches, objective=self.mean_loss, additive=True)
 
-    def domain_gradients(
-        self, batches: Sequence[DomainBatch], engine: Engine
-    ) -> tuple[list[list[Tensor]], Log]:
+    def domain_gradients(self, batches: Batches, engine: Engine) -> tuple[list[list[Tensor]], Log]:
         """One gradient for each batch."""
         found = [self.mean_gradient([batch], engine) for batch in batches]
         return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
 
-    def parts(self, batches: Sequence[DomainBatch], engine: Engine) -> list[Parts]:
+    def parts(self, batches: Batches, engine: Engine) -> list[Parts]:
         """Each batch's mean loss as :mod:`shoal.gradients` takes it for second derivatives."""
         return [
             [(weight, partial(self.domain_loss, part)) for weight, (part,) in engine.parts([batch])]
             for batch in batches
         ]
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         return engine.gradients(self, batches)
 
-    def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
+    def step(self, batches: Batches, engine: Engine) -> Log:
         gradients, log = self.gradient(batches, engine)
         engine.apply(gradients, log.get("losses"))
         return log

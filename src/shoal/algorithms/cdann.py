@@ -1,4 +1,4 @@
-"""CDANN: features from which nobody can tell the domain, within each class."""
+"""CDANN: features from which the domain cannot be predicted within a class."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shoal.data.batch import Task, widest
 
 
 class CDANN(DANN):
-    """DANN whose adversary is told the class, so that domains with other shares of classes may keep them.
+    """DANN whose adversary also gets the class, so that domains may differ in their class frequencies.
 
-    The adversary sees the features plus a learned vector of the example's class, and every class counts the
+    The adversary gets the features plus a learned vector of the example's class, and every class counts the
     same in its loss. Takes DANN's settings.
 
     Reference: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV
@@ -33,12 +33,12 @@ class CDANN(DANN):
         dtype = next(self.adversary.parameters()).dtype
         self.classes = nn.Embedding(task.classes, task.features, dtype=dtype)
 
-    def judges(self) -> list[nn.Parameter]:
-        return [*super().judges(), *self.classes.parameters()]
+    def adversary_parameters(self) -> list[nn.Parameter]:
+        return [*super().adversary_parameters(), *self.classes.parameters()]
 
-    def evidence(self, features: Tensor, y: Tensor) -> Tensor:
+    def adversary_input(self, features: Tensor, y: Tensor) -> Tensor:
         return features + self.classes(y)
 
-    def importance(self, y: Tensor) -> Tensor:
+    def example_weights(self, y: Tensor) -> Tensor:
         counts = y.new_zeros(self.classes.num_embeddings).index_add(0, y, torch.ones_like(y))
         return 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import View
+from shoal.algorithms.base import Views
 from shoal.algorithms.penalty import Penalised, flat
 
 
@@ -24,7 +22,7 @@ class CORAL(Penalised):
     reference = "Sun & Saenko 2016"
     needs_features = True
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         means, covariances = [], []
         for view in views:
             features = flat(view)

@@ -1,8 +1,7 @@
-"""DANN: features from which nobody can tell the domain."""
+"""DANN: features from which the domain cannot be predicted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Annotated
@@ -11,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, check_state
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Log, Loss, Views, check_state
 from shoal.algorithms.penalty import PenaltyWeight, Steps, flat
-from shoal.data.batch import DomainBatch, Task, widest
+from shoal.data.batch import Task, widest
 from shoal.gradients import gradient
 from shoal.settings import Range, choice, log2, log10
 
 
 class DANN(Algorithm):
-    """Trains an adversary to tell domains apart by the features, and the model to mislead it.
+    """Trains an adversary to predict the domain from the features, and the model to increase its loss.
 
         adversary   min  CE(a(features), domain) + penalty · ‖∂CE/∂features‖²
         model       min  1/S Σ_i L_i − λ CE(a(features), domain)
@@ -74,53 +73,53 @@ class DANN(Algorithm):
 
     def helpers(self) -> dict[str, Optimizer]:
         betas = (self.beta1, 0.9)
-        return {"adversary": torch.optim.Adam(self.judges(), lr=self.adversary_lr, betas=betas)}
+        return {"adversary": torch.optim.Adam(self.adversary_parameters(), lr=self.adversary_lr, betas=betas)}
 
-    def judges(self) -> list[nn.Parameter]:
+    def adversary_parameters(self) -> list[nn.Parameter]:
         """What the adversary's optimizer trains."""
         return list(self.adversary.parameters())
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        return engine.gradients(self, batches, objective=partial(self.play, engine))
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
+        return engine.gradients(self, batches, objective=partial(self.train_adversary, engine))
 
-    def play(self, engine: Engine, views: Sequence[View]) -> tuple[Tensor, Log]:
-        """The adversary's steps, and then the objective against it."""
+    def train_adversary(self, engine: Engine, views: Views) -> tuple[Tensor, Log]:
+        """The adversary's steps, and then the objective."""
         seen = [v._replace(features=flat(v).detach()) for v in views]
         for _ in range(self.adversary_steps):
-            loss = self.betrayed(seen)
+            loss = self.adversary_loss(seen)
             if self.gradient_penalty:
-                loss = loss + self.gradient_penalty * self.roughness(seen)
-            engine.apply(gradient(loss, self.judges()), helper="adversary")
+                loss = loss + self.gradient_penalty * self.gradient_norm(seen)
+            engine.apply(gradient(loss, self.adversary_parameters()), helper="adversary")
         return self.objective(views)
 
-    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
-        losses, betrayed = self.losses(views), self.betrayed(views)
-        total = losses.mean() - self.weight.next().to(betrayed.dtype) * betrayed
-        return total, {"losses": losses.detach(), "adversary": betrayed.detach()}
+    def objective(self, views: Views) -> tuple[Tensor, Log]:
+        losses, loss = self.losses(views), self.adversary_loss(views)
+        total = losses.mean() - self.weight.next().to(loss.dtype) * loss
+        return total, {"losses": losses.detach(), "adversary": loss.detach()}
 
-    def betrayed(self, views: Sequence[View]) -> Tensor:
-        """The adversary's loss: how badly it tells the domains apart."""
-        each, y = self.mistakes(views, torch.cat([flat(v) for v in views]))
-        return (self.importance(y).to(each.dtype) * each).sum()
+    def adversary_loss(self, views: Views) -> Tensor:
+        """The adversary's weighted loss over all examples."""
+        each, y = self.example_losses(views, torch.cat([flat(v) for v in views]))
+        return (self.example_weights(y).to(each.dtype) * each).sum()
 
-    def roughness(self, views: Sequence[View]) -> Tensor:
-        """The mean over examples of the squared slope of the adversary's loss along the features."""
+    def gradient_norm(self, views: Views) -> Tensor:
+        """The gradient penalty: the mean squared norm of the gradient of the loss by the features."""
         features = torch.cat([flat(v) for v in views]).requires_grad_()
-        each, _ = self.mistakes(views, features)
+        each, _ = self.example_losses(views, features)
         (slope,) = torch.autograd.grad(each.sum(), features, create_graph=True)
         return slope.square().sum(1).mean()
 
-    def mistakes(self, views: Sequence[View], features: Tensor) -> tuple[Tensor, Tensor]:
+    def example_losses(self, views: Views, features: Tensor) -> tuple[Tensor, Tensor]:
         """The adversary's loss on every example, and the examples' labels."""
         y = torch.cat([v.y for v in views])
         domain = torch.cat([n.expand(len(v.y)) for n, v in zip(self.ids(views), views, strict=True)])
-        guess = self.adversary(self.evidence(features, y))
-        return nn.functional.cross_entropy(guess, domain, reduction="none"), y
+        logits = self.adversary(self.adversary_input(features, y))
+        return nn.functional.cross_entropy(logits, domain, reduction="none"), y
 
-    def evidence(self, features: Tensor, y: Tensor) -> Tensor:
-        """What the adversary gets to see."""
+    def adversary_input(self, features: Tensor, y: Tensor) -> Tensor:
+        """What the adversary classifies."""
         return features
 
-    def importance(self, y: Tensor) -> Tensor:
-        """How much each example counts; the sum is 1."""
+    def example_weights(self, y: Tensor) -> Tensor:
+        """The weight of each example; the sum is 1."""
         return torch.full((len(y),), 1 / len(y), dtype=widest(y.device), device=y.device)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor
-
-from shoal.algorithms.base import Algorithm, Engine, Log
-from shoal.data.batch import DomainBatch, pool
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
+from shoal.data.batch import pool
 from shoal.data.sampler import Draw
 
 
@@ -26,5 +23,5 @@ class ERM(Algorithm):
     additive = True
     capturable = True
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         return engine.gradients(self, [pool(batches)])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.data.batch import DomainBatch, Task
+from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
+from shoal.data.batch import Task
 from shoal.optim import Fish as FishOptimizer
 from shoal.settings import Range, choice
 
@@ -55,7 +54,7 @@ class Fish(Algorithm):
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
         return FishOptimizer(optimizer, inner_steps=domains_per_step, **self.settings)
 
-    def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
+    def step(self, batches: Batches, engine: Engine) -> Log:
         before = self._floating_buffers() if self.buffers_mode == "interpolate" else []
         losses = []
         for batch in batches:

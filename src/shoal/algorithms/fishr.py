@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, View, check_state, full_precision
+from shoal.algorithms.base import Loss, View, Views, check_state, full_precision
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, flat, plain_output
 from shoal.data.batch import Task
 from shoal.errors import InputError
@@ -79,7 +78,7 @@ class Fishr(Penalised):
                 output = model.head(features)
         return full_precision(output), full_precision(features)
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         found = torch.stack([self._variances(v) for v in views])
         ids = self.ids(views)
         smooth = torch.lerp(found, self.variances[ids].to(found.dtype), self.ema)

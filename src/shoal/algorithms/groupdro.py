@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, View
+from shoal.algorithms.base import Algorithm, Log, Loss, Views
 from shoal.data.batch import Task, widest
 from shoal.settings import Range, log10
 
@@ -46,7 +45,7 @@ class GroupDRO(Algorithm):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.register_buffer("log_weights", torch.zeros(task.domains, dtype=widest(device)))
 
-    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+    def objective(self, views: Views) -> tuple[Tensor, Log]:
         losses, ids = self.losses(views), self.ids(views)
         with torch.no_grad():
             self.log_weights.index_add_(0, ids, self.step_size * losses.to(self.log_weights.dtype))

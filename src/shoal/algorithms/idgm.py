@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
 from shoal.algorithms.penalty import PenaltyWeight, Steps
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import Task
 from shoal.gradients import Method, inner_product, match
 from shoal.settings import Range, choice, log10
 
@@ -66,7 +65,7 @@ class IDGM(Algorithm):
         self.gamma = PenaltyWeight(gamma, start, ramp, steps=task.steps)
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         average = engine.average if engine.processes > 1 else None
         found = self.matching(self.parts(batches, engine), engine.params, average=average)
         slope = found.slope

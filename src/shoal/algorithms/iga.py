@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
 from shoal.algorithms.penalty import PenaltyWeight, Steps
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import Task
 from shoal.gradients import Method, match
 from shoal.settings import Range, log10
 
@@ -54,7 +53,7 @@ class IGA(Algorithm):
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.matching = partial(match, measure="variance", method=method, model=model)
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         average = engine.average if engine.processes > 1 else None
         found = self.matching(self.parts(batches, engine), engine.params, average=average)
         weight = self.weight.next().to(found.value.dtype)

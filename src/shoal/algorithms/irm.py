@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, View
+from shoal.algorithms.base import Loss, Views
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, plain_output
 from shoal.data.batch import Task
 from shoal.settings import Range, log10
@@ -42,7 +41,7 @@ class IRM(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         return torch.stack([self._square(plain_output(v, self), v.y) for v in views]).mean()
 
     def _square(self, output: Tensor, y: Tensor) -> Tensor:

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss, View, full_precision
-from shoal.data.batch import DomainBatch, Task, tensors_in, widest
+from shoal.algorithms.base import (
+    Algorithm,
+    Batches,
+    Engine,
+    Gradients,
+    Log,
+    Loss,
+    View,
+    Views,
+    full_precision,
+)
+from shoal.data.batch import Task, tensors_in, widest
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.settings import Range, log10
@@ -63,7 +73,7 @@ class Mixup(Algorithm):
                 "them: mix features instead (where='features', with a FeatureModel), or train with 'fish'."
             )
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         shares = engine.agree(self.shares(len(batches), engine.params[0].device))
         return engine.gradients(
             self,
@@ -81,7 +91,7 @@ class Mixup(Algorithm):
         logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
         return torch.sigmoid(logs[:, 0] - logs[:, 1])
 
-    def look_mixed(self, shares: Tensor, batches: Sequence[DomainBatch]) -> list[View]:
+    def look_mixed(self, shares: Tensor, batches: Batches) -> list[View]:
         """One view a pair, with the targets of both."""
         model: Any = self.model
         if self.where == "features":
@@ -103,7 +113,7 @@ class Mixup(Algorithm):
             views.append(View(output, batch.y[:size], batch.domain, batches[other].y[:size]))
         return views
 
-    def mixed_loss(self, shares: Tensor, views: Sequence[View]) -> tuple[Tensor, Log]:
+    def mixed_loss(self, shares: Tensor, views: Views) -> tuple[Tensor, Log]:
         found = []
         for share, view in zip(shares, views, strict=True):
             own, others = self.loss(view.output, view.y), self.loss(view.output, view.features)

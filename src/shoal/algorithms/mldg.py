@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.data.batch import DomainBatch, Task
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
+from shoal.data.batch import Task
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import leaves_no_trace, random_state
@@ -55,12 +54,10 @@ class MLDG(Algorithm):
 
     def check_step(self, domains_per_step: int) -> None:
         if self.held_out >= domains_per_step:
-            raise InputError(
-                f"held_out={self.held_out} leaves none of {domains_per_step} domains per step for the "
-                f"virtual step; it must be below {domains_per_step}."
-            )
+            most = f"{domains_per_step}, the domains per step"
+            raise InputError(f"held_out of MLDG must be below {most}; got {self.held_out}.")
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         self.check_step(len(batches))
         kept, held = batches[: -self.held_out], batches[-self.held_out :]
         before = random_state(self.model) if self.second_order else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import View
+from shoal.algorithms.base import Views
 from shoal.algorithms.penalty import Penalised, flat
 from shoal.data.batch import widest
 
@@ -27,7 +25,7 @@ class MMD(Penalised):
     reference = "Li et al. CVPR 2018"
     needs_features = True
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         count = len(views)
         features = [flat(v) for v in views]
         # The narrow kernels look at differences that a difference of float32 squares would lose.

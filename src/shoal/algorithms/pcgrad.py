@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Algorithm, Engine, Log
-from shoal.data.batch import DomainBatch
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
 
 
 class PCGrad(Algorithm):
@@ -26,7 +23,7 @@ class PCGrad(Algorithm):
     compares_domains = True
     capturable = True
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         gradients, log = self.domain_gradients(batches, engine)
         stacked = [torch.stack(same) for same in zip(*gradients, strict=True)]
         flat = [s.flatten(1) for s in stacked]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, View
+from shoal.algorithms.base import Algorithm, Log, Loss, View, Views
 from shoal.data.batch import Task, widest
 from shoal.errors import InputError
 from shoal.settings import Range, checked, log10
@@ -90,10 +89,10 @@ class Penalised(Algorithm):
         super().__init__(model, loss, task)
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def objective(self, views: Sequence[View]) -> tuple[Tensor, Log]:
+    def objective(self, views: Views) -> tuple[Tensor, Log]:
         losses = self.losses(views)
         penalty = self.penalty(views, losses)
         total = losses.mean() + self.weight.next().to(penalty.dtype) * penalty

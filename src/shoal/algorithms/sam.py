@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.data.batch import DomainBatch, Task, pool
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
+from shoal.data.batch import Task, pool
 from shoal.gradients import inner_product, moved
 from shoal.replay import leaves_no_trace, random_state
 from shoal.settings import Range, log10
@@ -44,7 +43,7 @@ class SAM(Algorithm):
         super().__init__(model, loss, task)
         self.rho = rho
 
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         whole = [pool(batches)]
         before = random_state(self.model)
         g, log = engine.gradients(self, whole)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.and_mask import rescaled
-from shoal.algorithms.base import Algorithm, Engine, Log, Loss
-from shoal.data.batch import DomainBatch, Task
+from shoal.algorithms.and_mask import ANDMask, rescaled
+from shoal.algorithms.base import Loss
+from shoal.data.batch import Task
 from shoal.settings import Range, log10, uniform
 
 
-class SANDMask(Algorithm):
+class SANDMask(ANDMask):
     """The mean gradient times max(0, tanh(k/σ² (a − τ))).
 
     For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients. At
@@ -28,11 +27,7 @@ class SANDMask(Algorithm):
     Invariances in Domain Generalization, 2021.
     """
 
-    family = "gradient surgery"
     reference = "Shahtalebi et al. 2021"
-    passes = "apart"
-    compares_domains = True
-    capturable = True
 
     def __init__(
         self,
@@ -43,12 +38,8 @@ class SANDMask(Algorithm):
         tau: Annotated[float, Range(0, below=1, search=uniform(0.0, 0.9))] = 0.5,
         k: Annotated[float, Range(above=0, search=log10(-3, 5))] = 10.0,
     ) -> None:
-        super().__init__(model, loss, task)
-        self.tau, self.k = tau, k
-
-    def gradient(self, batches: Sequence[DomainBatch], engine: Engine) -> tuple[list[Tensor], Log]:
-        gradients, log = self.domain_gradients(batches, engine)
-        return [self._masked(torch.stack(same)) for same in zip(*gradients, strict=True)], log
+        super().__init__(model, loss, task, tau=tau)
+        self.k = k
 
     def _masked(self, each: Tensor) -> Tensor:
         agreement = each.sign().mean(0).abs()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Engine, Log, Loss
+from shoal.algorithms.base import Batches, Engine, Log, Loss
 from shoal.algorithms.fish import Fish
-from shoal.data.batch import DomainBatch, Task
+from shoal.data.batch import Task
 from shoal.optim import Fish as FishOptimizer
 from shoal.optim import clone_state, copy_where
 from shoal.replay import leaves_no_trace
@@ -51,7 +51,7 @@ class SmoothFish(Fish):
         self.walks.gamma = self.gamma
         return self.walks
 
-    def step(self, batches: Sequence[DomainBatch], engine: Engine) -> Log:
+    def step(self, batches: Batches, engine: Engine) -> Log:
         with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
             at_start = [self.mean_gradient([b], engine) for b in batches]
         with self.walks.rehearsal():

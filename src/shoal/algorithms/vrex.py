@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated
 
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, View
+from shoal.algorithms.base import Loss, Views
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps
 from shoal.data.batch import Task
 from shoal.settings import Range, log10
@@ -37,5 +36,5 @@ class VREx(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 
-    def penalty(self, views: Sequence[View], losses: Tensor) -> Tensor:
+    def penalty(self, views: Views, losses: Tensor) -> Tensor:
         return losses.var(correction=0)

@@ -1,4 +1,4 @@
-"""The command line: parse, call, show. Nothing heavy is imported before a command needs it."""
+"""The command line: parse, call, show. Only the module of the command that was asked for is imported."""
 
 from __future__ import annotations
 
@@ -6,46 +6,72 @@ import argparse
 import contextlib
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import shoal
-from shoal.cli.arguments import Parser
+from shoal.cli.arguments import Parser, add_common, with_config
 from shoal.cli.showing import main_process
-from shoal.errors import InputError, shown
+from shoal.errors import LONGEST_MESSAGE, InputError, shown, unknown_name
 from shoal.terminal import printable
 
-COMMANDS = {
-    "demo": "shoal.paper.commands.demo",
-    "train": "shoal.cli.train",
-    "compare": "shoal.cli.compare",
-    "track": "shoal.paper.commands.track",
-    "diagnose": "shoal.cli.diagnose",
-    "sweep": "shoal.cli.sweep",
-    "resume": "shoal.cli.resume",
-    "show": "shoal.cli.show",
-    "evaluate": "shoal.cli.evaluate",
-    "predict": "shoal.cli.predict",
-    "score": "shoal.cli.score",
-    "export": "shoal.cli.export",
-    "results": "shoal.cli.results",
-    "report": "shoal.cli.report",
-    "list": "shoal.cli.list",
-    "data": "shoal.cli.data",
-    "reproduce": "shoal.paper.commands.reproduce",
+GROUPS = {
+    "Start here": {
+        "demo": ("shoal.paper.commands.demo", "See the paper's point in minutes: colour or shape?"),
+        "list": ("shoal.cli.list", "List the algorithms or the datasets."),
+        "data": ("shoal.cli.data", "Check a table or a folder of images before training; download datasets."),
+    },
+    "Your data": {
+        "diagnose": ("shoal.cli.diagnose", "Test the domains for shifts before training."),
+        "train": ("shoal.cli.train", "Train one algorithm on a dataset or on your own data."),
+        "compare": ("shoal.cli.compare", "Find out which algorithm works best on a held-out domain."),
+        "predict": ("shoal.cli.predict", "Predict with a trained model: tables, images or text."),
+        "score": ("shoal.cli.score", "Score a trained model on labelled data: metrics per domain, drift."),
+        "export": ("shoal.cli.export", "Write a trained model as ONNX, a torch.export program or weights."),
+    },
+    "Runs": {
+        "sweep": ("shoal.cli.sweep", "Compare algorithms on datasets by DomainBed's protocol."),
+        "show": ("shoal.cli.show", "Show the progress or the result of the run in a folder."),
+        "resume": ("shoal.cli.resume", "Resume an interrupted run, bit-identical to an uninterrupted one."),
+        "results": ("shoal.cli.results", "Query results: a table, groups or CSV of all runs in a folder."),
+        "report": ("shoal.cli.report", "Make one HTML page from runs: tables, curves, errors."),
+        "evaluate": (
+            "shoal.cli.evaluate",
+            "Score files of predictions in the format of WILDS' leaderboard.",
+        ),
+        "completion": ("shoal.cli.completion", "Print a completion script for bash, zsh or fish."),
+    },
+    "The paper": {
+        "reproduce": ("shoal.paper.commands.reproduce", "Repeat an experiment of the paper."),
+        "track": ("shoal.paper.commands.track", "Measure gradient agreement of Fish and ERM in training."),
+    },
 }
-"""Where each is; the paper's are found by name, so that nothing else imports its package."""
+"""The module and the summary of every command; the paper's are named, so that nothing imports its package."""
+COMMANDS = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
 
+CODES = {
+    0: "done",
+    1: "a run failed, or a check found a problem",
+    2: "wrong input",
+    130: "stopped by Ctrl-C",
+    143: "stopped by SIGTERM",
+}
+
+PYTHON_NAMES = {
+    "algorithm": "ALGORITHM",
+    "data": "DATA",
+    "data_options": "--data",
+    "model_options": "--model-set",
+    "settings": "--set",
+}
+"""What the public functions call otherwise than the command line."""
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """In the words of torch, which raises a RuntimeError."""
-
-
-LONGEST = 900
-"""Characters of an error."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -53,60 +79,73 @@ class _Help(argparse.HelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=100)
-        self._action_max_length = 14  # argparse does not count the names of commands
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; wrong input ends in one line on stderr and exit code 2, Ctrl-C in 130.
-
-    A command may return an exit code of its own.
-    """
+    """Runs a command and returns its exit code, one of :data:`CODES`."""
     with printable():
         try:
-            return _main(arguments)
+            return _main(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             _flush()
 
 
-def _main(arguments: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
+def command_parser(name: str) -> Parser:
+    """The parser of one command, with what all commands take."""
+    module = importlib.import_module(COMMANDS[name])
+    summary = next(group[name][1] for group in GROUPS.values() if name in group)
+    parser = Parser(prog=f"shoal {name}", description=summary, formatter_class=_Help)
+    add_common(parser)
+    parser.set_defaults(run=module.run, json=False)
+    module.add_arguments(parser)
+    return parser
+
+
+def program() -> Parser:
+    """One parser with those of all commands: for tests and documentation, which need them all."""
+    parser = Parser(prog="shoal", description=shoal.__doc__)
+    commands = parser.add_subparsers(metavar="COMMAND").choices
+    for name in COMMANDS:
+        commands[name] = command_parser(name)  # type: ignore[index]
+    return parser
+
+
+def help_text() -> str:
+    """What ``shoal --help`` prints."""
+    lines = ["usage: shoal COMMAND [options]", "", shoal.__doc__ or ""]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
+    lines += ["", "Exit codes:", *(f"  {code:<12}{meaning}" for code, meaning in CODES.items())]
+    return "\n".join([*lines, "", "Each command has its own --help; `shoal --version` prints the version."])
+
+
+def _main(words: list[str]) -> int:
     for text in words:
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
-    parser = Parser(
-        prog="shoal",
-        description="Domain generalization: train models that work in places they have never seen.",
-        epilog="Start with `shoal demo`. Each command has its own --help.",
-        formatter_class=_Help,
-    )
-    parser.add_argument("--version", action="version", version=f"shoal {shoal.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for name, where in COMMANDS.items():
-        module = importlib.import_module(where)
-        command = commands.add_parser(
-            name, help=module.SUMMARY, description=module.SUMMARY, formatter_class=_Help
-        )
-        command.set_defaults(run=module.run)
-        if name in words[:1] or not COMMANDS.keys() & set(words[:1]):  # else another one is meant
-            command.add_argument("--json", action="store_true", help="print JSON instead of tables")
-            module.add_arguments(command)
-    try:
-        given = parser.parse_args(arguments)
-    except InputError as error:
-        return _failed(f"shoal: {error}", 2)
-    if not hasattr(given, "run"):
-        parser.print_help()
+    if not words or words[0] in ("-h", "--help"):
+        print(help_text())
+        return 0
+    if words[0] == "--version":
+        print(f"shoal {shoal.__version__}")
         return 0
     try:
+        if words[0] not in COMMANDS:
+            raise unknown_name("argument" if words[0][:1] == "-" else "command", words[0], COMMANDS)
+        parser = command_parser(words[0])
+        args = parser.parse_args(with_config(parser, words[1:]))
+        names = vars(args).keys() - {"run", "action"}
         os.getcwd()
+    except InputError as error:
+        return _failed(f"shoal: {error}", 2)
     except OSError:  # libraries that look into it would end the process in words of their own
         return _failed("shoal: the current folder is gone; change to another.", 2)
     before = _terminable()
     try:
-        code: int | None = given.run(given)
+        code: int | None = args.run(args)
         sys.stdout.flush()
     except InputError as error:
-        return _failed(f"shoal: {error}", 2)
+        return _failed(f"shoal: {as_options(str(error), names)}", 2)
     except KeyboardInterrupt as stop:
         how = str(stop) or "stopped. Finished runs are kept; the same command resumes."
         return _failed(f"\nshoal: {how}", 128 + (getattr(stop, "signal", None) or signal.SIGINT))
@@ -132,6 +171,22 @@ def _main(arguments: Sequence[str] | None) -> int:
     return code or 0
 
 
+def as_options(message: str, names: Iterable[str]) -> str:
+    """An error of a Python function in the words of the command line: ``held_out=`` is ``--held-out``.
+
+    Names within quotes, and NAME=VALUE pairs of options such as --set, stay as they are.
+    """
+    flags = {name: f"--{name.replace('_', '-')}" for name in names} | PYTHON_NAMES
+
+    def flag(found: re.Match[str]) -> str:
+        if re.search(r"--(data|set|model-set)( \S+=\S*)* $", message[: found.start()]):
+            return found[0]
+        return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
+
+    known = "|".join(map(re.escape, flags))
+    return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
+
+
 def _flush() -> None:
     """What is left to print is printed now; where it cannot be, Python does not try again at exit."""
     for stream in (sys.stdout, sys.stderr):
@@ -146,8 +201,8 @@ def _flush() -> None:
 
 
 def _failed(message: str, code: int) -> int:
-    if len(message) > LONGEST:  # it quotes something that has no end
-        message = f"{message[:LONGEST]}…"
+    if len(message) > LONGEST_MESSAGE:  # it quotes something that has no end
+        message = f"{message[:LONGEST_MESSAGE]}…"
     if main_process() and sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(message, file=sys.stderr)
@@ -156,7 +211,7 @@ def _failed(message: str, code: int) -> int:
 
 
 def _abandon() -> None:
-    """A process that fails does not wait for those it trained together with."""
+    """A process that fails does not wait for the others of its process group."""
     processes = sys.modules.get("shoal.training.processes")
     if processes is not None:
         processes.abandon()

@@ -9,31 +9,31 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.arguments import (
-    add_columns,
-    few,
-    kinds_of,
-    seed,
-    warnings_in_words,
-)
+from shoal.cli.arguments import OF_COLUMNS, add_common, add_options, few, kinds_of, warnings_in_words
 from shoal.cli.showing import show
 from shoal.errors import InputError
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
-    from shoal.data.download import Download, Got, Source
+    from shoal.data.download import Download, Got
     from shoal.data.images import Findings
     from shoal.data.tree import FileList, Layout
-    from shoal.data.wilds import Place, Published
+    from shoal.data.wilds import Published
 
-SUMMARY = "Check a table or a folder of images before training; fetch datasets."
+SUMMARY = "Check a table or a folder of images before training; download datasets."
 OWN = "image-folder"
 UNTRIED = "Addresses and checksums are as others published or recorded them; for this version none was tried."
 SHOWN = 10  # of each kind of finding; --json has them all
+DUPLICATES = {
+    "domains": "same image in several domains:",
+    "classes": "same image in several classes:",
+    "copies": "same image twice:",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,51 +45,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser(
         "check",
         help="what a table's columns are taken for; or decode every image, count and compare",
-        description="Of a table: the kind of every column, missing and distinct cells, what a model sees of "
-        "it, and what is doubtful (cells that are no numbers, identifiers, possible leakage, repeated rows). "
-        "Of a folder: decodes every image, counts them, and looks for equal ones. Of a dataset of WILDS: "
+        description="Of a table: the kind of every column, missing and distinct cells, the features a model "
+        "gets, and what is doubtful (cells that are no numbers, identifiers, possible leakage, repeated "
+        "rows). Of a folder: decodes every image, counts them, and finds duplicates. Of a dataset of WILDS: "
         "counts examples and domains of every split and reads every file.",
-        epilog="Exit code 0: a table was read, or all is well with the images; 1: some are missing or cannot "
-        "be read, counts differ from the "
-        "published ones, or the same picture is in two domains or classes; 2: there is nothing to check.",
+        epilog="Exit code 0: a table was read, or nothing is wrong with the images; 1: some are missing or "
+        "cannot be read, counts differ from the published ones, or the same image is in two domains or "
+        "classes; 2: there is nothing to check.",
         formatter_class=parser.formatter_class,
     )
-    check.add_argument(
-        "folder",
-        type=Path,
-        metavar="DATA",
-        help="a table (.csv, .csv.gz, .parquet, .xlsx), a folder of images, or the folder a dataset is in",
-    )
-    table = check.add_argument_group("a table")
-    table.add_argument("--label", metavar="COLUMN", help="the column to predict: looks for leakage")
-    table.add_argument("--domain", metavar="COLUMN", help="the column that tells where a row is from")
-    table.add_argument("--group", metavar="COLUMN", help="the column that names the entity of a row")
-    table.add_argument("--task", help="classification or regression (default: as the label looks)")
-    add_columns(table)
-    check.add_argument(
-        "--dataset", default=OWN, metavar="NAME", help="whose pictures they should be (default: yours)"
-    )
-    check.add_argument("--workers", type=few, metavar="N", help="processes (default: one a core)")
-    check.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    what = "a table (.csv, .csv.gz, .parquet, .xlsx), a folder of images, or the folder a dataset is in"
+    check.add_argument("folder", type=Path, metavar="DATA", help=what)
+    add_options(check.add_argument_group("a table"), ("label", "domain", "group", "task", *OF_COLUMNS))
+    check.add_argument("--dataset", default=OWN, metavar="NAME", help="the expected dataset (default: yours)")
+    check.add_argument("--workers", type=few, metavar="N", help="processes (default: one per core)")
     check.set_defaults(action=check_data)
-    fake = actions.add_parser(
-        "fake",
-        help="write small imitations of datasets, to try things on",
-        description="Writes small imitations of the datasets of WILDS in their official layouts: what is "
-        "easy to learn in training domains does not hold in test ones, something fainter holds everywhere.",
-        formatter_class=parser.formatter_class,
-    )
-    fake.add_argument("what", choices=["wilds"], help="which collection")
-    fake.add_argument("folder", type=Path, metavar="DIR", help="where their folders are made")
-    fake.add_argument("--only", nargs="+", metavar="NAME", help="these datasets (default: all)")
-    fake.add_argument("--seed", type=seed, default=0, metavar="N", help="(default: 0)")
-    fake.add_argument("--size", default="small", metavar="SIZE", help="small or medium (default: small)")
-    fake.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
-    fake.set_defaults(action=fake_datasets)
     get = actions.add_parser(
         "get",
-        help="fetch datasets, check and unpack them",
-        description="Fetches datasets. What was stopped goes on with the same command.",
+        help="download datasets, check and unpack them",
+        description="Downloads datasets. The same command resumes an interrupted download.",
         epilog=f"{UNTRIED} Where there is no checksum, that of the first download is written beside it and "
         "later ones are compared.",
         formatter_class=parser.formatter_class,
@@ -97,194 +71,206 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("names", nargs="+", metavar="NAME", help="see `shoal list datasets`")
     get.add_argument("--to", type=Path, metavar="DIR", help="(default: $SHOAL_DATA, or data)")
     get.add_argument("--mirror", metavar="URL", help="has files of the same names; http, file or a folder")
-    get.add_argument(
-        "--sha256",
-        action="append",
-        default=[],
-        metavar="HEX",
-        help="what a file must have, instead of the published checksum; of several files FILE=HEX",
-    )
+    sums = "the checksum of a file, instead of the published one; of several files FILE=HEX"
+    get.add_argument("--sha256", action="append", default=[], metavar="HEX", help=sums)
     get.add_argument("--keep-archive", action="store_true", help="leave archives in DIR/downloads")
-    get.add_argument("--plan", action="store_true", help="only say what would be fetched from where")
-    get.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+    get.add_argument("--plan", action="store_true", help="only list what would be downloaded from where")
     get.set_defaults(action=get_datasets)
+    for action in (check, get):
+        add_common(action)
 
 
-def run(given: Any) -> int:
-    code: int = given.action(given)
+def run(args: Any) -> int:
+    code: int = args.action(args)
     return code
 
 
-def check_data(given: Any) -> int:
+def check_data(args: Any) -> int:
     from shoal.data.reading import ending
     from shoal.data.sets import registry
 
-    if ending(given.folder):
-        return check_columns(given)
-    published: Published | None = getattr(registry.module(given.dataset), "PUBLISHED", None)
-    return check_pictures(given) if published is None else check_published(published, given)
+    if ending(args.folder):
+        return check_columns(args)
+    module = registry.module(args.dataset)
+    published, layout = getattr(module, "PUBLISHED", None), getattr(module, "LAYOUT", None)
+    if published is None and layout is None and registry.module(OWN) is not module:
+        kinds = ("LAYOUT", "PUBLISHED")
+        known = [n for kind in kinds for n in registry.names() if hasattr(registry.module(n), kind)]
+        raise InputError(f"--dataset {args.dataset} has no folder of images; these have: {', '.join(known)}.")
+    if not args.folder.is_dir():
+        raise InputError(f"there is no folder {str(args.folder)!r}.")
+    report, text = check_images(layout, args) if published is None else check_published(published, args)
+    show(report, text, args)
+    return int(bool(report["wrong"]))
 
 
 @warnings_in_words()
-def check_columns(given: Any) -> int:
+def check_columns(args: Any) -> int:
     """Shows what the columns of a table are taken for."""
     from shoal.data.own import check_table
     from shoal.report import columns
 
-    options = {
-        n: getattr(given, n) for n in ("label", "domain", "group", "task", "drop", "decimal", "day_first")
-    }
-    report = {"file": given.folder.name, **check_table(given.folder, kinds=kinds_of(given), **options)}
-    show(report, columns.text(report), given)
+    names = ("label", "domain", "group", "task", "drop", "decimal", "day_first")
+    options = {name: getattr(args, name) for name in names}
+    report = {"file": args.folder.name, **check_table(args.folder, kinds=kinds_of(args), **options)}
+    show(report, columns.text(report), args)
     return 0
 
 
-def fake_datasets(given: Any) -> int:
-    from shoal.data import fake
-
-    fake.times(given.size)
-    makers = {name: fake.maker(name) for name in dict.fromkeys(given.only or fake.WILDS)}
-    folder = given.folder.expanduser()
-    made = {name: str(make(folder, given.seed, given.size)) for name, make in makers.items()}
-    lines = [f"{name} is in {place}" for name, place in made.items()]
-    use = ["shoal", "train", "erm", next(iter(made)), "--data-dir", str(folder)]
-    lines.append(f"None of it is real. Next: {shlex.join(use)}")
-    show({"made": made}, "\n".join(lines), given)
-    return 0
-
-
-def check_published(published: Published, given: Any) -> int:
+def check_published(published: Published, args: Any) -> tuple[dict[str, Any], str]:
     """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
     from shoal.data import sets
     from shoal.data.wilds import find, unreadable
-
-    if not given.folder.is_dir():
-        raise InputError(f"there is no folder {str(given.folder)!r}.")
-    place = find(published, given.folder)
-    data = sets.load(given.dataset, folder=str(place.folder), version=place.version)
-    examples: Any = data.examples
-    counts = {name: len(domains.examples()) for name, domains in data.splits.items()}
-    groups = {name: len(domains) for name, domains in data.splits.items()}
-    bad: dict[int, str] = {}
-    if hasattr(examples, "problem"):
-        workers, progress = given.workers or os.cpu_count() or 1, _Progress()
-
-        def tell(done: int) -> None:
-            progress("", done, len(examples), f"{done:,} of {len(examples):,} examples read")
-
-        bad = unreadable(examples, 0 if workers == 1 else workers, tell)
-    report = published_findings(published, place, counts, groups)
-    report["notes"] = dict(data.notes)
-    report["unreadable"] = {examples.path(i): why for i, why in bad.items()}
-    if bad:
-        report["wrong"].append(f"files that cannot be read: {len(bad):,}")
-    show(report, describe_published(report, published), given)
-    return int(bool(report["wrong"]))
-
-
-def published_findings(
-    published: Published, place: Place, counts: dict[str, int], groups: dict[str, int]
-) -> dict[str, Any]:
-    """What is there beside what was published; ``same_as`` names the versions whose counts these are."""
-    said = published.counts[place.version]
-    wrong = []
-    for what, found, known in (("examples", counts, said.examples), ("domains", groups, said.domains)):
-        wrong += [
-            f"{split} has {found.get(split, 0):,} {what}, not {number:,}"
-            for split, number in known.items()
-            if found.get(split, 0) != number
-        ]
-    same = [
-        version
-        for version, known in published.counts.items()
-        if all(counts.get(split) == number for split, number in known.examples.items())
-        and all(groups.get(split) == number for split, number in known.domains.items())
-    ]
-    return {
-        "folder": str(place.folder),
-        "version": place.version,
-        "examples": counts,
-        "domains": groups,
-        "published": {"examples": dict(said.examples), "domains": dict(said.domains)},
-        "source": said.source,
-        "same_as": same,
-        "wrong": wrong,
-    }
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"
-
-
-def describe_published(report: dict[str, Any], published: Published) -> str:
     from shoal.report.tables import Table
 
-    said, table = report["published"], Table(["split", "examples", "published", "domains", "published"])
-    for split in dict.fromkeys([*report["examples"], *said["examples"]]):
-        table.add(
-            split,
-            *(
-                _number(where[what].get(split))
-                for what in ("examples", "domains")
-                for where in (report, said)
-            ),
-        )
-    lines = [f"{published.title} {report['version']} in {report['folder']}", table.text()]
-    lines += [f"published: {report['source']}", ""]
-    lines += [f"{what}: {note}" for what, note in report["notes"].items()]
-    lines += _some("cannot be read:", [f"{path!r} ({why})" for path, why in report["unreadable"].items()])
-    if not report["wrong"]:
-        return "\n".join([*lines, "Counts are those published, and nothing is wrong with the files."])
-    other = [version for version in report["same_as"] if version != report["version"]]
-    lines += _some("wrong:", report["wrong"])
-    if other:
+    place = find(published, args.folder)
+    data = sets.load(args.dataset, folder=str(place.folder), version=place.version)
+    examples: Any = data.examples
+    bad: dict[int, str] = {}
+    if hasattr(examples, "problem"):
+        bad = unreadable(examples, _workers(args), _counted(len(examples), "examples read"))
+    here = {
+        "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
+        "domains": {name: len(domains) for name, domains in data.splits.items()},
+    }
+    kinds = ("examples", "domains")
+    known = {v: {what: dict(getattr(c, what)) for what in kinds} for v, c in published.counts.items()}
+    differing = {version: _differences(here, counts) for version, counts in known.items()}
+    wrong = differing[place.version] + [f"files that cannot be read: {len(bad):,}"] * bool(bad)
+    same = [version for version, differences in differing.items() if not differences]
+    unread = {examples.path(i): why for i, why in bad.items()}
+    counts, source = known[place.version], published.counts[place.version].source
+    report = {"folder": str(place.folder), "version": place.version, **here, "published": counts}
+    report |= {"source": source, "same_as": same, "wrong": wrong}
+    report |= {"notes": dict(data.notes), "unreadable": unread}
+    table = Table(["split", "examples", "published", "domains", "published"])
+    for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
+        numbers = [side[what].get(split) for what in here for side in (here, counts)]
+        table.add(split, *("–" if n is None else f"{n:,}" for n in numbers))
+    lines = [f"{published.title} {place.version} in {place.folder}", table.text(), f"published: {source}", ""]
+    lines += [f"{what}: {note}" for what, note in data.notes.items()]
+    lines += _some("cannot be read:", [f"{path!r} ({why})" for path, why in unread.items()])
+    if not wrong:
+        return report, "\n".join([*lines, "Counts are those published, and nothing is wrong with the files."])
+    lines += _some("wrong:", wrong)
+    if other := [version for version in same if version != place.version]:
         lines.append(f"These are the counts of version {', '.join(other)}.")
-    return "\n".join([*lines, f"{published.title} can be got {published.how}."])
+    return report, "\n".join([*lines, f"{published.title} can be got {published.how}."])
 
 
-def check_pictures(given: Any) -> int:
+def _differences(here: dict[str, dict[str, int]], published: dict[str, dict[str, int]]) -> list[str]:
+    return [
+        f"{split} has {here[what].get(split, 0):,} {what}, not {number:,}"
+        for what, counts in published.items()
+        for split, number in counts.items()
+        if here[what].get(split, 0) != number
+    ]
+
+
+def check_images(layout: Layout | None, args: Any) -> tuple[dict[str, Any], str]:
     from shoal.data.images import inspect_files
-
-    layout = _layout(given.dataset)
-    files = _files(layout, given.folder)
-    workers = given.workers or os.cpu_count() or 1
-    progress, total = _Progress(), len(files)
-
-    def tell(done: int) -> None:
-        progress("", done, total, f"{done:,} of {total:,} pictures decoded")
-
-    found = inspect_files(files, 0 if workers == 1 else workers, tell)
-    report = findings(files, layout, found)
-    show(report, describe(report, layout), given)
-    return int(bool(report["wrong"]))
-
-
-def _layout(name: str) -> Layout | None:
-    from shoal.data.sets import registry
-
-    module = registry.module(name)
-    layout: Layout | None = getattr(module, "LAYOUT", None)
-    if layout is None and registry.module(OWN) is not module:
-        kinds = ("LAYOUT", "PUBLISHED")
-        known = [n for kind in kinds for n in registry.names() if hasattr(registry.module(n), kind)]
-        raise InputError(f"--dataset {name} is not in folders of pictures; these are: {', '.join(known)}.")
-    return layout
-
-
-def _files(layout: Layout | None, folder: Path) -> FileList:
-    import warnings
-
     from shoal.data.tree import read_tree
 
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {str(folder)!r}.")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="there is no picture of class")  # it is in the report
-        return read_tree(folder) if layout is None else read_tree(*layout.find(folder))
+        warnings.filterwarnings("ignore", message="there is no (picture|image) of class")  # in the report
+        files = read_tree(args.folder) if layout is None else read_tree(*layout.find(args.folder))
+    found = inspect_files(files, _workers(args), _counted(len(files), "images decoded"))
+    report = findings(files, layout, found)
+    return report, describe(report, layout)
+
+
+def findings(files: FileList, layout: Layout | None, found: Findings) -> dict[str, Any]:
+    """What was found, for machines; ``wrong`` lists what makes the exit code 1."""
+    table = dict(zip(files.domains, files.counts().tolist(), strict=True))
+    counts = {domain: sum(row) for domain, row in table.items()}
+    groups = [{"kind": _kind(files, group), "files": [*map(files.name, group)]} for group in found.duplicates]
+    report: dict[str, Any] = {
+        "folder": files.root,
+        "images": len(files),
+        "domains": counts,
+        "classes": {domain: dict(zip(files.classes, row, strict=True)) for domain, row in table.items()},
+        "lacking": [{"domain": domain, "class": label} for domain, label in files.missing()],
+        "unreadable": {files.name(i): why for i, why in found.unreadable.items()},
+        "duplicates": groups,
+    }
+    wrong = []
+    if layout is not None:
+        report["published"], report["source"] = dict(layout.counts), layout.source
+        wrong = _against_published(report, layout)
+    if found.unreadable:
+        wrong.append(f"images that cannot be read: {len(found.unreadable):,}")
+    for kind in ("domains", "classes"):
+        if number := sum(group["kind"] == kind for group in groups):
+            wrong.append(f"images that are in several {kind}: {number:,}")
+    return {**report, "wrong": wrong}
+
+
+def _kind(files: FileList, group: list[int]) -> str:
+    """How equal images differ: being in two domains, or two classes, is leakage or a wrong label."""
+    if len({int(files.groups[i]) for i in group}) > 1:
+        return "domains"
+    return "classes" if len({int(files.labels[i]) for i in group}) > 1 else "copies"
+
+
+def _against_published(report: dict[str, Any], layout: Layout) -> list[str]:
+    counts, by_class = report["domains"], report["classes"]
+    classes = next(iter(by_class.values()), {})
+    wrong = [f"domain {name} is missing" for name in layout.domains if name not in counts]
+    differences = layout.differences(counts)
+    if all(differences.values()):
+        for domain, number in differences[layout.source].items():
+            if domain in counts:
+                wrong.append(f"{domain} has {counts[domain]:,} images, not {number:,}")
+    if len(classes) != layout.classes:
+        wrong.append(f"there are {len(classes)} classes, not {layout.classes}")
+    for domain, labels in layout.by_class.items() if differences[layout.source] else ():
+        for label, number in labels.items():
+            if (there := by_class.get(domain, {}).get(label, number)) != number:
+                wrong.append(f"{domain} has {there:,} images of {label}, not {number:,}")
+    return wrong
+
+
+def describe(report: dict[str, Any], layout: Layout | None) -> str:
+    from shoal.report.tables import Table
+
+    published = report.get("published", {})
+    table = Table(["domain", "images", "classes", *(["published"] if layout else [])])
+    for domain in published or report["domains"]:
+        classes = sum(n > 0 for n in report["classes"].get(domain, {}).values())
+        row = [domain, f"{report['domains'].get(domain, 0):,}", str(classes)]
+        table.add(*row, *([f"{published[domain]:,}"] if layout else []))
+    lines = [table.text(), *([f"published: {report['source']}"] if layout else []), ""]
+    lines += _some("no image of", [f"{x['class']!r} in {x['domain']!r}" for x in report["lacking"]])
+    lines += _some("cannot be read:", [f"{name!r} ({why})" for name, why in report["unreadable"].items()])
+    for kind, words in DUPLICATES.items():
+        groups = [" = ".join(map(repr, g["files"])) for g in report["duplicates"] if g["kind"] == kind]
+        lines += _some(words, groups)
+    if not report["wrong"]:
+        lines.append(f"All {report['images']:,} images can be read, and nothing is wrong with them.")
+    lines += _some("wrong:", report["wrong"])
+    if report["wrong"] and layout is not None:
+        lines.append(f"{layout.title} can be got {layout.how}.")
+    return "\n".join(lines)
+
+
+def _some(words: str, items: list[str]) -> list[str]:
+    more = [f"… {len(items) - SHOWN:,} more; --json has them all"] if len(items) > SHOWN else []
+    return [f"{words} {item}" for item in items[:SHOWN]] + more
+
+
+def _workers(args: Any) -> int:
+    """Worker processes; 0 for this one."""
+    workers = args.workers or os.cpu_count() or 1
+    return 0 if workers == 1 else workers
+
+
+def _counted(total: int, what: str) -> Callable[[int], None]:
+    progress = _Progress()
+    return lambda done: progress("", done, total, f"{done:,} of {total:,} {what}")
 
 
 class _Progress:
-    """How far something is, on stderr: a live line on a terminal, a line a tenth elsewhere."""
+    """The progress of something on stderr: a live line on a terminal, one line per tenth elsewhere."""
 
     STEP = 10**8  # where the end is not known
 
@@ -314,26 +300,26 @@ class _Progress:
         self.open = False
 
 
-def get_datasets(given: Any) -> int:
+def get_datasets(args: Any) -> int:
     from shoal.data.folders import VARIABLE
 
-    downloads = {name: _download(name) for name in dict.fromkeys(given.names)}
-    sums = checksums(given.sha256, list(downloads.values()))
-    to = (given.to or Path(os.environ.get(VARIABLE) or "data")).expanduser()
-    if given.plan:
-        plans = [_plan(name, download, to, given.mirror, sums) for name, download in downloads.items()]
-        show({"plan": plans}, "\n\n".join([*map(describe_plan, plans), UNTRIED]), given)
+    downloads = {name: _download(name) for name in dict.fromkeys(args.names)}
+    sums = checksums(args.sha256, list(downloads.values()))
+    to = (args.to or Path(os.environ.get(VARIABLE) or "data")).expanduser()
+    if args.plan:
+        plans = [_plan(name, download, to, args.mirror, sums) for name, download in downloads.items()]
+        show({"plan": plans}, "\n\n".join([*map(describe_plan, plans), UNTRIED]), args)
         return 0
     reports, troubles = [], []
     for name, download in downloads.items():
         try:
-            reports.append(_report(name, download, _fetched(download, to, sums, given), to))
+            reports.append(_report(name, download, _fetched(download, to, sums, args), to))
         except InputError as error:
             if len(downloads) == 1:
                 raise
             troubles.append(f"{name}: {error}")
             print(f"shoal: {troubles[-1]}", file=sys.stderr, flush=True)
-    show({"datasets": reports, "troubles": troubles}, "\n\n".join(map(describe_got, reports)), given)
+    show({"datasets": reports, "troubles": troubles}, "\n\n".join(map(describe_got, reports)), args)
     return 2 if troubles else 0
 
 
@@ -347,25 +333,24 @@ def _download(name: str) -> Download:
     return download
 
 
-def checksums(given: Sequence[str], downloads: Sequence[Download]) -> dict[str, str]:
+def checksums(values: Sequence[str], downloads: Sequence[Download]) -> dict[str, str]:
     """What --sha256 says, by file."""
     files = [source.file for download in downloads for source in download.sources]
     found = {}
-    for text in given:
+    for text in values:
         file, _, value = text.rpartition("=")
         if not re.fullmatch("[0-9a-fA-F]{64}", value):
             raise InputError(f"--sha256 takes 64 hexadecimal digits, got {value!r}.")
+        short, every = f"{value[:8]}…", ", ".join(files)
         if not file and len(files) > 1:
-            raise InputError(
-                f"--sha256 {value[:8]}…: of which file? Say FILE={value[:8]}…, one of {', '.join(files)}."
-            )
+            raise InputError(f"--sha256 {short}: of which file? Say FILE={short}, one of {every}.")
         if file and file not in files:
-            raise InputError(f"--sha256: {file!r} is not fetched; these are: {', '.join(files)}.")
+            raise InputError(f"--sha256: {file!r} is not fetched; these are: {every}.")
         found[file or files[0]] = value
     return found
 
 
-def _fetched(download: Download, to: Path, sums: dict[str, str], given: Any) -> Got:
+def _fetched(download: Download, to: Path, sums: dict[str, str], args: Any) -> Got:
     from shoal.data.download import get
     from shoal.data.unpack import amount
     from shoal.training.stopping import Interrupted
@@ -382,12 +367,10 @@ def _fetched(download: Download, to: Path, sums: dict[str, str], given: Any) -> 
         print(text, file=sys.stderr, flush=True)
 
     try:
-        return get(
-            download, to, mirror=given.mirror, sha256=sums, keep=given.keep_archive, tell=tell, say=say
-        )
+        return get(download, to, mirror=args.mirror, sha256=sums, keep=args.keep_archive, tell=tell, say=say)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
-        text = "stopped. What came is kept; the same command goes on from there."
+        text = "stopped. What came is kept; the same command resumes the download."
         raise Interrupted(text, number) from stop
     finally:
         progress.end()
@@ -396,28 +379,22 @@ def _fetched(download: Download, to: Path, sums: dict[str, str], given: Any) -> 
 def _plan(
     name: str, download: Download, to: Path, mirror: str | None, sums: dict[str, str]
 ) -> dict[str, Any]:
-    there = download.found_in(to)
-    files = [_planned(source, mirror, sums.get(source.file)) for source in download.sources]
-    return {
-        "dataset": name,
-        "folder": str(there or to / download.home),
-        "there": there is not None,
-        "files": files,
-    }
-
-
-def _planned(source: Source, mirror: str | None, sha256: str | None) -> dict[str, Any]:
     from shoal.data.download import addresses
 
-    kind, _, value = source.checksum.partition(":")
-    return {
-        "file": source.file,
-        "urls": list(addresses(source, mirror)),
-        "bytes": source.size or source.about,
-        "exact": source.size is not None,
-        "checksum": f"sha256:{sha256}" if sha256 else f"{kind}:{value}" if kind else None,
-        "said_by": "--sha256" if sha256 else source.said_by or None,
-    }
+    there = download.found_in(to)
+    files = [
+        {
+            "file": source.file,
+            "urls": list(addresses(source, mirror)),
+            "bytes": source.size or source.about,
+            "exact": source.size is not None,
+            "checksum": f"sha256:{own}" if (own := sums.get(source.file)) else source.checksum or None,
+            "said_by": "--sha256" if own else source.said_by or None,
+        }
+        for source in download.sources
+    ]
+    folder = str(there or to / download.home)
+    return {"dataset": name, "folder": folder, "there": there is not None, "files": files}
 
 
 def describe_plan(plan: dict[str, Any]) -> str:
@@ -426,9 +403,8 @@ def describe_plan(plan: dict[str, Any]) -> str:
     there = "is there: nothing would be fetched" if plan["there"] else "would be fetched"
     lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]
     for one in plan["files"]:
-        size = (
-            f"{'' if one['exact'] else 'about '}{amount(one['bytes'])}" if one["bytes"] else "size not known"
-        )
+        about = "" if one["exact"] else "about "
+        size = f"{about}{amount(one['bytes'])}" if one["bytes"] else "size not known"
         kind, _, value = (one["checksum"] or "").partition(":")
         checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
@@ -436,110 +412,17 @@ def describe_plan(plan: dict[str, Any]) -> str:
 
 
 def _report(name: str, download: Download, got: Got, to: Path) -> dict[str, Any]:
-    use = ["shoal", "train", "erm", name, "--data-dir", str(to)]
-    check = ["shoal", "data", "check", str(got.folder), "--dataset", name]
-    return {
-        "dataset": name,
-        "folder": str(got.folder),
-        "files": got.files,
-        "notes": got.notes,
-        "next": shlex.join(check if download.layout is not None else use),
-    }
+    words = ["shoal", "train", "erm", name, "--data-dir", str(to)]
+    if download.layout is not None:
+        words = ["shoal", "data", "check", str(got.folder), "--dataset", name]
+    report = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
+    return {**report, "next": shlex.join(words)}
 
 
 def describe_got(report: dict[str, Any]) -> str:
-    if not report["files"]:
-        lines = [f"{report['dataset']} is in {report['folder']}; nothing was fetched."]
-    else:
-        lines = [f"{report['dataset']} is now in {report['folder']}."]
+    done = "is now in {folder}." if report["files"] else "is in {folder}; nothing was fetched."
+    lines = [f"{report['dataset']} {done.format(**report)}"]
     for one in report["files"]:
         how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: written down"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
     return "\n".join([*lines, *(f"  {note}." for note in report["notes"]), f"Next: {report['next']}"])
-
-
-def findings(files: FileList, layout: Layout | None, found: Findings) -> dict[str, Any]:
-    """What was found, for machines; ``wrong`` says in words what makes the exit code 1."""
-    counts = dict(zip(files.domains, files.counts().sum(1).tolist(), strict=True))
-    groups = [{"kind": _kind(files, group), "files": list(map(files.name, group))}
-              for group in found.duplicates]  # fmt: skip
-    report: dict[str, Any] = {
-        "folder": files.root,
-        "pictures": len(files),
-        "domains": counts,
-        "classes": {
-            domain: dict(zip(files.classes, row, strict=True))
-            for domain, row in zip(files.domains, files.counts().tolist(), strict=True)
-        },
-        "lacking": [{"domain": domain, "class": label} for domain, label in files.missing()],
-        "unreadable": {files.name(i): why for i, why in found.unreadable.items()},
-        "duplicates": groups,
-    }
-    wrong = []
-    if layout is not None:
-        report["published"], report["source"] = dict(layout.counts), layout.source
-        wrong = _against_published(files, layout, counts)
-    if found.unreadable:
-        wrong.append(f"pictures that cannot be read: {len(found.unreadable):,}")
-    for kind in ("domains", "classes"):
-        if number := sum(group["kind"] == kind for group in groups):
-            wrong.append(f"pictures that are in several {kind}: {number:,}")
-    return {**report, "wrong": wrong}
-
-
-def _kind(files: FileList, group: list[int]) -> str:
-    """In what equal pictures differ: being in two domains, or two classes, is leakage or a wrong label."""
-    if len({int(files.groups[i]) for i in group}) > 1:
-        return "domains"
-    return "classes" if len({int(files.labels[i]) for i in group}) > 1 else "copies"
-
-
-def _against_published(files: FileList, layout: Layout, counts: dict[str, int]) -> list[str]:
-    wrong = [f"domain {name} is missing" for name in layout.domains if name not in counts]
-    differences = layout.differences(counts)
-    if all(differences.values()):
-        for domain, said in differences[layout.source].items():
-            if domain in counts:
-                wrong.append(f"{domain} has {counts[domain]:,} pictures, not {said:,}")
-    if len(files.classes) != layout.classes:
-        wrong.append(f"there are {len(files.classes)} classes, not {layout.classes}")
-    row = dict(zip(files.domains, files.counts(), strict=True))
-    for domain, classes in layout.by_class.items() if differences[layout.source] else ():
-        for label, said in classes.items():
-            if domain in row and label in files.classes:
-                there = int(row[domain][files.classes.index(label)])
-                if there != said:
-                    wrong.append(f"{domain} has {there:,} pictures of {label}, not {said:,}")
-    return wrong
-
-
-def describe(report: dict[str, Any], layout: Layout | None) -> str:
-    from shoal.report.tables import Table
-
-    published = report.get("published", {})
-    table = Table(["domain", "pictures", "classes", *(["published"] if layout else [])])
-    for domain in published or report["domains"]:
-        classes = sum(n > 0 for n in report["classes"].get(domain, {}).values())
-        row = [domain, f"{report['domains'].get(domain, 0):,}", str(classes)]
-        table.add(*row, *([f"{published[domain]:,}"] if layout else []))
-    source = [f"published: {report['source']}"] if layout else []
-    lines = [table.text(), *source, ""]
-    lines += _some("no picture of", [f"{x['class']!r} in {x['domain']!r}" for x in report["lacking"]])
-    lines += _some("cannot be read:", [f"{name!r} ({why})" for name, why in report["unreadable"].items()])
-    said = {"domains": "same picture in several domains:", "classes": "same picture in several classes:",
-            "copies": "same picture twice:"}  # fmt: skip
-    for kind, words in said.items():
-        groups = [" = ".join(map(repr, g["files"])) for g in report["duplicates"] if g["kind"] == kind]
-        lines += _some(words, groups)
-    if not report["wrong"]:
-        lines.append(f"All {report['pictures']:,} pictures can be read, and nothing is wrong with them.")
-    else:
-        lines += _some("wrong:", report["wrong"])
-        if layout is not None:
-            lines.append(f"{layout.title} can be got {layout.how}.")
-    return "\n".join(lines)
-
-
-def _some(words: str, items: list[str]) -> list[str]:
-    more = [f"… {len(items) - SHOWN:,} more; --json has them all"] if len(items) > SHOWN else []
-    return [f"{words} {item}" for item in items[:SHOWN]] + more

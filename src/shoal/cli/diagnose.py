@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +23,8 @@ from shoal.cli.arguments import (
     source,
     warnings_in_words,
 )
-from shoal.cli.showing import draw, show
+from shoal.cli.showing import show
 from shoal.errors import InputError
-from shoal.terminal import clear_line
 
 SUMMARY = "Test the domains for shifts before training: in what they differ, in which columns, and the gap."
 EXAMPLE = (
@@ -39,90 +37,47 @@ EXAMPLE = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     add_source(parser)
-    parser.add_argument(
-        "--model",
-        help="(default: the dataset's own; for images and text a small network on a fixed embedding)",
-    )
-    parser.add_argument("--steps", type=count, default=150, help="of each short training (default: 150)")
-    parser.add_argument(
-        "--batch-size", type=count, default=32, help="examples per batch (default: %(default)s)"
-    )
-    parser.add_argument("--lr", type=rate, default=1e-3, help="Adam's learning rate (default: %(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="(default: %(default)s)")
-    parser.add_argument(
-        "--examples", type=count, default=2000, metavar="N", help="to sample in all (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-domains", type=count, default=12, metavar="N", help="to sample (default: at most %(default)s)"
-    )
-    parser.add_argument(
-        "--budget",
-        type=positive,
-        default=120.0,
-        metavar="SECONDS",
-        help="to aim at: trainings are shortened where they would take longer (default: %(default).0f)",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("shoal-diagnose"), metavar="DIR", help="(default: %(default)s)"
-    )
+    usual = "the dataset's own; for images and text a small network on a fixed embedding"
+    parser.add_argument("--model", help=f"(default: {usual})")
+    for name, kind, default, words in (
+        ("--steps", count, 150, "of each short training"),
+        ("--batch-size", count, 32, "examples per batch"),
+        ("--lr", rate, 1e-3, "Adam's learning rate"),
+        ("--seed", seed, 0, "of all random numbers"),
+        ("--examples", count, 2000, "to sample in all"),
+        ("--max-domains", count, 12, "to sample at most"),
+        ("--budget", positive, 120.0, "seconds to aim at: trainings are shortened to keep to it"),
+        ("--out", Path, Path("shoal-diagnose"), "folder for diagnosis.json and the figure"),
+    ):
+        parser.add_argument(name, type=kind, default=default, help=f"{words} (default: %(default)s)")
     add_device(parser)
 
 
 @in_data_dir
 def run(given: Any) -> None:
-    from shoal.data import sets
-    from shoal.experiments.diagnose import diagnose
-    from shoal.files import dump_json, write_atomically
-    from shoal.models import build
-    from shoal.report import diagnose as view
+    from shoal.api.diagnose import diagnose
+    from shoal.report.diagnose import to_drop
     from shoal.training.processes import together
 
     if together():
         raise InputError("diagnose runs in one process; start it without torchrun.")
-    name, options = source(given)
-    with warnings_in_words():
-        data = sets.load(name, **options)
-    if hasattr(data.examples, "unguarded"):
-        data = replace(data, examples=data.examples.unguarded())
-    make_folder(given.out, given.dataset)
+    options = {k: v for k, v in source(given)[1].items() if k not in ("file", "folder")}
+    names = ("model", "steps", "seed", "batch_size", "lr", "examples", "max_domains", "budget", "device")
     try:
+        make_folder(given.out, given.dataset)
         show_columns(given, given.out)
-    except OSError as error:
-        raise InputError(f"--out {str(given.out)!r}: {error.strerror or error}.") from error
-
-    def make(seed: int) -> Any:
-        return build(given.model, input_shape=data.input_shape, classes=data.classes, seed=seed)
-
-    progress = _Progress()
-    try:
-        found = diagnose(
-            data,
-            make if given.model else None,
-            steps=given.steps,
-            seed=given.seed,
-            batch_size=given.batch_size,
-            lr=given.lr,
-            examples=given.examples,
-            domains=given.max_domains,
-            budget=given.budget,
-            device=given.device,
-            tell=progress.tell,
-        )
+        with warnings_in_words():
+            found = diagnose(given.dataset, options=options, **{name: getattr(given, name) for name in names})
+            drop = to_drop(found.to_dict())
+            commands = {"compare": comparison(given), "without": comparison(given, drop)}
+            found = replace(found, name=given.dataset, **commands)
+            content, *pictures = found.save(given.out)
     except KeyboardInterrupt as stop:
         raise type(stop)("stopped. A diagnosis is made in one go; nothing was written.") from None
-    finally:
-        progress.end()
-    result = {"dataset": given.dataset, **found.to_dict()}
-    command, without = comparison(given), comparison(given, view.to_drop(result))
-    result["reading"] = view.reading(result, command, without)
-    try:
-        write_atomically(given.out / "diagnosis.json", dump_json(result))
-        with warnings_in_words():
-            pictures = draw(lambda: view.figure(result, given.dataset), given.out / "diagnosis")
     except OSError as error:
         raise InputError(f"--out {str(given.out)!r}: {error.strerror or error}.") from error
-    saved = f"{found.seconds:.0f} s. Saved in {given.out}: diagnosis.json."
-    show(result, f"{view.text(result, command, without)}\n\n{saved}", given, pictures)
+    saved = f"{found.seconds:.0f} s. Saved in {given.out}: {content.name}."
+    show(found.to_dict(), f"{found}\n\n{saved}", given, pictures)
 
 
 def comparison(given: Any, drop: Sequence[str] = ()) -> str:
@@ -130,29 +85,7 @@ def comparison(given: Any, drop: Sequence[str] = ()) -> str:
     words = ["shoal", "compare", given.dataset]
     words += given_table(argparse.Namespace(**{**vars(given), "drop": [*given.drop, *drop]}))
     words += ["--data", *given.data] if given.data else []
-    words += ["--bad-images", given.bad_images] if given.bad_images else []
-    words += ["--data-dir", str(given.data_dir)] if given.data_dir else []
-    words += ["--model", given.model] if given.model else []
+    for name in ("bad_images", "data_dir", "model"):
+        if value := getattr(given, name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
-
-
-class _Progress:
-    """On stderr: a bar on a terminal, elsewhere one line per phase."""
-
-    def __init__(self) -> None:
-        self.terminal, self.phase = sys.stderr.isatty(), ""
-
-    def tell(self, phase: str, done: int, total: int) -> None:
-        if self.terminal:
-            full = 24 * done // max(total, 1)
-            clear_line(sys.stderr)
-            sys.stderr.write(f"[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
-            sys.stderr.flush()
-        elif phase != self.phase:
-            print(phase, file=sys.stderr, flush=True)
-        self.phase = phase
-
-    def end(self) -> None:
-        if self.terminal and self.phase:
-            clear_line(sys.stderr)
-            sys.stderr.flush()

@@ -11,47 +11,51 @@ from shoal.cli.showing import show
 from shoal.errors import check_names
 
 if TYPE_CHECKING:
-    from shoal.algorithms import Algorithm
     from shoal.settings import Setting
 
 SUMMARY = "List the algorithms or the datasets."
+SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
+FOOTNOTE = """\
+Baselines for tables, which `shoal train` takes too: {baselines}.
+step: time of a step relative to ERM's on the same examples ({measured}).
+batches: domains = one batch from each of S domains; pooled = from all examples together;
+  balanced = mixed, every domain with the same share; one-domain = S batches of one.
+features: takes a shoal.models.FeatureModel(features, head). One in full: shoal list algorithms NAME"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "With names, those in full: shoal list algorithms fish irm"
     parser.add_argument("what", choices=["algorithms", "datasets"])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, with all there is to say")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in full")
 
 
-def run(given: Any) -> None:
+def run(args: Any) -> None:
     from shoal.algorithms import registry as algorithms
     from shoal.data.sets import registry as datasets
     from shoal.experiments.baselines import SUMMARIES
 
-    registry = algorithms if given.what == "algorithms" else datasets
-    plain = SUMMARIES if given.what == "algorithms" else {}
-    check_names(registry.kind, given.names, [*registry.names(), *plain])
-    chosen = [n for n in registry.names() if not given.names or n in given.names]
-    if given.what == "datasets":
-        entries = [_dataset(name) for name in chosen]
-        text = _in_full(entries)
-    else:
-        costs = algorithms_costs()
-        entries = [_algorithm(name, costs) for name in chosen]
-        entries += [_baseline(name) for name in plain if name in given.names]
-        text = _in_full(entries) if given.names else f"{_table(entries)}\n\n{_footnote(costs)}"
-    show({given.what: entries}, text, given)
+    listed = args.what == "algorithms"
+    registry, baselines = (algorithms, SUMMARIES) if listed else (datasets, {})
+    check_names(registry.kind, args.names, [*registry.names(), *baselines])
+    chosen = [n for n in registry.names() if not args.names or n in args.names]
+    costs = algorithms_costs()
+    entries = [_algorithm(name, costs) if listed else _dataset(name) for name in chosen]
+    entries += [_baseline(name) for name in baselines if name in args.names]
+    text = _in_full(entries)
+    if listed and not args.names:
+        text = f"{_table(entries)}\n\n{FOOTNOTE.format(baselines=', '.join(SUMMARIES), **costs)}"
+    show({args.what: entries}, text, args)
 
 
 def algorithms_costs() -> dict[str, Any]:
     """What benchmarks/algorithms.py measured: the cost of a step relative to ERM's."""
     from importlib import resources
 
-    import yaml
+    from shoal.files import parse_yaml
 
     text = resources.files("shoal.algorithms").joinpath("costs.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    costs: dict[str, Any] = parse_yaml(text)
+    return costs
 
 
 def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +63,13 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
     from shoal.settings import settings
 
     cls = algorithm_class(name)
+    needs = {
+        "two domains": cls.compares_domains,
+        "features": cls.needs_features,
+        "adversary": cls.trains_adversary,
+        "second order": cls.second_order,
+        "classes": not cls.regression,
+    }
     return {
         "name": name,
         "summary": (cls.__doc__ or "").splitlines()[0],
@@ -66,7 +77,7 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
         "paper": cls.reference,
         "batches": cls.draw,
         "forward passes": cls.passes,
-        "needs": _needs(cls),
+        "needs": [word for word, needed in needs.items() if needed],
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),
         **_settings({name: s for name, s in settings(cls).items() if name not in GIVEN}),
@@ -74,12 +85,12 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings(declared: dict[str, Setting], called: str = "settings") -> dict[str, Any]:
-    """Their defaults, what they may be, and from what a search draws them."""
-    spaces = {name: s.space() for name, s in declared.items()}
+    """The defaults, what is allowed, and from what a random search samples."""
+    spaces = {name: space for name, s in declared.items() if (space := s.space())}
     return {
         called: {name: s.default for name, s in declared.items()},
         "allowed": {name: s.words() for name, s in declared.items()},
-        "search": {name: _space(space) for name, space in spaces.items() if space},
+        "search": {n: SPACES[k].format(s[k]) for n, s in spaces.items() for k in SPACES.keys() & s.keys()},
     }
 
 
@@ -87,49 +98,8 @@ def _baseline(name: str) -> dict[str, Any]:
     from shoal.experiments.baselines import SETTINGS, SUMMARIES
     from shoal.settings import settings
 
-    taken = _settings(settings(SETTINGS[name]))
-    return {"name": name, "summary": SUMMARIES[name], "family": "baseline", **taken}
-
-
-def _needs(cls: type[Algorithm]) -> list[str]:
-    return [
-        word
-        for word, wanted in {
-            "two domains": cls.compares_domains,
-            "features": cls.needs_features,
-            "adversary": cls.trains_adversary,
-            "second order": cls.second_order,
-            "classes": not cls.regression,
-        }.items()
-        if wanted
-    ]
-
-
-def _space(space: dict[str, Any]) -> str:
-    kinds = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
-    return next(form.format(space[kind]) for kind, form in kinds.items() if kind in space)
-
-
-def _table(entries: list[dict[str, Any]]) -> str:
-    from shoal.report.tables import Table
-
-    table = Table(["name", "family", "paper", "batches", "needs", "step"])
-    for e in entries:
-        cost = "–" if e["cost"] is None else f"{e['cost']:.2f}"
-        table.add(e["name"], e["family"], e["paper"], e["batches"], ", ".join(e["needs"]), cost)
-    return table.text()
-
-
-def _footnote(costs: dict[str, Any]) -> str:
-    from shoal.experiments.baselines import SUMMARIES
-
-    return (
-        f"Baselines for tables, which `shoal train` takes too: {', '.join(SUMMARIES)}.\n"
-        f"step: time of a step relative to ERM's on the same examples ({costs['measured']}).\n"
-        "batches: domains = one batch from each of S domains; pooled = from all examples together;\n"
-        "  balanced = mixed, every domain with the same share; one-domain = S batches of one.\n"
-        "features: takes a shoal.models.FeatureModel(features, head). One in full: shoal list algorithms NAME"
-    )
+    about = {"name": name, "summary": SUMMARIES[name], "family": "baseline"}
+    return {**about, **_settings(settings(SETTINGS[name]))}
 
 
 def _dataset(name: str) -> dict[str, Any]:
@@ -143,24 +113,36 @@ def _dataset(name: str) -> dict[str, Any]:
     return {"name": name, "summary": module.SUMMARY, **options, **domains, "paper": module.PAPER}
 
 
+def _table(entries: list[dict[str, Any]]) -> str:
+    from shoal.report.tables import Table
+
+    table = Table(["name", "family", "paper", "batches", "needs", "step"])
+    for e in entries:
+        cost = "–" if e["cost"] is None else f"{e['cost']:.2f}"
+        table.add(e["name"], e["family"], e["paper"], e["batches"], ", ".join(e["needs"]), cost)
+    return table.text()
+
+
 def _in_full(entries: list[dict[str, Any]]) -> str:
     width = min(100, shutil.get_terminal_size().columns)
     lines = []
     for entry in entries:
         lines.append(f"{entry['name']}: {entry['summary']}")
+        search = entry.get("search", {})
         for key, value in entry.items():
             if key in ("name", "summary", "allowed", "search"):
                 continue
-            if isinstance(value, dict):
-                lines += [f"    {key}:"] if value else [f"    {key}: none"]
+            if isinstance(value, dict) and value:
+                lines.append(f"    {key}:")
                 for k, v in value.items():
-                    drawn = f"; a search draws {entry['search'][k]}" if k in entry.get("search", ()) else ""
-                    text = f"{k}={v}: {entry['allowed'][k]}{drawn}"
-                    lines += textwrap.wrap(text, width, initial_indent=" " * 6, subsequent_indent=" " * 8)
+                    sampled = f"; a search draws {search[k]}" if k in search else ""
+                    lines += _wrapped(f"{k}={v}: {entry['allowed'][k]}{sampled}", width, 6)
                 continue
-            if isinstance(value, list):
-                value = ", ".join(value)
-            text = f"{key}: {'none' if value in (None, '') else value}"
-            lines += textwrap.wrap(text, width, initial_indent="    ", subsequent_indent="      ")
+            text = ", ".join(value) if isinstance(value, list) else value
+            lines += _wrapped(f"{key}: {'none' if text in (None, '', {}) else text}", width, 4)
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def _wrapped(text: str, width: int, indent: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=" " * indent, subsequent_indent=" " * (indent + 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import signal
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from shoal.cli.arguments import (
     add_device,
+    as_json,
     count,
     warnings_in_words,
     workers,
@@ -184,7 +184,7 @@ def _called(model: Trained) -> str:
 
 def _tell(said: dict[str, Any], given: Any) -> None:
     if given.json:
-        print(json.dumps(said))
+        print(as_json(said))
         return
     for note in [*said["notes"][:SHOWN], *_more(len(said["notes"]) - SHOWN)]:
         print(f"shoal: {note}", file=sys.stderr)

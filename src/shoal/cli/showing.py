@@ -2,171 +2,46 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.api.train import Run
+from shoal.cli.arguments import as_json, executor_of
 from shoal.errors import InputError
-from shoal.files import finite
-from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.record import RunRecord, Store
+    from shoal.experiments.record import RunRecord
     from shoal.experiments.status import RunStatus
 
 
-class Status:
-    """How a list of runs comes along, on stderr: a live line on a terminal, one line per run elsewhere."""
+def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], args: Any) -> int:
+    """Runs the seeds that are missing and shows the table of all."""
+    from shoal.experiments import display
 
-    def __init__(self, configs: Sequence[RunConfig], missing: int) -> None:
-        self.total = len(configs)
-        self.finished = self.total - missing
-        self.at: dict[str, str] = {}
-        self.terminal = sys.stderr.isatty()
-        self.several = len({c.dataset for c in configs}) > 1
-        if missing:
-            kept = f", {self.finished} kept from before" if self.finished else ""
-            print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
-
-    def tell(self, config: RunConfig, step: int, note: str) -> None:
-        self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
-        if self.terminal:
-            running = " · ".join(self.at.values())
-            clear_line(sys.stderr)
-            sys.stderr.write(f"[{self.finished}/{self.total}] {running}"[:130])
-            sys.stderr.flush()
-
-    def done(self, record: RunRecord) -> None:
-        self.finished += 1
-        config = record.config
-        self.at.pop(config.identity, None)
-        result = _held_out_score(record) if record.status == "finished" else record.status
-        line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
-        if self.terminal:
-            clear_line(sys.stderr)
-        print(f"{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
-
-    def _which(self, config: RunConfig) -> str:
-        return f"{config.dataset}, {_which(config)}" if self.several else _which(config)
+    return show_result(Run(display.run_seeds(configs, folder, how, executor_of(args)), folder), args)
 
 
-def _which(config: RunConfig) -> str:
-    """A run among others: what they mostly differ in."""
-    number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-    names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-    held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
-    return f"{config.name}{number}{held_out}, seed {config.seed}"
+def run_all(configs: Sequence[RunConfig], store: Any, args: Any) -> list[RunRecord]:
+    """Runs what is missing, in parallel, with a display."""
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import make_executor
+
+    return run_shown(configs, store, make_executor(device=args.device, jobs=args.jobs)).usable()
 
 
-def _held_out_score(record: RunRecord) -> str:
-    """The result in the held-out domain, as tables and weights have it."""
-    if record.headline is None:
-        return "finished"
-    name, value = record.headline
-    if value is None:
-        return f"{name} undefined"
-    return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
-
-
-def run_all(
-    configs: Sequence[RunConfig],
-    store: Store,
-    given: Any,
-    how: dict[str, Any] | None = None,
-    status: Status | None = None,
-) -> list[RunRecord]:
-    """Runs what is missing; ``status`` is that of a longer list of which these are a part."""
-    from shoal.experiments import pool
-
-    status = status or Status(configs, len(store.missing(configs)))
-    return pool.run_all(
-        configs,
-        store,
-        device=given.device,
-        jobs=given.jobs,
-        how=how,
-        tell=status.tell,
-        done=status.done,
-    )
-
-
-def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], given: Any) -> None:
-    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`."""
-    from shoal.experiments.record import RunFolders
-    from shoal.training.stopping import Interrupted
-
-    store = RunFolders(folder)
-    store.plan(configs, how)
-    try:
-        records = run_all(configs, store, given, how)
-    except InputError:
-        store.forget_plan()
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if it was made for these runs, and nothing is in it
-        raise
-    except KeyboardInterrupt as stop:
-        number = getattr(stop, "signal", None) or signal.SIGINT
-        raise Interrupted(f"stopped. Go on with: shoal resume {folder}", number) from stop
-    show_seeds(records, folder, given)
-
-
-def show_run(record: RunRecord, folder: Path, given: Any) -> None:
-    """What came out of one run."""
-    from shoal.report.runs import run_table
-
-    if record.status == "diverged":
-        raise InputError(f"{record.error} To skip and go on: shoal resume {folder} --on-nan skip")
-    at, config = record.history[record.selected], record.config
-    skipped = f" {record.skipped} steps were not finite and were skipped." if record.skipped else ""
-    text = (
-        f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
-        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{_predictions(folder)}."
-    )
-    show(record.to_dict(), "\n".join([text + _note(record), *_missing(at["scores"])]), given)
-
-
-def _predictions(folder: Path) -> str:
-    return ", with predictions" if (folder / "predictions").is_dir() else ""
-
-
-def _missing(scores: dict[str, Any]) -> list[str]:
-    """Why some measures are shown as a dash."""
-    from shoal.training.metrics import why_missing
-
-    return [
-        line for split, found in scores.items() for line in why_missing(split, found.get("metrics") or {})
-    ]
-
-
-def _note(record: RunRecord) -> str:
-    """What a reader must know of the validation data that chose the weights."""
-    note = record.notes.get("validation", "")
-    return f"\nValidation is {note}." if note and record.rule.startswith("best") else ""
-
-
-def show_seeds(records: Sequence[RunRecord], folder: Path, given: Any) -> None:
-    from shoal.report.runs import seeds_table
-
-    finished = [r for r in records if r.status == "finished"]
-    lost = [f"seed {r.config.seed}: {r.error}" for r in records if r.status != "finished"]
-    if not finished:
-        raise InputError("no run came to its end. " + " ".join(lost[:2]))
-    config = finished[0].config
-    seconds = sum(r.seconds for r in records)
-    rules = {r.rule for r in finished}  # which steps were averaged may differ
-    rule = rules.pop() if len(rules) == 1 else f"{finished[0].rule.split(',')[0]}, {config.average}"
-    text = (
-        f"{seeds_table([r.to_dict() for r in finished]).text()}\n\n{config.name} on {config.dataset}, "
-        f"{rule}, mean ± standard deviation over {len(finished)} seeds; "
-        f"{seconds:.1f} s of training. Saved in {folder}."
-    )
-    show({"records": [r.to_dict() for r in records]}, "\n".join([text + _note(finished[0]), *lost]), given)
+def show_result(result: Run, args: Any) -> int:
+    """What came out of one run or of several seeds; the exit code."""
+    if result.finished:
+        show(result.to_dict(), str(result), args)
+    elif main_process():
+        skip = f"To skip such steps: shoal resume {result.folder} --on-nan skip"
+        hints = [skip] * any(r.status == "diverged" for r in result.records)
+        print(*(f"shoal: {problem}" for problem in result.problems[:2]), *hints, sep="\n", file=sys.stderr)
+    return int(bool(result.problems))
 
 
 def describe_run(status: RunStatus) -> str:
@@ -175,15 +50,11 @@ def describe_run(status: RunStatus) -> str:
 
     config = status.config
     run, environment = config.get("run") or {}, config.get("environment") or {}
-    what = (
-        f"{run['algorithm']} on {run['dataset']}"
-        if run
-        else f"{config.get('algorithm')} (started from Python)"
-    )
+    python = f"{config.get('algorithm')} (started from Python)"
     processes = environment.get("processes", "1")
     together = f", {processes} processes" if processes != "1" else ""
     lines = [
-        f"{what}, seed {run['seed']}" if run else what,
+        f"{run['algorithm']} on {run['dataset']}, seed {run['seed']}" if run else python,
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
@@ -193,11 +64,11 @@ def describe_run(status: RunStatus) -> str:
         lines.append(status.error)
     if status.scores:
         lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
-    if status.checkpoint and status.state in ("stopped", "running"):
+    if status.checkpoint and status.state in ("stopped", "running", "failed"):
         lines.append(f"Newest checkpoint: {status.checkpoint}")
-    if status.state == "stopped":
-        going_on = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
-        lines.append(f"Go on with: {going_on}")
+    if status.state in ("stopped", "failed"):
+        resume = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
+        lines.append(f"Go on with: {resume}")
     return "\n".join(lines)
 
 
@@ -227,7 +98,7 @@ def show(content: dict[str, Any], text: str, given: Any, pictures: Sequence[Path
     if not main_process():
         return
     if given.json:
-        print(json.dumps(finite(content), default=dict, allow_nan=False))
+        print(as_json(content))
         return
     print(text)
     if pictures:

@@ -14,7 +14,7 @@ import os
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,9 +32,9 @@ from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
+from shoal.experiments.record import RunRecord
 from shoal.experiments.run import of_same_run, validated
-from shoal.experiments.search import Space, draw
+from shoal.experiments.search import Space
 from shoal.models import FeatureModel, build
 from shoal.settings import Range, check, log2, log10, search_space
 from shoal.training.card import files_beside
@@ -123,45 +123,6 @@ def is_one(config: RunConfig) -> bool:
     return config.algorithm in SPACES
 
 
-def plan(
-    base: RunConfig,
-    classes: int | None,
-    left_out: Sequence[str | None],
-    seeds: Iterable[int],
-    search: int,
-) -> list[RunConfig]:
-    """One run for each held-out domain, baseline, seed and hyperparameter trial, the defaults first."""
-    usual = RunConfig(base.dataset, base.algorithm, base.steps)
-    same = {"dataset", "steps", "holdout", "metric", "data_options"}
-    own = replace(usual, **{name: getattr(base, name) for name in same})
-    return [
-        replace(
-            own,
-            algorithm=name,
-            label=name,
-            data_options={**base.data_options, **({} if out is None else {"test": out})},
-            settings=draw(SPACES[name], seed, number) if number else {},
-            seed=seed,
-            select="best",
-        )
-        for out in left_out
-        for name in names(classes)
-        for seed in seeds
-        for number in range(max(1, search) if SPACES[name] else 1)
-    ]
-
-
-def run_all(
-    configs: Sequence[RunConfig], store: Store, done: Callable[[RunRecord], None] | None = None
-) -> None:
-    """Runs what the store does not hold yet, one after the other, each saved as it finishes."""
-    for config in {c.identity: c for c in store.missing(configs)}.values():
-        record = run(config)
-        store.save(record)
-        if done:
-            done(record)
-
-
 def run(config: RunConfig) -> RunRecord:
     """Fits to the training examples and judges in every split."""
     return _run(config)[0]
@@ -206,14 +167,12 @@ def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
     if config.algorithm not in (fit_for := names(data.classes)):
         what = "numbers" if data.classes is None else "classes"
         raise InputError(f"{config.algorithm} does not predict {what}; {', '.join(fit_for)} do.")
-    judge = Judge(data, config.metric)
     examples: Any = data.examples
-    x, y = examples.x.cpu().numpy(), examples.y.cpu().numpy()
-    train = data.splits["train"].examples()
+    x, y, train = examples.x.cpu().numpy(), examples.y.cpu().numpy(), data.splits["train"].examples()
     fitted = _fit(config, x[train], y[train], data.classes)
-    points: list[Point] = []
+    points = []
     for step, outputs in fitted.outputs(x):
-        scores = judge(y, outputs)
+        scores = _scores(data, config.metric, outputs)
         points.append(Point(step, 0, scores["train"].loss or 0.0, scores))
     best = 0 if "validation" in data.splits else len(points) - 1
     for number, point in enumerate(points[best:]):
@@ -246,37 +205,29 @@ def _loaded(dataset: str, options: str, holdout: float | None, root: str | None)
     return data if holdout is None else validated(data, holdout)
 
 
-class Judge:
-    """Scores outputs for all examples, split by split, by what a training on these data is judged by."""
-
-    def __init__(self, data: DomainData, metric: str | None) -> None:
-        self.data = data
-        self.metrics, self.selects = chosen(metric, data.measures, data.classes is not None)
-
-    def __call__(self, y: Array, outputs: Array) -> dict[str, Scores]:
-        return {split: self._split(domains, y, outputs) for split, domains in self.data.splits.items()}
-
-    def _split(self, domains: Domains, y: Array, outputs: Array) -> Scores:
+def _scores(data: DomainData, metric: str | None, outputs: Array) -> dict[str, Scores]:
+    """Of outputs for all examples, split by split, by what a training on these data is judged by."""
+    classification, examples = data.classes is not None, data.examples
+    metrics, selects = chosen(metric, data.measures, classification)
+    y = examples.y.cpu().numpy()  # type: ignore[attr-defined]
+    scores = {}
+    for split, domains in data.splits.items():
         which = domains.examples()
         truth, output = y[which], outputs[which]
-        classification = self.data.classes is not None
         predicted = output.argmax(1) if classification else None
-        if classification:
-            points = (predicted == truth).astype(np.float64)
-            loss = -output[np.arange(len(truth)), truth].mean()
-        else:
-            points = np.square(output.astype(np.float64) - truth)
-            loss = points.mean()
+        points = np.square(output.astype(np.float64) - truth) if predicted is None else predicted == truth
+        loss = points if predicted is None else -output[np.arange(len(truth)), truth]
         outcome = Outcome(
             y=truth,
             groups=Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices)),
-            points=points,
+            points=points.astype(np.float64),
             predicted=predicted,
             output=output,
-            loss=float(loss),
-            uncounted=self.data.uncounted,
+            loss=float(loss.mean()),
+            uncounted=data.uncounted,
         )
-        return scored(outcome, classification, self.metrics, self.selects)
+        scores[split] = scored(outcome, classification, metrics, selects, by_domain=split == "test")
+    return scores
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Which algorithm works in a held-out domain: what to run, and what came out of it.
 
-As in DomainBed, a trial is an algorithm, a held-out domain and a seed. Each trial tries a few settings and
-takes the best on validation examples of the training domains; the held-out domain chooses nothing. On the
-user's own data every seed draws another validation split, the same one for every row.
+As in DomainBed, a trial is an algorithm, a held-out domain and a seed. Each trial tries a few hyperparameters
+and takes the best on validation examples of the training domains; the held-out domain chooses nothing. On the
+user's own data every seed draws another validation split, the same one for every row. Of many domains several
+are held out together (grouped K-fold), and each still has a score of its own.
 
 The question is how an algorithm does in a domain of the future, so domains are the sample: differences are
 paired by domain (seeds are averaged within each). :func:`recommendation` is the one rule that decides.
@@ -10,11 +11,12 @@ paired by domain (seeds are averaged within each). :func:`recommendation` is the
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,10 @@ from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged
-from shoal.experiments.results import spread
-from shoal.experiments.run import prepare
-from shoal.experiments.search import OPTIMIZER_SPACE, PRETRAINED_SPACE, candidates, is_pretrained
+from shoal.experiments.run import prepare, run
+from shoal.experiments.search import candidates, draw
 from shoal.experiments.selection import lower_is_better
+from shoal.experiments.statistics import mean_of, paired_interval, spread, t_limit
 from shoal.training.metrics import metric as metric_of
 from shoal.training.predictions import known_labels
 
@@ -48,6 +50,8 @@ COMPLEXITY = (
 CONTROLS = (MAJORITY, ":regrouped")
 """Names, or how they end: rows that explain a result and are never recommended."""
 CRITERIA = ("mean", "worst")
+FOLDS = 10
+"""More domains than this are held out in so many folds."""
 HOLDOUT = 0.2
 LEVEL, POWER = 0.95, 0.8
 LEAST_DOMAINS = 3
@@ -57,6 +61,16 @@ LEAST_ROWS = 16
 RESAMPLES = 2000
 NAMED = 8
 """More labels or domains are not named one by one."""
+TIMED_STEPS, TIMED_SECONDS = 30, 5.0
+"""How much of a run is done to tell how long it takes, at most."""
+STATES = ("scored", "failed", "missing", "diverged", "undefined")
+
+HeldOut = str | None | Sequence[str]
+"""One domain, the dataset's own test split, or several domains together."""
+Row = Mapping[str, Any]
+
+
+# What is run
 
 
 @dataclass(frozen=True)
@@ -74,8 +88,8 @@ class Layout:
     """Whether examples are rows of numbers, so that scikit-learn's baselines belong to the comparison."""
     usual: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the dataset's own module has a comparison use unless it is told: ``steps``, ``batch`` …"""
-    said: Sequence[str] = field(default=(), compare=False)
-    """What was guessed of the user's data, and what to know of the held-out domains, in words."""
+    messages: Sequence[str] = field(default=(), compare=False)
+    """What was guessed of the user's data, and what to know of the held-out domains."""
     excluded: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Domains that are trained on but not held out, and why."""
     warned: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -83,57 +97,55 @@ class Layout:
 
 
 def layout(
-    dataset: str, options: Mapping[str, Any], leave_out: Sequence[str] = (), metric: str | None = None
+    dataset: str, options: Mapping[str, Any], held_out: Sequence[str] = (), metric: str | None = None
 ) -> Layout:
-    """Looks at the dataset; ``leave_out`` names the domains to hold out in turn.
+    """Looks at the dataset; ``held_out`` names the domains to hold out, by default all that can be scored.
 
-    By default these are all that can be scored by ``metric``; see :func:`unscorable`. The dataset's own
-    validation split is used unless there is a note on it: then it is not like the training domains.
+    The dataset's own validation split is used unless there is a note on it: then it is not like the training
+    domains.
     """
-    known = _can_be_left_out(dataset, options)
+    module = sets.registry.module(dataset)
+    own = hasattr(module, "domains")  # data of the user's, which has to look for them
+    known = module.domains(**options) if own else getattr(module, "DOMAINS", None)
     left_out: tuple[str | None, ...] = (None,)
     if known is None:
         data = sets.load(dataset, **options)
         if "test" not in data.splits:
             raise InputError(f"dataset {dataset!r} has no test split: nothing is held out.")
-        own = data.splits["test"].names
-        check_names("domain to hold out:", leave_out, own)
-        if leave_out and set(leave_out) != set(own):
-            raise InputError(f"the test domains of {dataset!r} cannot be had apart: {', '.join(own)}.")
+        there = data.splits["test"].names
+        check_names("domain to hold out:", held_out, there)
+        if held_out and set(held_out) != set(there):
+            raise InputError(f"the test domains of {dataset!r} cannot be separated: {', '.join(there)}.")
     else:
         if "test" in options:
-            raise InputError("the option test is set for every held-out domain; name them in --held-out.")
-        check_names("domain to hold out:", leave_out, known)
-        left_out = tuple(dict.fromkeys(leave_out)) or tuple(known)
+            raise InputError("the option test is set for every held-out domain; name them in held_out=.")
+        check_names("domain to hold out:", held_out, known)
+        left_out = tuple(dict.fromkeys(held_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "test": left_out[0]})
-    small, flagged, undefined = unscorable(data, metric) if known is not None else ({}, {}, {})
+    small, constant, undefined = unscorable(data, metric) if known is not None else ({}, {}, {})
     wrong = small | undefined
     if all(n in wrong for n in left_out):  # where all are small, many of them still make an average
         wrong = undefined
-    excluded = {n: why for n, why in wrong.items() if n in left_out and not leave_out}
+    excluded = {n: why for n, why in wrong.items() if n in left_out and not held_out}
     if len(excluded) == len(left_out):
         raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
     left_out = tuple(n for n in left_out if n not in excluded)
-    warned = {n: why for n, why in (flagged | small | undefined).items() if n in left_out}
-    fair = "validation" in data.splits and "validation" not in data.notes
-    module = sets.registry.module(dataset)
+    warned = {n: why for n, why in (constant | small | undefined).items() if n in left_out}
     suggest = getattr(module, "comparison", None)
-    rows = ALGORITHMS if hasattr(module, "domains") else ("all", "fish:regrouped")
+    rows = ALGORITHMS if own else ("all", "fish:regrouped")
+    messages = [data.notes[name] for name in ("label", "units") if name in data.notes]
+    messages += [
+        f"trained on but not held out: {line}; held_out= names others" for line in by_reason(excluded)
+    ]
+    messages += [f"warning, held-out domains: {line}" for line in by_reason(warned)]
     return Layout(
         left_out,
-        None if fair else HOLDOUT,
+        None if "validation" in data.splits and "validation" not in data.notes else HOLDOUT,
         len(data.splits["train"]),
         data.classes,
         flat=baselines.applies(data),
-        usual={"algorithms": rows, **(suggest(data) if suggest else {})},
-        said=[
-            *(data.notes[name] for name in ("label", "units") if name in data.notes),
-            *(
-                f"trained on but not held out: {line}; --held-out NAME to do so"
-                for line in by_reason(excluded)
-            ),
-            *(f"warning, held-out domains: {line}" for line in by_reason(warned)),
-        ],
+        usual={"steps": 1000, "batch": 32, "algorithms": rows, **(suggest(data) if suggest else {})},
+        messages=messages,
         excluded=excluded,
         warned=warned,
     )
@@ -152,73 +164,65 @@ def by_reason(reasons: Mapping[str, str]) -> list[str]:
 def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
     """Domains whose score says little, with reasons: small ones, constant labels, and an undefined metric.
 
-    Fewer than :data:`LEAST_ROWS` examples are too few. Where all labels of a domain are equal, a constant
-    model has an accuracy of 1, and AUC and Pearson r are undefined.
+    Where all labels of a domain are equal, a constant model has an accuracy of 1, and AUC and Pearson r are
+    undefined.
     """
     usual = "accuracy" if data.classes is not None else "mse"
     compared = metric_of(metric or (data.measures[0] if data.measures else usual))
     labels = known_labels(data.examples)
-    rows: dict[str, list[Any]] = {}
+    parts: dict[str, list[Any]] = {}
     for domains in data.splits.values():
         for number, name in enumerate(domains.names):
-            rows.setdefault(str(name), []).append(domains.indices_of(number))
-    every = {name: np.unique(np.concatenate(parts)) for name, parts in rows.items()}
+            parts.setdefault(str(name), []).append(domains.indices_of(number))
+    rows = {name: np.unique(np.concatenate(own)) for name, own in parts.items()}
     few = f"fewer than {LEAST_ROWS} examples are too few to score"
-    small = {name: few for name, which in every.items() if len(which) < LEAST_ROWS}
+    small = {name: few for name, which in rows.items() if len(which) < LEAST_ROWS}
     if labels is None or labels.ndim != 1:
         return small, {}, {}
-    equal = [name for name, which in every.items() if len(np.unique(labels[which])) == 1]
+    equal = [name for name, which in rows.items() if len(np.unique(labels[which])) == 1]
     what = "all examples are of one class" if data.classes is not None else "all labels are equal"
     if compared.undefined:
         return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
     return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be right everywhere"), {}
 
 
-def _can_be_left_out(dataset: str, options: Mapping[str, Any]) -> Sequence[str] | None:
-    """The domains that the option ``test`` may name; a set of the user's files looks for them there."""
-    module = sets.registry.module(dataset)
-    if not hasattr(module, "domains"):
-        return getattr(module, "DOMAINS", None)
-    found: Sequence[str] | None = module.domains(**options)
-    return found
-
-
 def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
     """Algorithms that cannot do the task, and why."""
-    found = {}
+    reasons = {}
     for name in algorithms:
         cls = algorithm_class(parted(name)[0])
         if where.classes is None and not cls.regression:
-            found[name] = "needs classes"
+            reasons[name] = "needs classes"
         elif where.domains < 2 and cls.compares_domains:
-            found[name] = "needs two training domains"
-    return found
+            reasons[name] = "needs two training domains"
+    return reasons
 
 
 def refused(configs: Sequence[RunConfig], device: str | None = None) -> dict[str, InputError]:
-    """Rows whose first run cannot be prepared, each with what is said of it."""
-    found = {}
+    """Rows whose first run cannot be prepared, each with its error."""
+    errors = {}
     for name, config in {c.name: c for c in reversed(configs)}.items():
         try:
             prepare(config, device)
         except InputError as error:
-            found[name] = error
-    return found
+            errors[name] = error
+    return errors
 
 
 def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[str]:
-    """Prepares a run with each domain held out: what is wrong with one is said before any is trained.
+    """Prepares a run for each held-out domain or fold: what is wrong with one is said before any is trained.
 
     Returns what can be trained and yet will surprise: classes that only the held-out domain has.
     """
-    said = []
-    for domain, config in {c.data_options.get("test"): c for c in reversed(configs)}.items():
+    messages = []
+    for fold, config in {named(c.data_options.get("test")): c for c in reversed(configs)}.items():
+        where = f"with {fold!r} held out"
         try:
             data = prepare(config, device).data
         except InputError as error:
-            raise InputError(f"with {domain!r} held out: {error}") from error
+            raise InputError(f"{where}: {error}") from error
         labels = known_labels(data.examples)
-        if domain is None or data.classes is None or labels is None or labels.ndim != 1:
+        if "test" not in config.data_options or data.classes is None or labels is None or labels.ndim != 1:
             continue
         there = labels[data.splits["test"].examples()]
         unknown = there[~np.isin(there, labels[data.splits["train"].examples()])]
@@ -226,14 +230,14 @@ def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[st
             names = [repr(data.class_names[n] if data.class_names else n) for n in np.unique(unknown)]
             which = ", ".join(names[:NAMED]) + ", …" * (len(names) > NAMED)
             count = f"{len(unknown):,} of {len(there):,} examples"
-            said.append(f"with {domain!r} held out no training example has the label {which} ({count} there)")
-    return said
+            messages.append(f"{where} no training example has the label {which} ({count} there)")
+    return messages
 
 
 def parted(name: str) -> tuple[str, str | None]:
     """An algorithm and a way of drawing, from ``fish`` or ``fish:regrouped``."""
-    algorithm, _, draw = name.partition(":")
-    return algorithm, draw or None
+    algorithm, _, way = name.partition(":")
+    return algorithm, way or None
 
 
 def is_control(name: str) -> bool:
@@ -252,60 +256,130 @@ def for_seed(base: RunConfig, seed: int) -> RunConfig:
     return replace(base, seed=seed, data_options={**base.data_options, "seed": seed})
 
 
-def plan(
-    base: RunConfig,
-    algorithms: Sequence[str],
-    left_out: Sequence[str | None],
-    seeds: Iterable[int],
-    search: int,
-) -> list[RunConfig]:
-    """Every run of a comparison: one for each held-out domain, seed, algorithm and hyperparameter trial.
+def folds(names: Sequence[str | None], count: int | None = None) -> list[HeldOut]:
+    """What is held out at a time: each domain, or of more than ``count`` (10 by default) so many groups.
 
-    An algorithm with a way of drawing, such as ``fish:regrouped``, is a row of its own. All are ``base`` with
-    other settings. Every seed has a random search of its own, so that the spread over seeds includes that of
-    the search; the trials come in their order.
+    >>> folds(["a", "b", "c"]), folds(["a", "b", "c"], 2)
+    (['a', 'b', 'c'], [['a', 'c'], 'b'])
     """
-    seeds, rate = list(seeds), base.optimizer_options["lr"]
-    rates = PRETRAINED_SPACE if is_pretrained(base) else OPTIMIZER_SPACE
-    tried = {(a, s): candidates(parted(a)[0], search, rate, s, rates) for a in algorithms for s in seeds}
-    return [
-        replace(
-            own,
-            algorithm=parted(algorithm)[0],
-            draw=parted(algorithm)[1],
-            label=algorithm,
-            data_options={**own.data_options, **({} if name is None else {"test": name})},
-            settings=candidate.settings,
-            optimizer_options={**base.optimizer_options, **candidate.optimizer_options},
-            select="best",
-        )
-        for name in left_out
-        for own in (for_seed(base, seed) for seed in seeds)
-        for algorithm in algorithms
-        for candidate in tried[algorithm, own.seed]
-    ]
+    groups = [list(names[n :: count or FOLDS]) for n in range(min(len(names), count or FOLDS))]
+    return [group if len(group) > 1 else group[0] for group in groups]
 
 
-def plan_baselines(
-    base: RunConfig, classes: int | None, left_out: Sequence[str | None], seeds: Iterable[int], search: int
+def size_of(held_out: HeldOut) -> int:
+    """How many domains are held out together."""
+    return 1 if held_out is None or isinstance(held_out, str) else len(held_out)
+
+
+def plan(
+    base: RunConfig, rows: Sequence[str], held_out: Sequence[HeldOut], seeds: Iterable[int], search: int
 ) -> list[RunConfig]:
-    """The same for the baselines, on the same splits."""
-    seeds = list(seeds)
-    return [
-        config
-        for name in left_out
+    """Every run of a comparison: one for each held-out domain or fold, seed, row and hyperparameter trial.
+
+    A row is an algorithm, one with a way of drawing such as ``fish:regrouped``, or a baseline. All are
+    ``base`` with other settings. Every seed has a random search of its own, so that the spread over seeds
+    includes that of the search; the trials come in their order, the defaults first.
+    """
+    each = [
+        for_seed(
+            replace(base, data_options={**base.data_options, **({} if out is None else {"test": out})}), seed
+        )
+        for out in held_out
         for seed in seeds
-        for config in baselines.plan(for_seed(base, seed), classes, [name], [seed], search)
     ]
+    return [config for own in each for row in rows for config in _tried(own, row, search)]
+
+
+def _tried(own: RunConfig, row: str, search: int) -> list[RunConfig]:
+    """The runs of one trial."""
+    if row in baselines.SPACES:
+        same = {name: getattr(own, name) for name in ("holdout", "metric", "data_options", "seed")}
+        plain = RunConfig(own.dataset, row, own.steps, **same, label=row, select="best")
+        space = baselines.SPACES[row]
+        count = max(1, search) if space else 1
+        return [replace(plain, settings=draw(space, own.seed, n) if n else {}) for n in range(count)]
+    algorithm, way = parted(row)
+    own = replace(own, algorithm=algorithm, draw=way, label=row, select="best")
+    return [
+        replace(own, settings=settings, optimizer_options={**own.optimizer_options, **rate})
+        for settings, rate in candidates(own, search)
+    ]
+
+
+@dataclass(frozen=True)
+class Design:
+    """What decides how many runs a comparison has."""
+
+    base: RunConfig
+    rows: Sequence[str]
+    held_out: Sequence[str | None]
+    seeds: int
+    search: int
+    folds: int | None = None
+
+    @property
+    def groups(self) -> list[HeldOut]:
+        return folds(self.held_out, self.folds)
+
+    def configs(self) -> list[RunConfig]:
+        return plan(self.base, self.rows, self.groups, range(self.seeds), self.search)
+
+    def within(self, runs: float) -> Design:
+        """With at most so many runs, if it can: fewer hyperparameter trials, then seeds, then folds."""
+        smaller = replace(self, folds=len(self.groups))
+        for name, least in (("search", 1), ("seeds", 1), ("folds", LEAST_DOMAINS)):
+            while (now := getattr(smaller, name)) > least and len(smaller.configs()) > runs:
+                smaller = replace(smaller, **{name: now - 1})
+        return smaller
+
+    def reductions(self, full: Design) -> str:
+        """In what it is smaller than ``full``, in words; empty where it is not."""
+        pairs = [
+            (self.search, full.search, "hyperparameter trial"),
+            (self.seeds, full.seeds, "seed"),
+            (len(self.groups), len(full.groups), "fold"),
+        ]
+        return ", ".join(f"{many(now, what)} instead of {was}" for now, was, what in pairs if now < was)
+
+
+def many(number: int, what: str) -> str:
+    """``1 run``, ``2 runs``."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+class _Enough(Exception):
+    """A run has gone on for long enough to be timed."""
+
+
+def seconds_of(config: RunConfig, device: str | None = None) -> float:
+    """About how long a run takes, by its first steps and one evaluation."""
+    steps, ticks = min(config.steps, TIMED_STEPS), [(0, time.perf_counter())]
+
+    def tell(step: int, note: str) -> None:
+        ticks.append((step, time.perf_counter()))
+        if ticks[-1][1] - ticks[0][1] > TIMED_SECONDS:
+            raise _Enough
+
+    how = {"log_every": max(1, steps // 3)}
+    with contextlib.suppress(_Enough):
+        run(replace(config, steps=steps, eval_every=steps), device, tell, how=how)
+    first = ticks[1 if len(ticks) > 2 else 0]  # the data are read before
+    before, last = ticks[-2 if len(ticks) > 3 else -1], ticks[-1]
+    pace = (before[1] - first[1]) / max(1, before[0] - first[0])
+    evaluation = max(0.0, last[1] - before[1] - pace * (last[0] - before[0]))
+    return pace * config.steps + evaluation * config.steps / (config.eval_every or config.steps)
+
+
+# What came out
 
 
 def choose(records: Sequence[RunRecord]) -> int | None:
     """Which record is the best on validation; of equals the first, and ``None`` where none has a score."""
-    found = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
-    if not found:
+    scores = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
+    if not scores:
         return None
-    lower = lower_is_better(judged(_scores(records[next(iter(found))], "validation"))[0])
-    return min(found, key=lambda n: (found[n] if lower else -found[n], n))
+    lower = lower_is_better(judged(_scores(records[next(iter(scores))], "validation"))[0])
+    return min(scores, key=lambda n: (scores[n] if lower else -scores[n], n))
 
 
 def validation_score(record: RunRecord) -> float | None:
@@ -318,8 +392,8 @@ def _on_validation(record: RunRecord) -> float | None:
     """Infinite where the run diverged; ``None`` or NaN where the measure is undefined."""
     if record.status != "finished":
         return math.inf
-    found = _scores(record, "validation")
-    return judged(found)[1] if found.get("selects") else statistics.fmean(found["domains"].values())
+    scores = _scores(record, "validation")
+    return judged(scores)[1] if scores.get("selects") else statistics.fmean(scores["domains"].values())
 
 
 def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
@@ -327,21 +401,39 @@ def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
     return scores
 
 
-def trials(configs: Sequence[RunConfig], records: Iterable[RunRecord]) -> list[dict[str, Any]]:
-    """What each trial chose, and its score in the held-out domain.
+def _in_domain(record: RunRecord, domain: str | None) -> tuple[str, float | None, dict[str, float | None]]:
+    """What the test split is judged by, its value, and other measures; in one ``domain`` of a fold."""
+    scores = _scores(record, "test")
+    if domain is None:
+        metric, value = judged(scores)
+        every = {scores["metric"]: scores["average"], **(scores.get("metrics") or {})}
+        return metric, value, {name: v for name, v in every.items() if name != metric}
+    every = {scores["metric"]: scores["domains"].get(domain)}
+    every |= {name: values.get(domain) for name, values in (scores.get("by_domain") or {}).items()}
+    metric = str(scores.get("selects") or scores["metric"])
+    return metric, every.pop(metric, None), every
+
+
+def trials(
+    configs: Sequence[RunConfig], records: Iterable[RunRecord], failed: Iterable[str] = ()
+) -> list[dict[str, Any]]:
+    """What each trial chose, and its score in the held-out domain; several of a fold share their runs.
 
     ``status`` is ``scored``; ``missing`` where not all its runs are there, for the best of some is not the
-    best of all; ``diverged``; or ``undefined`` where runs finished without a score: AUC of one class.
+    best of all, or ``failed`` where one of these is in ``failed``; ``diverged``; or ``undefined`` where runs
+    finished without a score: AUC of one class.
     """
-    found = {r.config.identity: r for r in records}
-    own = _own_test(found.values())
+    finished = {r.config.identity: r for r in records if r.status != "failed"}
+    own, lost = _own_test(finished.values()), set(failed)
     groups: dict[tuple[str, str, int], list[RunConfig]] = {}
     for config in configs:
-        name = named(config.data_options.get("test", own))
-        groups.setdefault((config.name, name, config.seed), []).append(config)
+        fold = named(config.data_options.get("test", own))
+        groups.setdefault((config.name, fold, config.seed), []).append(config)
     return [
-        {"algorithm": algorithm, "left_out": name, "seed": seed, **_trial(tried, found)}
-        for (algorithm, name, seed), tried in groups.items()
+        {"algorithm": algorithm, "left_out": domain or fold, "seed": seed, "fold": fold}
+        | _trial(tried, finished, domain, lost)
+        for (algorithm, fold, seed), tried in groups.items()
+        for domain in _together(tried[0].data_options.get("test"))
     ]
 
 
@@ -359,28 +451,37 @@ def named(test: Any) -> str:
     return " and ".join(map(str, test)) if isinstance(test, (list, tuple)) else str(test)
 
 
-def _trial(tried: Sequence[RunConfig], found: Mapping[str, RunRecord]) -> dict[str, Any]:
-    records = [r for config in tried if (r := found.get(config.identity)) is not None]
-    gone = [number for number, config in enumerate(tried) if config.identity not in found]
+def _together(test: Any) -> Sequence[str | None]:
+    return test if isinstance(test, (list, tuple)) and len(test) > 1 else (None,)
+
+
+def _trial(
+    tried: Sequence[RunConfig], finished: Mapping[str, RunRecord], domain: str | None, failed: set[str]
+) -> dict[str, Any]:
+    records = [r for config in tried if (r := finished.get(config.identity)) is not None]
+    gone = [number for number, config in enumerate(tried) if config.identity not in finished]
     lost = sum(_is_lost(_on_validation(r)) for r in records)
-    trial = {"status": "missing", "tried": len(tried), "missing": gone, "diverged": lost, "chosen": None}
+    status = "failed" if any(tried[n].identity in failed for n in gone) else "missing"
+    trial = {"status": status, "tried": len(tried), "missing": gone, "diverged": lost, "chosen": None}
     if gone:
         return trial
     number = choose(records)
     if number is None:
         return trial | {"status": "diverged" if lost else "undefined"}
-    (metric, test), config = judged(_scores(records[number], "test")), tried[number]
+    config, record = tried[number], records[number]
+    metric, test, others = _in_domain(record, domain)
     known = test is not None and math.isfinite(test)
     return trial | {
         "status": "scored" if known else "diverged" if _is_lost(test) else "undefined",
         "chosen": number,
+        "run": config.identity,
         "settings": dict(config.settings),
         "lr": config.optimizer_options["lr"],
-        "step": records[number].history[records[number].selected]["step"],
+        "step": record.history[record.selected]["step"],
         "metric": metric,
-        "validation": validation_score(records[number]),
+        "validation": validation_score(record),
         "test": test if known else None,
-        "also": _others(_scores(records[number], "test"), metric),
+        "also": others,
     }
 
 
@@ -388,27 +489,26 @@ def _is_lost(score: float | None) -> bool:
     return score is not None and math.isinf(score)
 
 
-def _others(scores: Mapping[str, Any], judged_by: str) -> dict[str, float | None]:
-    """What else was measured, such as AUC beside accuracy."""
-    every = {scores["metric"]: scores["average"], **(scores.get("metrics") or {})}
-    return {name: value for name, value in every.items() if name != judged_by}
-
-
 def results(
     configs: Sequence[RunConfig],
     records: Sequence[RunRecord],
     baseline: str = BASELINE,
     criterion: str = "mean",
+    failed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The comparison as plain data: trials, and a row for each algorithm, best first by ``criterion``.
 
     Only an algorithm with a score in every trial has a rank: means over other trials are not comparable.
+    ``failed`` are errors by the identity of their runs.
     """
     check_names("criterion", [criterion], CRITERIA)
-    every = trials(configs, records)
+    failed = {r.config.identity: r.error for r in records if r.status == "failed"} | dict(failed or {})
+    every = trials(configs, records, failed)
     metric = next((t["metric"] for t in every if "metric" in t), None)
     lower = metric is not None and lower_is_better(metric)
-    names, seeds = _distinct(every, "left_out"), _distinct(every, "seed")
+    names, seeds, several = (_distinct(every, what) for what in ("left_out", "seed", "fold"))
+    if len(several) < len(names):  # folds have an order of their own
+        names.sort()
     undefined = _undefined(every)
     rows = [_row(a, every, names, seeds, metric, undefined) for a in _distinct(every, "algorithm")]
     first = next((r for r in rows if r["algorithm"] == baseline), None)
@@ -416,8 +516,10 @@ def results(
         row["difference"] = None if first is None else _difference(row["average"], first["average"], metric)
         row["over_domains"] = None if first is None or row is first else over_domains(row, first)
         row["worst"] = worst(row, lower)
-    _rank(rows, metric, criterion)
-    gone = sum(len(t["missing"]) for t in every)
+    _rank(rows, lower, criterion)
+    done = {r.config.identity: r for r in records if r.status != "failed"}
+    gone = sum(c.identity not in done for c in configs)
+    why = {c.name: failed[c.identity] for c in reversed(configs) if c.identity in failed}
     return {
         "dataset": configs[0].dataset,
         "metric": metric,
@@ -425,17 +527,19 @@ def results(
         "criterion": criterion,
         "baseline": baseline if first is not None else None,
         "left_out": names,
+        "folds": len(several) if len(several) < len(names) else None,
         "seeds": seeds,
         "search": max(t["tried"] for t in every),
         "steps": configs[0].steps,
         "runs": len(configs),
-        "fits": sum(baselines.is_one(r.config) for r in records),
-        "seconds": round(sum(r.seconds for r in records), 3),
-        "devices": sorted({r.environment["device"] for r in records if "device" in r.environment}),
+        "fits": sum(baselines.is_one(r.config) for r in done.values()),
+        "seconds": round(sum(r.seconds for r in done.values()), 3),
+        "devices": sorted({r.environment["device"] for r in done.values() if "device" in r.environment}),
         "runs_missing": gone,
         "missing": _missing(every),
+        "failed": dict(reversed(why.items())),
         "undefined": undefined,
-        "units": next((note for r in records if (note := r.notes.get("units"))), None),
+        "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
         "recommendation": None if gone else recommendation(rows, lower, criterion),
         "rows": rows,
         "trials": every,
@@ -444,17 +548,17 @@ def results(
 
 def _undefined(every: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Measures beside the one compared, each with the domains in which some trial has no value of it."""
-    found: dict[str, dict[str, None]] = {}
+    domains: dict[str, dict[str, None]] = {}
     for trial in every:
         for name, value in trial.get("also", {}).items():
             if value is None or not math.isfinite(value):
-                found.setdefault(name, {})[trial["left_out"]] = None
-    return {name: list(domains) for name, domains in found.items()}
+                domains.setdefault(name, {})[trial["left_out"]] = None
+    return {name: list(where) for name, where in domains.items()}
 
 
-def worst(row: Mapping[str, Any], lower: bool) -> dict[str, Any] | None:
+def worst(row: Row, lower: bool) -> dict[str, Any] | None:
     """The held-out domain with the worst mean over seeds, and its scores; ``None`` where a trial has none."""
-    means = {name: _whole_mean(row, name) for name in row["domains"]}
+    means = {name: mean_of(about["values"]) for name, about in row["domains"].items()}
     known = {name: value for name, value in means.items() if value is not None}
     if not known or len(known) < len(means):
         return None
@@ -462,52 +566,24 @@ def worst(row: Mapping[str, Any], lower: bool) -> dict[str, Any] | None:
     return {"domain": name, **row["domains"][name]}
 
 
-def over_domains(
-    one: Mapping[str, Any], other: Mapping[str, Any], level: float = LEVEL
-) -> dict[str, Any] | None:
+def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] | None:
     """The difference ``one`` − ``other`` domain by domain, its mean, and where that is with ``level``.
 
     ``low`` and ``high`` are ``None`` with fewer than three domains; ``None`` where a trial has no score.
     """
-    pairs = {name: (_whole_mean(one, name), _whole_mean(other, name)) for name in one["domains"]}
-    values = {name: a - b for name, (a, b) in pairs.items() if a is not None and b is not None}
-    if not values or len(values) < len(pairs):
+    names = list(one["domains"])
+    a, b = ([mean_of(row["domains"][n]["values"]) for n in names] for row in (one, other))
+    if not names or None in a or None in b:
         return None
-    mean, low, high = statistics.fmean(values.values()), None, None
+    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+    values = {name: x - y for name, (x, y) in zip(names, pairs, strict=True)}
+    low = high = None
     if len(values) >= LEAST_DOMAINS:
-        error = statistics.stdev(values.values()) / math.sqrt(len(values))
-        reach = error * students_t(1 - level, len(values) - 1)
-        low, high = mean - reach, mean + reach
-    return {"values": values, "mean": mean, "low": low, "high": high, "level": level}
+        _, low, high, _ = paired_interval(*zip(*pairs, strict=True), level=level)
+    return {"values": values, "mean": mean_of(values.values()), "low": low, "high": high, "level": level}
 
 
-def _whole_mean(row: Mapping[str, Any], name: str) -> float | None:
-    """Over seeds in a domain, if every seed has a score there."""
-    return _mean(row["domains"][name]["values"])
-
-
-@lru_cache
-def students_t(chance: float, freedom: int) -> float:
-    """The limit that |t| exceeds with this chance, by halving.
-
-    With x = √ν tan θ Student's density becomes cosᵛ⁻¹ θ, up to a factor: smooth, and on a finite interval.
-    """
-    top, pieces = math.pi / 2, 2000
-
-    def inside(end: float) -> float:
-        width = end / pieces
-        return width * sum(math.cos((i + 0.5) * width) ** (freedom - 1) for i in range(pieces))
-
-    low, high, whole = 0.0, top, inside(top)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if 1 - inside(middle) / whole > chance else (low, middle)
-    return math.sqrt(freedom) * math.tan((low + high) / 2)
-
-
-def paired(
-    one: Mapping[str, Any], other: Mapping[str, Any], lower: bool, criterion: str = "mean"
-) -> tuple[float, float]:
+def paired(one: Row, other: Row, lower: bool, criterion: str = "mean") -> tuple[float, float]:
     """The difference ``one`` − ``other`` of two rows by a criterion, and its standard error.
 
     Of averages it is the standard error of the mean of the differences in each domain. A minimum over domains
@@ -520,9 +596,9 @@ def paired(
         values = a.mean(1) - b.mean(1)
         return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
     end = np.max if lower else np.min
-    draw = np.random.default_rng(0)
-    domains = draw.integers(len(a), size=(RESAMPLES, len(a), 1))
-    seeds = draw.integers(a.shape[1], size=(RESAMPLES, *a.shape))
+    rng = np.random.default_rng(0)
+    domains = rng.integers(len(a), size=(RESAMPLES, len(a), 1))
+    seeds = rng.integers(a.shape[1], size=(RESAMPLES, *a.shape))
     drawn = end(a[domains, seeds].mean(2), 1) - end(b[domains, seeds].mean(2), 1)
     return float(end(a.mean(1)) - end(b.mean(1))), float(drawn.std(ddof=1))
 
@@ -532,9 +608,7 @@ def complexity(name: str) -> int:
     return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
 
 
-def recommendation(
-    rows: Sequence[Mapping[str, Any]], lower: bool, criterion: str = "mean"
-) -> dict[str, Any] | None:
+def recommendation(rows: Sequence[Row], lower: bool, criterion: str = "mean") -> dict[str, Any] | None:
     """Which row to use: the simplest within one standard error of the best, the one rule there is.
 
     The best row has the best average over held-out domains or, with the criterion ``worst``, the best worst
@@ -555,13 +629,13 @@ def recommendation(
     if not usable:
         return None
 
-    def score(row: Mapping[str, Any], by: str = criterion) -> float:
+    def score(row: Row, by: str = criterion) -> float:
         return sign * float(row["average" if by == "mean" else "worst"]["mean"])
 
-    def simplest(among: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def simplest(among: Sequence[Row]) -> Row:
         return min(among, key=lambda r: (complexity(r["algorithm"]), -score(r)))
 
-    def gap(one: Mapping[str, Any], other: Mapping[str, Any], by: str = criterion) -> dict[str, Any]:
+    def gap(one: Row, other: Row, by: str = criterion) -> dict[str, Any]:
         difference, error = paired(one, other, lower, by)
         return {"difference": difference, "se": error, "far": sign * difference > error}
 
@@ -582,37 +656,36 @@ def recommendation(
     near = [r for r in usable if r is best or not behind[r["algorithm"]]["far"]]
     take = simplest(near)
     rest = [r for r in usable if r is not take]
-    if take is best and rest:
-        second = max(rest, key=score)["algorithm"]
-        about["second"] = {"row": second, **behind[second]}
     simpler = [r for r in rest if complexity(r["algorithm"]) < complexity(take["algorithm"])]
-    if simpler:  # none of them is near
-        nearest = max(simpler, key=score)["algorithm"]
-        about["simpler"] = {"row": nearest, **behind[nearest]}
+    # None of the simpler ones is near.
+    for what, among in (("second", rest if take is best else []), ("simpler", simpler)):
+        if among:
+            name = max(among, key=score)["algorithm"]
+            about[what] = {"row": name, **behind[name]}
     about |= {
         "take": take["algorithm"],
         "near": [r["algorithm"] for r in near],
         "behind": behind.get(take["algorithm"]),
         "reference": max(rest, key=score)["algorithm"] if rest else None,
     }
-    t = students_t(1 - LEVEL, domains - 1)
+    t = t_limit(LEVEL, domains - 1)
     if behind:
         error = statistics.median(b["se"] for b in behind.values())
-        about["detectable"] = (t + students_t(2 * (1 - POWER), domains - 1)) * error
+        about["detectable"] = (t + t_limit(2 * POWER - 1, domains - 1)) * error
     if (majority := next((r for r in rows if r["algorithm"] == MAJORITY), None)) and majority["rank"]:
-        found = gap(take, majority)
-        reach = t * found["se"]
+        lead = gap(take, majority)
+        reach = t * lead["se"]
         about["majority"] = {
-            "difference": found["difference"],
-            "low": found["difference"] - reach,
-            "high": found["difference"] + reach,
-            "better": found["far"],
-            "sure": sign * found["difference"] > reach,
+            "difference": lead["difference"],
+            "low": lead["difference"] - reach,
+            "high": lead["difference"] + reach,
+            "better": lead["far"],
+            "sure": sign * lead["difference"] > reach,
         }
     other = CRITERIA[1 - CRITERIA.index(criterion)]
     ahead = max(usable, key=lambda r: score(r, other))
-    if ahead is not take and (found := gap(ahead, take, other))["far"]:
-        about["other"] = {"criterion": other, "row": ahead["algorithm"], **found}
+    if ahead is not take and (lead := gap(ahead, take, other))["far"]:
+        about["other"] = {"criterion": other, "row": ahead["algorithm"], **lead}
     return about
 
 
@@ -622,12 +695,18 @@ def usual_settings(
     """A run of the row ``name`` with the settings that most trials chose, how many did, and of how many."""
     tried = [c for c in configs if c.name == name]
     # Every seed has draws of its own; only the defaults, tried first, are the same in all of them.
-    chosen = [(t["settings"], t["lr"]) for t in trials if t["algorithm"] == name and t["chosen"] is not None]
+    own = [t for t in trials if t["algorithm"] == name and t["chosen"] is not None]
+    chosen = [(t["settings"], t["lr"]) for t in _runs(own)]
     if not tried or not chosen:
         return None
     best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
     config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
     return config, chosen.count(best), len(chosen)
+
+
+def _runs(some: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One of the trials that share their runs: the domains of a fold."""
+    return list({(t["algorithm"], t.get("fold", n), t.get("seed")): t for n, t in enumerate(some)}.values())
 
 
 def _distinct(every: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
@@ -644,19 +723,24 @@ def _row(
 ) -> dict[str, Any]:
     mine = {(t["left_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
 
-    def mean_of(what: str, part: str | None = None) -> dict[str, Any]:
+    def states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+        status = [t["status"] for t in some]
+        return {state: status.count(state) for state in STATES}
+
+    def average(what: str, part: str | None = None) -> dict[str, Any]:
         """Over domains, seed by seed; without those in which no row can have the measure ``part``."""
         some = [n for n in names if n not in undefined.get(part or "", ())]
-        found = [[mine[n, s].get(what) for n in some] for s in seeds]
+        values = [[mine[n, s].get(what) for n in some] for s in seeds]
         if part is not None:
-            found = [[(value or {}).get(part) for value in values] for values in found]
-        return spread([_mean(v) for v in found], part or metric) | {"trials": _states(mine.values())}
+            values = [[(value or {}).get(part) for value in own] for own in values]
+        return spread([mean_of(v) for v in values], part or metric) | {"trials": states(mine.values())}
 
     def in_domain(name: str) -> dict[str, Any]:
         own = [mine[name, s] for s in seeds]
-        return spread([t.get("test") for t in own], metric) | {"trials": _states(own)}
+        return spread([t.get("test") for t in own], metric) | {"trials": states(own)}
 
-    chosen = [t["chosen"] for t in mine.values() if t["chosen"] is not None]
+    runs = _runs(mine.values())
+    chosen = [t["chosen"] for t in runs if t["chosen"] is not None]
     also = dict.fromkeys(name for t in mine.values() for name in t.get("also", ()))
     return {
         "algorithm": algorithm,
@@ -664,42 +748,41 @@ def _row(
         "rank": None,
         "mean_rank": None,
         "domains": {name: in_domain(name) for name in names},
-        "average": mean_of("test"),
-        "validation": mean_of("validation"),
-        "also": {name: mean_of("also", name) for name in also},
+        "average": average("test"),
+        "validation": average("validation"),
+        "also": {name: average("also", name) for name in also},
         "chosen": {str(n): chosen.count(n) for n in sorted(set(chosen))},
-        "runs_diverged": sum(t["diverged"] for t in mine.values()),
+        "runs_diverged": sum(t["diverged"] for t in runs),
     }
 
 
-def _states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    found = [t["status"] for t in some]
-    return {state: found.count(state) for state in ("scored", "missing", "diverged", "undefined")}
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return statistics.fmean(known) if known and len(known) == len(values) else None
-
-
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any], metric: str | None) -> dict[str, Any]:
+def _difference(one: Row, other: Row, metric: str | None) -> dict[str, Any]:
     """Seed by seed."""
     pairs = zip(one["values"], other["values"], strict=True)
     return spread([None if a is None or b is None else a - b for a, b in pairs], metric)
 
 
-def _rank(rows: list[dict[str, Any]], metric: str | None, criterion: str = "mean") -> None:
-    """Sorts the rows and gives ranks, by the criterion and, averaged, in each domain."""
-    sign = 1 if metric is not None and lower_is_better(metric) else -1
-    by = "average" if criterion == "mean" else "worst"
+def _rank(rows: list[dict[str, Any]], lower: bool, criterion: str = "mean") -> None:
+    """Sorts the rows and gives ranks, by the criterion and, averaged with shared ranks, in each domain."""
+    sign = 1 if lower else -1
     whole = [r for r in rows if None not in r["average"]["values"]]
-    averages = [_rounded(sign * r[by]["mean"]) for r in whole]
-    names = list(rows[0]["domains"]) if rows else []
-    columns = [[_rounded(sign * r["domains"][n]["mean"]) for r in whole] for n in names]
-    for i, row in enumerate(whole):
-        row["rank"] = 1 + sum(a < averages[i] for a in averages)
-        row["mean_rank"] = statistics.fmean(_midrank(column, i) for column in columns)
-    rows.sort(key=lambda r: (r["rank"] is None, r["rank"], _known(r) is None, sign * (_known(r) or 0.0)))
+
+    def column(values: Iterable[Row]) -> Any:
+        return np.array([_rounded(sign * about["mean"]) for about in values])
+
+    if whole:
+        scores = column(r["average" if criterion == "mean" else "worst"] for r in whole)
+        columns = [column(r["domains"][name] for r in whole) for name in whole[0]["domains"]]
+        for i, row in enumerate(whole):
+            row["rank"] = 1 + int((scores < scores[i]).sum())
+            ranks = [(c < c[i]).sum() + ((c == c[i]).sum() + 1) / 2 for c in columns]
+            row["mean_rank"] = float(np.mean(ranks))
+
+    def place(row: Row) -> tuple[Any, ...]:
+        mean = row["average"]["mean"]
+        return row["rank"] is None, row["rank"], mean is None, sign * (mean or 0.0)
+
+    rows.sort(key=place)
 
 
 def _rounded(value: float) -> float:
@@ -707,22 +790,11 @@ def _rounded(value: float) -> float:
     return float(f"{value:.12g}")
 
 
-def _known(row: Mapping[str, Any]) -> float | None:
-    mean: float | None = row["average"]["mean"]
-    return mean
-
-
-def _midrank(values: Sequence[float], at: int) -> float:
-    """Equal values share the mean of their ranks."""
-    better, equal = sum(v < values[at] for v in values), sum(v == values[at] for v in values)
-    return better + (equal + 1) / 2
-
-
 def _missing(every: Iterable[Mapping[str, Any]]) -> list[str]:
     """The hyperparameter trials that lack a record."""
     return [
-        f"{t['algorithm']}, {t['left_out']} held out, seed {t['seed']}, "
+        f"{t['algorithm']}, {t['fold']} held out, seed {t['seed']}, "
         f"hyperparameter trial{'s' * (len(gone) > 1)} " + ", ".join(map(str, gone))
-        for t in every
+        for t in _runs(every)
         if (gone := t["missing"])
     ]

@@ -16,8 +16,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from shoal.data.sampler import key, permute
 from shoal.data.splits import _in_smallest_domain
 from shoal.data.table import Category, Preprocessing
 from shoal.errors import InputError
+from shoal.experiments import statistics
+from shoal.experiments.diagnosis import Agreement, Column, Diagnosis, Domain, Gap, Question
 from shoal.experiments.protocol import all_domains
 from shoal.experiments.shift_tests import (
     Relation,
@@ -46,6 +49,7 @@ from shoal.experiments.shift_tests import (
 )
 from shoal.gradients import gradient
 from shoal.models import build
+from shoal.settings import Count, Range, Seed, checked
 from shoal.training.processes import pick_device
 
 Array = NDArray[Any]
@@ -72,160 +76,41 @@ SIDE, FILTERS, EMBEDDED = 32, 32, 128
 TAKE, PICK, BATCHES = 41, 42, 43  # what a key is for
 SMALL = "mlp"
 """The model that is trained on embedded inputs."""
+SURE = 2.6
+"""Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
 
 
-@dataclass(frozen=True)
-class Domain:
-    """A domain, its examples in the sample, and its labels: shares of classes, or mean and deviation."""
-
-    name: str
-    size: int
-    taken: int
-    labels: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Question:
-    """One test: what was ``found``, and its mean (``chance``) and ``deviation`` under the null hypothesis."""
-
-    name: str
-    measure: str
-    found: float
-    chance: float
-    deviation: float
-    p: float
-    adjusted: float = 1.0
-    """p after Holm's correction over all questions."""
-    alarm: bool = False
-
-
-@dataclass(frozen=True)
-class Gap:
-    """ERM's generalization gap in a domain: its score with the domain in training less that without.
-
-    Accuracy, or the squared error in units of the labels' variance. ``low`` to ``high`` is a 95 % interval.
-    """
-
-    name: str
-    in_domain: float
-    held_out: float
-    gap: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the inputs: whether its distribution and its relation to the label differ by domain."""
-
-    name: str
-    share: float
-    """Of its variance, between domains."""
-    p: float
-    differs: bool
-    how: Mapping[str, Any]
-    """Where it differs most: the ``domain``, what (``part``), its value ``there`` and ``elsewhere``."""
-    relation_p: float
-    changes: bool
-    flips: bool
-    """Whether its correlation with the label is significantly positive and negative in some domain each."""
-    label: str
-    """The class that ``correlations`` are with; empty in regression."""
-    correlations: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Cosines between the domains' gradients, and which domains agree with the others less than chance."""
-
-    matrix: tuple[tuple[float, ...], ...]
-    mean: float
-    by_chance: float
-    lowest: str
-    """The domain with the lowest mean cosine with the others, and that cosine."""
-    cosine: float
-    pair: tuple[str, str]
-    pair_cosine: float
-    conflicting: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """What was found, as plain data; :mod:`shoal.report.diagnose` puts it into words."""
-
-    task: str
-    table: bool
-    """Whether columns have names, so that ``--drop NAME`` works."""
-    domains: tuple[Domain, ...]
-    too_small: Mapping[str, int]
-    not_drawn: int
-    """Domains that were large enough but not drawn."""
-    examples: int
-    examples_in_all: int
-    overlapping: int
-    """Examples in several domains; each counts in the smallest of them."""
-    questions: tuple[Question, ...]
-    effects: Mapping[str, float]
-    columns: tuple[Column, ...]
-    confusion: tuple[tuple[float, ...], ...]
-    """For each domain, the share of its examples that the probe assigns to each."""
-    gaps: tuple[Gap, ...]
-    average: Gap
-    gradients: Mapping[str, Agreement]
-    reduced: tuple[str, ...] = ()
-    """What was cut down to keep to the budget."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    @property
-    def alarms(self) -> tuple[str, ...]:
-        return tuple(q.name for q in self.questions if q.alarm)
-
-    def __getitem__(self, question: str) -> Question:
-        return next(q for q in self.questions if q.name == question)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "alarms": list(self.alarms)}
-
-
+@checked
 def diagnose(
     data: DomainData,
     model_factory: Factory | None = None,
     *,
-    steps: int = 150,
-    seed: int = 0,
-    batch_size: int = 32,
-    lr: float = 1e-3,
-    examples: int = EXAMPLES,
-    domains: int = DOMAINS,
-    regroupings: int = REGROUPINGS,
-    budget: float | None = BUDGET,
+    steps: Count = 150,
+    seed: Seed = 0,
+    batch_size: Count = 32,
+    lr: Annotated[float, Range(above=0)] = 1e-3,
+    examples: Count = EXAMPLES,
+    max_domains: Annotated[int, Range(2)] = DOMAINS,
+    regroupings: Annotated[int, Range(179)] = REGROUPINGS,
+    budget: Annotated[float, Range(above=0)] | None = BUDGET,
     device: str | None = None,
     tell: Tell | None = None,
 ) -> Diagnosis:
     """Tests all domains of a dataset for shifts, whatever split they are in, and trains on them shortly.
 
     It is a look at data before training and not a test of a method: the domains that a benchmark would hold
-    out are looked at as well. At most ``domains`` of them and ``examples`` in all are drawn, by ``seed``.
+    out are looked at as well. At most ``max_domains`` and ``examples`` in all are drawn, by ``seed``.
 
     Args:
         model_factory: makes a fresh model from a seed. By default, the dataset's own for flat features; for
             images and text a small network on a fixed embedding.
-        steps: of each short ERM training, by Adam at rate ``lr``.
-        regroupings: random regroupings per question; the smallest p is 1 in one more than that.
+        steps: of each short ERM training, by Adam with learning rate ``lr``.
+        regroupings: random regroupings per question; the smallest p is 1 in one more than that, and with
+            fewer than 179 none could be small enough to count.
         budget: seconds to aim at, or None. Where a step of training costs too much, there are fewer steps,
             fewer held-out domains, and at last the small network instead of the model; ``reduced`` says so.
     """
-    given = {"steps": (steps, 1), "domains": (domains, 2), "batch_size": (batch_size, 1), "seed": (seed, 0)}
-    for name, (value, least) in given.items():
-        if value < least:
-            raise InputError(f"{name}={value}; it must be at least {least}.")
-    if not lr > 0:
-        raise InputError(f"lr={lr}; a learning rate must be positive.")
-    if budget is not None and not budget > 0:
-        raise InputError(f"budget={budget}; it must be a positive number of seconds, or None.")
-    if regroupings < 179:
-        raise InputError(f"regroupings={regroupings}; with fewer than 179 no p can be small enough to count.")
+    statistics.need_scipy()
     begun, say = time.perf_counter(), tell or (lambda phase, done, total: None)
     reduced: list[str] = []
 
@@ -233,12 +118,11 @@ def diagnose(
         return math.inf if budget is None else begun + budget - time.perf_counter()
 
     where = pick_device(device)
-    sample = draw(data, seed, examples, domains, seconds=left() / 3, tell=say)
+    sample = draw(data, seed, examples, max_domains, seconds=left() / 3, tell=say)
     if sample.unread:
         reduced.append(f"{sample.unread:,} examples were not read")
     shifts = find_shifts(sample, seed, regroupings, say)
     flat = isinstance(sample.x, Tensor) and sample.x.ndim == 2
-    small = replace(sample, x=torch.as_tensor(sample.features).float())
     make = model_factory or (_builder(data.model, data.input_shape, data.classes) if flat else None)
     plan = None
     if make is not None:
@@ -248,6 +132,7 @@ def diagnose(
             reduced.append("a small network on a fixed embedding was trained instead of the model")
     embedded = plan is None
     if plan is None:
+        small = replace(sample, x=torch.as_tensor(sample.features).float())
         make = _builder(SMALL, tuple(small.x.shape[1:]), data.classes)
         trainer = _Trainer(small, make, where, batch_size, lr)
         plan = _planned(trainer, len(sample.names), steps, seed, left()) or (min(steps, FEWEST), 2)
@@ -259,6 +144,9 @@ def diagnose(
     gaps, average = _gaps(sample, trainer, seed, count, say)
     agreement, gradients = _agreement(sample, trainer, seed, regroupings, say)
     questions = holm([*shifts.questions, *agreement])
+    options = {"steps": trainer.steps, "batch_size": batch_size, "lr": lr, "seed": seed}
+    options |= {"regroupings": regroupings, "repeats": REPEATS, "level": LEVEL, "least": LEAST}
+    tested = {"tested": len(shifts.rows), "relation_tested": shifts.relation.tested}
     return Diagnosis(
         task="regression" if data.classes is None else "classification",
         table=data.inputs.get("kind") == "table",
@@ -276,19 +164,7 @@ def diagnose(
         average=average,
         gradients=gradients,
         reduced=tuple(reduced),
-        settings={
-            "steps": trainer.steps,
-            "batch_size": batch_size,
-            "lr": lr,
-            "seed": seed,
-            "regroupings": regroupings,
-            "repeats": REPEATS,
-            "level": LEVEL,
-            "least": LEAST,
-            "embedded": embedded,
-            "tested": len(shifts.groups),
-            "relation_tested": shifts.relation.tested,
-        },
+        settings={**options, "embedded": embedded, **tested},
         seconds=round(time.perf_counter() - begun, 3),
     )
 
@@ -297,7 +173,7 @@ def _builder(name: str, shape: Sequence[int], classes: int | None) -> Factory:
     return lambda seed: build(name, input_shape=tuple(shape), classes=classes, seed=seed)
 
 
-# What is looked at
+# The sample
 
 
 @dataclass(frozen=True)
@@ -340,19 +216,18 @@ class Sample:
 
     @property
     def targets(self) -> Array:
-        """What the quick learner predicts: classes as columns of 0 and 1, or the label, with mean 0."""
-        values = self.y.numpy()
-        columns = values[:, None] if self.classes is None else np.eye(self.codes.max() + 1)[self.codes]
+        """What the probe predicts: classes as columns of 0 and 1, or the label, with mean 0."""
+        columns = self.y.numpy()[:, None] if self.classes is None else one_hot(self.codes)
         return np.asarray(columns - columns.mean(0), np.float64)
 
     def described(self) -> tuple[Domain, ...]:
-        found, values, raw = [], np.unique(self.y.numpy()), self.y.numpy()
+        raw, found = self.y.numpy(), []
+        names = {v: self.class_names[v] if self.class_names else str(v) for v in map(int, np.unique(raw))}
         for d, (name, size) in enumerate(zip(self.names, self.sizes, strict=True)):
             own = raw[self.groups == d]
             if self.classes is None:
                 labels = {"mean": float(own.mean()), "sd": float(own.std(ddof=1))}
             else:
-                names = {v: self.class_names[v] if self.class_names else str(v) for v in map(int, values)}
                 labels = {names[v]: float(np.mean(own == v)) for v in names}
             found.append(Domain(name, size, len(own), labels))
         return tuple(found)
@@ -372,7 +247,6 @@ def draw(
     overlapping = len(every.indices) - len(distinct)
     own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
     large = np.flatnonzero(own.sizes >= LEAST)
-    small = {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)}
     if len(large) < 2:
         raise InputError(
             f"of {len(own)} domains {len(large) or 'none'} has at least {LEAST} examples of its own; "
@@ -380,14 +254,12 @@ def draw(
         )
     picked = np.sort(large[permute(key(seed, PICK), len(large), np.arange(min(most, len(large))))])
     taken = _shares(own.sizes[picked], max(examples, LEAST * len(picked)))
-    rows, groups, turn = [], [], []
-    for number, (d, count) in enumerate(zip(picked.tolist(), taken, strict=True)):
-        places = permute(key(seed, TAKE, d), int(own.sizes[d]), np.arange(count))
-        rows.append(own.indices_of(d)[places])  # in random order: the first few are a sample too
-        groups.append(np.full(count, number))
-        turn.append(np.arange(count))
-    index, owner = np.concatenate(rows).astype(np.int64), np.concatenate(groups)
-    order = np.lexsort((owner, np.concatenate(turn)))  # the domains by turns
+    rows = [  # in random order: the first few are a sample too
+        own.indices_of(d)[permute(key(seed, TAKE, d), int(own.sizes[d]), np.arange(count))]
+        for d, count in zip(picked.tolist(), taken, strict=True)
+    ]
+    index, owner = np.concatenate(rows).astype(np.int64), np.repeat(np.arange(len(picked)), taken)
+    order = np.lexsort((owner, np.concatenate([np.arange(n) for n in taken])))  # the domains interleaved
     x, y = _loaded(data.split_as({"test": own}, {}), index[order], seed, LEAST * len(picked), seconds, tell)
     if y.ndim != 1:
         raise InputError(f"labels have shape {tuple(y.shape[1:])} each; a diagnosis takes one number each.")
@@ -403,7 +275,7 @@ def draw(
         classes=data.classes,
         features=features(x),
         columns=columns_of(data, x),
-        too_small=small,
+        too_small={own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
         not_drawn=len(large) - len(picked),
         in_all=len(distinct),
         overlapping=overlapping,
@@ -413,48 +285,38 @@ def draw(
 
 
 def columns_of(data: DomainData, x: Any) -> tuple[Parts, ...]:
-    """How columns became features; features of arrays without names are numbered from 1."""
+    """How columns became features, constant ones left out; those of arrays are numbered from 1."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] > COLUMNS:
         return ()
-    if data.inputs.get("kind") != "table":
-        return _varying([Parts(f"feature {n + 1}", (n,), ("",)) for n in range(x.shape[1])], x)
-    found, start = [], 0
-    for step in Preprocessing.from_dict(data.inputs).steps:
-        if isinstance(step, Category):
-            names = [f"= {v}" for v in step.values] + ["= other"] * step.other
-        else:
-            missing = bool(getattr(step, "indicator", False))
-            plain = step.width - missing
-            names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
-        found.append(Parts(step.name, tuple(range(start, start + step.width)), tuple(names)))
-        start += step.width
-    return _varying(found, x)
-
-
-def _varying(columns: Sequence[Parts], x: Tensor) -> tuple[Parts, ...]:
-    """With the numbers that features have once constant ones are gone."""
+    columns = [(f"feature {n + 1}", [""]) for n in range(x.shape[1])]
+    if data.inputs.get("kind") == "table":
+        columns = []
+        for step in Preprocessing.from_dict(data.inputs).steps:
+            if isinstance(step, Category):
+                names = [f"= {v}" for v in step.values] + ["= other"] * step.other
+            else:
+                missing = bool(getattr(step, "indicator", False))
+                plain = step.width - missing
+                names = ["" if plain == 1 else f"part {n + 1}" for n in range(plain)] + ["missing"] * missing
+            columns.append((step.name, names))
     kept = x.double().std(0, correction=0).numpy() > 1e-9
-    place = np.cumsum(kept) - 1
-    found = []
-    for column in columns:
-        own = [
-            (int(place[n]), name) for n, name in zip(column.features, column.names, strict=True) if kept[n]
-        ]
+    found, start = [], 0
+    for name, parts in columns:
+        own = [n for n in range(len(parts)) if kept[start + n]]
         if own:
-            numbers, names = zip(*own, strict=True)
-            found.append(Parts(column.name, numbers, names))
+            places = tuple(int(kept[: start + n].sum()) for n in own)
+            found.append(Parts(name, places, tuple(parts[n] for n in own)))
+        start += len(parts)
     return tuple(found)
 
 
 def _shares(sizes: Array, total: int) -> list[int]:
     """How many of each, ``total`` in all at most: small ones whole, the others equally many."""
-    if sizes.sum() <= total:
-        return [int(s) for s in sizes]
-    left, shares = total, np.zeros(len(sizes), np.int64)
-    for done, d in enumerate(np.argsort(sizes, kind="stable")):
+    left, shares = total, [0] * len(sizes)
+    for done, d in enumerate(np.argsort(sizes, kind="stable").tolist()):
         shares[d] = min(int(sizes[d]), left // (len(sizes) - done))
-        left -= int(shares[d])
-    return [int(s) for s in shares]
+        left -= shares[d]
+    return shares
 
 
 def _loaded(
@@ -482,38 +344,32 @@ def features(x: Any) -> Array:
 
     Tokens are counted by the remainder of their numbers, so that any vocabulary fits.
     """
-    parts, pictures = [], []
+    parts, images = [], []
     if isinstance(x, Mapping) and "input_ids" in x:
         ids, mask = x["input_ids"], x.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
         bags = torch.zeros(len(ids), WORDS).scatter_add_(1, ids.long() % WORDS, mask.float())
         parts.append((bags / bags.sum(1, keepdim=True).clamp(min=1)).sqrt())
     else:
-        for leaf in tensors_in(x):
-            if leaf.ndim == 4:
-                pictures.append(embedding(leaf))
-            elif leaf.ndim:
-                parts.append(leaf.reshape(len(leaf), -1).float())
-    if not parts and not pictures:
+        leaves = list(tensors_in(x))
+        images = [embedding(leaf) for leaf in leaves if leaf.ndim == 4]
+        parts = [leaf.reshape(len(leaf), -1).float() for leaf in leaves if leaf.ndim not in (0, 4)]
+    if not parts and not images:
         raise InputError(f"inputs are {type(x).__name__} without tensors; they cannot be tested.")
-    found = torch.cat([*parts, *pictures], 1).double().numpy()
+    found = torch.cat([*parts, *images], 1).double().numpy()
     if not np.isfinite(found).all():
         raise InputError("some inputs are not finite numbers; clean them first.")
     found = standardised(found)
-    return principal(found) if pictures and found.shape[1] > EMBEDDED else found
+    if images and found.shape[1] > EMBEDDED:  # principal components, scaled to a mean variance of 1
+        found = found @ np.linalg.eigh(found.T @ found)[1][:, ::-1][:, : min(EMBEDDED, len(found))]
+        found = found / max(float(found.std()), 1e-9)
+    return found
 
 
 def standardised(x: Array) -> Array:
     """Without constant features."""
-    x = x - x.mean(0)
-    scale = x.std(0)
+    x, scale = x - x.mean(0), x.std(0)
     return np.asarray(x[:, scale > 1e-9] / scale[scale > 1e-9])
-
-
-def principal(x: Array) -> Array:
-    """The first principal components, scaled by one number to a mean variance of 1."""
-    found = x @ np.linalg.eigh(x.T @ x)[1][:, ::-1][:, : min(EMBEDDED, len(x))]
-    return np.asarray(found / max(float(found.std()), 1e-9))
 
 
 def embedding(images: Tensor) -> Tensor:
@@ -540,25 +396,21 @@ def embedding(images: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-# The questions
+# The tests
 
 
-def question(name: str, measure: str, found: float, by_chance: Array, more: bool = True) -> Question:
-    """``more``: whether large values speak for a shift."""
-    sign = 1 if more else -1
-    p = p_value(sign * found, sign * by_chance)
-    return Question(name, measure, float(found), float(by_chance.mean()), float(by_chance.std()), p)
+def question(name: str, measure: str, statistic: Callable[[Array], float], *groupings: Any) -> Question:
+    """A permutation test: the statistic of the domains as they are, and of regroupings; large is a shift."""
+    groups, regroupings = groupings
+    found, by_chance = statistic(groups), np.array([statistic(g) for g in regroupings])
+    null = float(by_chance.mean()), float(by_chance.std())
+    return Question(name, measure, found, *null, p_value(found, by_chance))
 
 
 def holm(questions: Sequence[Question]) -> tuple[Question, ...]:
     """Corrected for the number of questions: the chance of any false alarm stays at most ``LEVEL``."""
-    adjusted, largest = {}, 0.0
-    for done, n in enumerate(np.argsort([q.p for q in questions], kind="stable").tolist()):
-        largest = max(largest, min(1.0, (len(questions) - done) * questions[n].p))
-        adjusted[n] = largest
-    return tuple(
-        replace(q, adjusted=adjusted[n], alarm=adjusted[n] <= LEVEL) for n, q in enumerate(questions)
-    )
+    adjusted = statistics.holm([q.p for q in questions])
+    return tuple(replace(q, adjusted=p, alarm=p <= LEVEL) for q, p in zip(questions, adjusted, strict=True))
 
 
 def counts(codes: Array, groups: Array) -> Array:
@@ -576,8 +428,8 @@ def label_question(codes: Array, groups: Array, regroupings: int, seed: int) -> 
         full = table > 0
         return float((table[full] * np.log(table[full] / expected[full])).sum())
 
-    by_chance = np.array([information(g) for g in shuffles(groups, regroupings, (seed, 1))])
-    return question("labels", "mutual information of label and domain", information(groups), by_chance)
+    drawn = shuffles(groups, regroupings, (seed, 1))
+    return question("labels", "mutual information of label and domain", information, groups, drawn)
 
 
 def label_effects(codes: Array, groups: Array) -> dict[str, float]:
@@ -604,195 +456,16 @@ def left_out_one(inverse: Array) -> Array:
     return np.eye(len(inverse)) - inverse / np.diag(inverse)[:, None]
 
 
-class _Probe:
-    """Predicts the domain from the inputs, or from inputs and labels."""
-
-    def __init__(self, kernel: Array, codes: Array, groups: Array) -> None:
-        self.groups, self.codes = groups, codes
-        same = codes[:, None] == codes[None]
-        self.by_input = left_out_one(inverted(kernel)).astype(np.float32)
-        self.by_both = left_out_one(inverted(kernel * (0.5 + 0.5 * same))).astype(np.float32)
-        self.share = np.bincount(groups) / len(groups)
-
-    def guesses(self, by: Array, groups: Array) -> Array:
-        """The domain that each example most likely is from, were all domains equally large."""
-        belongs = (np.eye(len(self.share)) - self.share[None])[groups]
-        return np.asarray((by @ (belongs / self.share[None]).astype(np.float32)).argmax(1))
-
-    def accuracy(self, by: Array, groups: Array) -> float:
-        """Over domains, each counted once."""
-        right = self.guesses(by, groups) == groups
-        return float((np.bincount(groups, right) / np.bincount(groups)).mean())
-
-    def questions(self, regroupings: int, seed: int) -> list[Question]:
-        by_input, by_both = (self.accuracy(by, self.groups) for by in (self.by_input, self.by_both))
-        one = [self.accuracy(self.by_input, g) for g in shuffles(self.groups, regroupings, (seed, 2))]
-        alike = shuffles(self.groups, regroupings, (seed, 3), within=self.codes)
-        within = [self.accuracy(self.by_both, g) for g in alike]
-        measure = "the probe's balanced accuracy"
-        return [
-            question("inputs", measure, by_input, np.array(one)),
-            question("inputs within labels", f"{measure}, given the label", by_both, np.array(within)),
-        ]
-
-    def confusion(self) -> tuple[tuple[float, ...], ...]:
-        table = counts(self.guesses(self.by_input, self.groups), self.groups)
-        table = np.pad(table, ((0, 0), (0, len(table) - table.shape[1])))
-        return _tuples(table / table.sum(1, keepdims=True))
+def _guesses(by: Array, groups: Array) -> Array:
+    """The domain that the probe ``by`` (of :func:`left_out_one`) predicts, were all equally large."""
+    share = np.bincount(groups) / len(groups)
+    belongs = (np.eye(len(share)) - share[None])[groups]
+    return np.asarray((by @ (belongs / share[None]).astype(np.float32)).argmax(1))
 
 
-@dataclass(frozen=True)
-class Shifts:
-    """The tests that need no training, and the examples they were made with."""
-
-    questions: tuple[Question, ...]
-    relation: Relation
-    column_shares: Array
-    column_p: Array
-    confusion: tuple[tuple[float, ...], ...]
-    groups: Array
-    features: Array
-    targets: Array
-    columns: tuple[Parts, ...]
-    names: tuple[str, ...]
-    classes: tuple[str, ...]
-
-
-def find_shifts(
-    sample: Sample, seed: int, regroupings: int = REGROUPINGS, tell: Tell | None = None
-) -> Shifts:
-    """Labels, inputs, columns, the relation between inputs and labels, and whole domains held out.
-
-    P(y | x) changes with the shares of labels alone. Where these differ (p at most ``LEVEL``), the question
-    of the relation is therefore whether it changes by more than an offset per domain.
-    """
-    say = tell or (lambda phase, done, total: None)
-    taken = _shares(np.bincount(sample.groups), PROBED)
-    rows = np.concatenate([np.flatnonzero(sample.groups == d)[:n] for d, n in enumerate(taken)])
-    x, codes, groups = sample.features[rows], sample.codes[rows], sample.groups[rows]
-    targets = sample.targets[rows]
-    own = [column.features for column in sample.columns]
-    phase = "testing for shifts"
-    say(phase, 0, 5)
-    found = [label_question(sample.codes, sample.groups, regroupings, seed)]
-    kernel = gaussian(squared_distances(x))
-    probe = _Probe(kernel, codes, groups)
-    say(phase, 1, 5)
-    found += probe.questions(regroupings, seed)
-    say(phase, 2, 5)
-    shares, p, by_chance = column_test(x, groups, own, regroupings, seed)
-    if own:
-        measure = "the largest share of a column's variance between domains"
-        most = question("columns", measure, float(shares.max()), by_chance)
-        found.append(replace(most, p=float(p.min())))
-    say(phase, 3, 5)
-    outcomes = one_hot(codes) if sample.classes is not None else ranks(targets[:, 0])[:, None]
-    relation = relation_test(x, outcomes, groups, own, prevalence=found[0].p <= LEVEL, seed=seed)
-    measure = "dependence of label and domain given the inputs, in standard deviations"
-    numbers = (relation.statistic, relation.chance, relation.deviation)
-    found.append(Question("relation", measure, *numbers, relation.p))
-    say(phase, 4, 5)
-    found.append(held_out_question(inverted(kernel), targets, groups, regroupings, seed))
-    say(phase, 5, 5)
-    classes = tuple(sample.described()[0].labels) if sample.classes is not None else ()
-    confusion = probe.confusion()
-    return Shifts(
-        tuple(found),
-        relation,
-        shares,
-        p,
-        confusion,
-        groups,
-        x,
-        outcomes,
-        sample.columns,
-        sample.names,
-        classes,
-    )
-
-
-def described_columns(shifts: Shifts, questions: Sequence[Question]) -> tuple[Column, ...]:
-    """Which columns differ, and whose relation to the label does, where the question as a whole says so."""
-    alarms = {q.name for q in questions if q.alarm}
-    found = []
-    for n, column in enumerate(shifts.columns):
-        changes = "relation" in alarms and bool(shifts.relation.columns[n] <= LEVEL)
-        feature, label = _most_varied(shifts, column)
-        cells = [
-            _correlation(shifts.features[own, feature], shifts.targets[own, label])
-            for own in (shifts.groups == d for d in range(len(shifts.names)))
-        ]
-        sizes = np.bincount(shifts.groups)
-        z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * np.sqrt(np.maximum(sizes - 3, 0))
-        found.append(
-            Column(
-                name=column.name,
-                share=round(float(shifts.column_shares[n]), 6),
-                p=float(shifts.column_p[n]),
-                differs="columns" in alarms and bool(shifts.column_p[n] <= LEVEL),
-                how=_differs_most(shifts, column),
-                relation_p=float(shifts.relation.columns[n]),
-                changes=changes,
-                flips=changes and bool(z.max() > SURE and z.min() < -SURE),
-                label=shifts.classes[label] if shifts.classes else "",
-                correlations={name: round(r, 6) for name, r in zip(shifts.names, cells, strict=True)},
-            )
-        )
-    return tuple(found)
-
-
-SURE = 2.6
-"""Standard errors from 0 at which a domain's correlation has a sign: about 1 in 100 by chance."""
-
-
-def _correlation(x: Array, y: Array) -> float:
-    scale = float(x.std() * y.std())
-    return float(((x - x.mean()) * (y - y.mean())).mean()) / scale if scale > 1e-12 else 0.0
-
-
-def _most_varied(shifts: Shifts, column: Parts) -> tuple[int, int]:
-    """The feature and the class whose correlation varies most between domains."""
-    labels = range(shifts.targets.shape[1])
-    if len(shifts.classes) == 2:
-        labels = range(1, 2)
-    best, found = -1.0, (column.features[0], labels[0])
-    for feature in column.features:
-        for label in labels:
-            cells = [
-                _correlation(shifts.features[own, feature], shifts.targets[own, label])
-                for own in (shifts.groups == d for d in range(len(shifts.names)))
-            ]
-            spread = float(np.var(cells))
-            if spread > best:
-                best, found = spread, (feature, label)
-    return found
-
-
-def _differs_most(shifts: Shifts, column: Parts) -> dict[str, Any]:
-    """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
-    best, found = -1.0, dict[str, Any]()
-    for feature, name in zip(column.features, column.names, strict=True):
-        values = shifts.features[:, feature]
-        yes = len(np.unique(values)) == 2
-        shown = (values > values.mean()) * 1.0 if yes else values
-        for d, domain in enumerate(shifts.names):
-            own, rest = values[shifts.groups == d], values[shifts.groups != d]
-            level = abs(float(own.mean() - rest.mean()))
-            spread = abs(math.log(max(float(own.std()), 1e-3) / max(float(rest.std()), 1e-3)))
-            size = level if yes else max(level, spread / 2)
-            if size <= best:
-                continue
-            best, scale = size, not yes and spread / 2 > level
-            measure = np.std if scale else np.mean
-            there, elsewhere = shown[shifts.groups == d], shown[shifts.groups != d]
-            found = {
-                "domain": domain,
-                "part": name,
-                "measure": "share" if yes else "sd" if scale else "mean",
-                "there": round(float(measure(there)), 6),
-                "elsewhere": round(float(measure(elsewhere)), 6),
-            }
-    return found
+def _balanced_accuracy(by: Array, groups: Array) -> float:
+    right = _guesses(by, groups) == groups
+    return float((np.bincount(groups, right) / np.bincount(groups)).mean())
 
 
 def held_out_question(inverse: Array, targets: Array, groups: Array, regroupings: int, seed: int) -> Question:
@@ -803,23 +476,143 @@ def held_out_question(inverse: Array, targets: Array, groups: Array, regroupings
     fitted, variance = inverse @ targets, max(float((targets**2).sum()), 1e-12)
 
     def error(g: Array) -> float:
-        total = 0.0
-        for d in range(int(g.max()) + 1):
-            own = np.flatnonzero(g == d)
-            total += float((np.linalg.solve(inverse[np.ix_(own, own)], fitted[own]) ** 2).sum())
-        return total / variance
+        domains = [np.flatnonzero(g == d) for d in range(int(g.max()) + 1)]
+        errors = (np.linalg.solve(inverse[np.ix_(own, own)], fitted[own]) for own in domains)
+        return sum(float((e**2).sum()) for e in errors) / variance
 
-    by_chance = np.array([error(g) for g in shuffles(groups, regroupings, (seed, 4))])
-    return question(
-        "held-out", "the error of kernel ridge regression in held-out domains", error(groups), by_chance
-    )
+    measure = "the error of kernel ridge regression in held-out domains"
+    return question("held-out", measure, error, groups, shuffles(groups, regroupings, (seed, 4)))
+
+
+@dataclass(frozen=True)
+class Shifts:
+    """The tests that need no training, and the examples (``rows`` of the sample) they were made with."""
+
+    questions: tuple[Question, ...]
+    relation: Relation
+    column_shares: Array
+    column_p: Array
+    confusion: tuple[tuple[float, ...], ...]
+    sample: Sample
+    rows: Array
+    targets: Array
+
+
+def find_shifts(
+    sample: Sample, seed: int, regroupings: int = REGROUPINGS, tell: Tell | None = None
+) -> Shifts:
+    """Labels, inputs, columns, the relation between inputs and labels, and whole domains held out.
+
+    P(y | x) changes with the shares of labels alone. Where these differ (p at most ``LEVEL``), the question
+    of the relation is therefore whether it changes by more than an offset per domain.
+    """
+    say = partial(tell or (lambda phase, done, total: None), "testing for shifts")
+    taken = _shares(np.bincount(sample.groups), PROBED)
+    rows = np.concatenate([np.flatnonzero(sample.groups == d)[:n] for d, n in enumerate(taken)])
+    x, codes, groups = sample.features[rows], sample.codes[rows], sample.groups[rows]
+    targets = sample.targets[rows]
+    own = [column.features for column in sample.columns]
+    say(0, 5)
+    found = [label_question(sample.codes, sample.groups, regroupings, seed)]
+    kernel = gaussian(squared_distances(x))
+    inverse, alike = inverted(kernel), codes[:, None] == codes[None]
+    by_input = left_out_one(inverse).astype(np.float32)
+    by_both = left_out_one(inverted(kernel * (0.5 + 0.5 * alike))).astype(np.float32)
+    say(1, 5)
+    measure = "the probe's balanced accuracy"
+    drawn = shuffles(groups, regroupings, (seed, 2))
+    found.append(question("inputs", measure, partial(_balanced_accuracy, by_input), groups, drawn))
+    drawn, measure = shuffles(groups, regroupings, (seed, 3), within=codes), f"{measure}, given the label"
+    accuracy = partial(_balanced_accuracy, by_both)
+    found.append(question("inputs within labels", measure, accuracy, groups, drawn))
+    say(2, 5)
+    shares, p, by_chance = column_test(x, groups, own, regroupings, seed)
+    if own:
+        measure = "the largest share of a column's variance between domains"
+        numbers = (float(shares.max()), float(by_chance.mean()), float(by_chance.std()))
+        found.append(Question("columns", measure, *numbers, float(p.min())))
+    say(3, 5)
+    outcomes = one_hot(codes) if sample.classes is not None else ranks(targets[:, 0])[:, None]
+    relation = relation_test(x, outcomes, groups, own, prevalence=found[0].p <= LEVEL, seed=seed)
+    measure = "dependence of label and domain given the inputs, in standard deviations"
+    numbers = (relation.statistic, relation.chance, relation.deviation)
+    found.append(Question("relation", measure, *numbers, relation.p))
+    say(4, 5)
+    found.append(held_out_question(inverse, targets, groups, regroupings, seed))
+    say(5, 5)
+    table = counts(_guesses(by_input, groups), groups)
+    table = np.pad(table, ((0, 0), (0, len(table) - table.shape[1])))
+    confusion = _tuples(table / table.sum(1, keepdims=True))
+    return Shifts(tuple(found), relation, shares, p, confusion, sample, rows, outcomes)
+
+
+def described_columns(shifts: Shifts, questions: Sequence[Question]) -> tuple[Column, ...]:
+    """Which columns differ, and whose relation to the label does, where the question as a whole says so."""
+    alarms, sample = {q.name for q in questions if q.alarm}, shifts.sample
+    x, y, groups = sample.features[shifts.rows], shifts.targets, sample.groups[shifts.rows]
+    labels = tuple(sample.described()[0].labels) if sample.classes is not None else ()
+    first = 1 if len(labels) == 2 else 0  # of two classes, the second
+    correlations = _correlations(x, y[:, first:], groups)
+    scale = np.sqrt(np.maximum(np.bincount(groups) - 3, 0))
+    found = []
+    for n, column in enumerate(sample.columns):
+        changes = "relation" in alarms and bool(shifts.relation.columns[n] <= LEVEL)
+        own = correlations[:, list(column.features)]  # the feature and class where it varies most
+        feature, label = np.unravel_index(own.var(0).argmax(), own.shape[1:])
+        cells = own[:, feature, label]
+        z = np.arctanh(np.clip(cells, -0.999999, 0.999999)) * scale
+        found.append(
+            Column(
+                name=column.name,
+                share=round(float(shifts.column_shares[n]), 6),
+                p=float(shifts.column_p[n]),
+                differs="columns" in alarms and bool(shifts.column_p[n] <= LEVEL),
+                how=_differs_most(x, groups, column, sample.names),
+                relation_p=float(shifts.relation.columns[n]),
+                changes=changes,
+                flips=changes and bool(z.max() > SURE and z.min() < -SURE),
+                label=labels[first + int(label)] if labels else "",
+                correlations={d: round(float(r), 6) for d, r in zip(sample.names, cells, strict=True)},
+            )
+        )
+    return tuple(found)
+
+
+def _correlations(x: Array, y: Array, groups: Array) -> Array:
+    """Of every feature with every target in every domain, 0 where one is constant."""
+    found = []
+    for own in (groups == d for d in range(int(groups.max()) + 1)):
+        a, b = x[own] - x[own].mean(0), y[own] - y[own].mean(0)
+        scale = a.std(0)[:, None] * b.std(0)
+        found.append(np.divide(a.T @ b / len(a), scale, out=np.zeros_like(scale), where=scale > 1e-12))
+    return np.stack(found)
+
+
+def _differs_most(x: Array, groups: Array, column: Parts, names: Sequence[str]) -> dict[str, Any]:
+    """The domain and the feature that differ most from the rest, in level or in spread (of |ln ratio|)."""
+    best, found = -1.0, dict[str, Any]()
+    for feature, part in zip(column.features, column.names, strict=True):
+        values = x[:, feature]
+        yes = len(np.unique(values)) == 2
+        shown = (values > values.mean()) * 1.0 if yes else values
+        for d, domain in enumerate(names):
+            own = groups == d
+            level = abs(float(values[own].mean() - values[~own].mean()))
+            spread = [max(float(values[side].std()), 1e-3) for side in (own, ~own)]
+            ratio = 0.0 if yes else abs(math.log(spread[0] / spread[1])) / 2
+            if max(level, ratio) > best:
+                best, measure = max(level, ratio), np.std if ratio > level else np.mean
+                there, elsewhere = (round(float(measure(shown[side])), 6) for side in (own, ~own))
+                found = {"domain": domain, "part": part, "there": there, "elsewhere": elsewhere}
+                found["measure"] = "share" if yes else "sd" if ratio > level else "mean"
+    return found
 
 
 # Short trainings
 
 
 class _Trainer:
-    """Trains by ERM on some rows of the sample, all domains together."""
+    """Trains by ERM on some rows of the sample, all domains pooled."""
 
     def __init__(
         self, sample: Sample, make: Factory, device: torch.device, batch: int, lr: float, steps: int = 1
@@ -829,15 +622,14 @@ class _Trainer:
         self.classification = sample.classes is not None
         y = sample.y
         if not self.classification:
-            deviation = float(y.std())
-            y = ((y - y.mean()) / (deviation if deviation > 0 else 1.0)).float()
+            y = ((y - y.mean()) / (float(y.std()) or 1.0)).float()
         self.y = y.to(device)
 
     def loss(self, output: Tensor, y: Tensor) -> Tensor:
         if self.classification:
             return F.cross_entropy(output, y)
         if output.shape != y.shape:
-            raise InputError(f"the model gives shape {tuple(output.shape[1:])} an example, not a number.")
+            raise InputError(f"the model gives shape {tuple(output.shape[1:])} per example, not a number.")
         return F.mse_loss(output, y)
 
     def fresh(self, seed: int) -> nn.Module:
@@ -847,11 +639,10 @@ class _Trainer:
         model = self.fresh(seed)
         passes, element = np.divmod(np.arange(self.steps * self.batch), len(rows))
         order = rows[permute(key(seed, BATCHES, passes), len(rows), element)].reshape(self.steps, -1)
-        index = torch.as_tensor(order, device=self.device)
         optimizer = torch.optim.Adam(model.parameters(), lr=self.lr)
         model.train()
         with seeded(seed):
-            for batch in index:
+            for batch in torch.as_tensor(order, device=self.device):
                 optimizer.zero_grad()
                 self.loss(model(cut(self.x, batch)), self.y[batch]).backward()
                 optimizer.step()
@@ -876,16 +667,15 @@ def _planned(
     """Steps per training and held-out domains that fit, by what a few steps cost; None if too few do."""
     if math.isinf(seconds):
         return steps, domains
-    rows, costs = np.arange(len(trainer.y)), []
+    rows = np.arange(len(trainer.y))
     for trainer.steps in (1, 2, 4):  # the first warms up
         begun = time.perf_counter()
         trainer.train(rows, seed)
-        costs.append(time.perf_counter() - begun)
-        if costs[-1] > seconds / 10:
+        cost = time.perf_counter() - begun
+        if cost > seconds / 10:
             break
-    step = costs[-1] / trainer.steps
     evaluated = 2 * REPEATS * len(rows) / 256 + 2 * min(domains * CHUNKS, len(rows) / CHUNK)
-    room = 0.8 * seconds / step - evaluated / 2  # steps in all
+    room = 0.8 * seconds / (cost / trainer.steps) - evaluated / 2  # steps in all
     for count in range(domains, 1, -1):
         fitting = int(room / (2 * REPEATS * count + 1))
         if fitting >= min(steps, FEWEST):
@@ -893,64 +683,45 @@ def _planned(
     return None
 
 
-def _within_held(groups: Array, held: Array, seed: Sequence[int]) -> Array:
-    """The examples of the held-out domains, dealt at random to groups of the same sizes."""
-    own, mixed = np.isin(groups, held), groups.copy()
-    mixed[own] = next(shuffles(groups[own], 1, seed))
-    return mixed
-
-
 def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -> tuple[tuple[Gap, ...], Gap]:
     """ERM in ``count`` held-out domains, and with a random group of the same size held out instead.
 
     Each example is predicted by models that were not trained on it, once without its whole domain and once
-    without as many others from anywhere: as many examples are trained on, from the same initial weights.
-    Everything is repeated, and intervals hold the spread of the paired difference over examples and that over
-    repeats.
+    without as many others from the held-out domains: as many examples are trained on, from the same initial
+    weights. Everything is repeated, and intervals hold the spread of the paired difference over examples and
+    that over repeats.
     """
-    groups, every = sample.groups, len(sample.names)
-    held = np.sort(permute(key(seed, PICK, 1), every, np.arange(count)))
-    left, done = held.tolist(), 0
-    total = 2 * REPEATS * count
+    groups = sample.groups
+    held = np.sort(permute(key(seed, PICK, 1), len(sample.names), np.arange(count)))
+    own, total, done = np.isin(groups, held), 2 * REPEATS * count, 0
     scores = np.zeros((2, REPEATS, len(groups)))
     for repeat in range(REPEATS):
-        regrouped = _within_held(groups, held, (seed, 5, repeat))
+        regrouped = groups.copy()
+        regrouped[own] = next(shuffles(groups[own], 1, (seed, 5, repeat)))
         for way, grouping in enumerate((regrouped, groups)):
-            for d in left:
-                rows, out = np.flatnonzero(grouping != d), np.flatnonzero(grouping == d)
-                start = int(key(seed, repeat, d)[0] >> np.uint64(2))
-                model = trainer.train(rows, start)
-                scores[way, repeat, out] = trainer.scores(model, out)
+            for d in held.tolist():
+                out = grouping == d
+                model = trainer.train(np.flatnonzero(~out), int(key(seed, repeat, d)[0] >> np.uint64(2)))
+                scores[way, repeat, out] = trainer.scores(model, np.flatnonzero(out))
                 done += 1
                 say("short trainings", done, total)
-    means = np.stack([scores[..., groups == d].mean(-1) for d in left], -1)  # way, repeat, domain
-    luck = (means[0] - means[1]).var(0, ddof=1).mean() / REPEATS
-    freedom = count * (REPEATS - 1)
-    each = scores.mean(1)
-    sign = 1 if trainer.classification else -1
+    means = np.stack([scores[..., groups == d].mean(-1) for d in held], -1)  # way, repeat, domain
+    over_repeats = (means[0] - means[1]).var(0, ddof=1).mean() / REPEATS
+    t = statistics.t_limit(0.95, count * (REPEATS - 1))  # known from few repeats only
+    each, sign = scores.mean(1), 1 if trainer.classification else -1
     found, halves = [], []
-    for d in left:
-        inside, outside = each[0, groups == d], each[1, groups == d]
-        half = _half((inside - outside).var(ddof=1) / len(inside), luck, freedom)
-        found.append(_gap(sample.names[d], sign * inside.mean(), sign * outside.mean(), sign, half))
-        halves.append(half)
-    both = (float(np.mean([g.in_domain for g in found])), float(np.mean([g.held_out for g in found])))
+    for d in held:
+        inside, outside = each[:, groups == d]
+        over_examples = (inside - outside).var(ddof=1) / len(inside)
+        halves.append(float(np.sqrt(statistics.Z**2 * over_examples + t**2 * over_repeats)))
+        found.append(_gap(sample.names[d], inside.mean(), outside.mean(), sign, halves[-1]))
+    both = (sign * float(np.mean([getattr(g, way) for g in found])) for way in ("in_domain", "held_out"))
     return tuple(found), _gap("average", *both, sign, float(np.linalg.norm(halves)) / count)
 
 
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18)
-"""The 97.5 % points of Student's t with 1, 2, … degrees of freedom."""
-
-
-def _half(over_examples: float, over_repeats: float, freedom: int) -> float:
-    """Half of a 95 % interval from two variances; that over repeats is known from few of them only."""
-    t = STUDENT[freedom - 1] if freedom <= len(STUDENT) else 2.16
-    return float(np.sqrt(1.96**2 * over_examples + t**2 * over_repeats))
-
-
 def _gap(name: str, inside: float, outside: float, sign: int, half: float) -> Gap:
-    gap = sign * (float(inside) - float(outside))
-    return Gap(name, float(inside), float(outside), gap, gap - half, gap + half)
+    gap = float(inside) - float(outside)
+    return Gap(name, sign * float(inside), sign * float(outside), gap, gap - half, gap + half)
 
 
 # Gradients
@@ -961,21 +732,20 @@ def _agreement(
 ) -> tuple[list[Question], dict[str, Agreement]]:
     """Do the domains' gradients agree less than random groups', before and after a training on all?"""
     chunks: list[Array] = []
-    owner: list[int] = []
     for d in range(len(sample.names)):
-        own: Array = np.flatnonzero(sample.groups == d)
+        own = np.flatnonzero(sample.groups == d)
         some = min(len(own) // CHUNK, CHUNKS)
         order = permute(key(seed, PICK, d), len(own), np.arange(some * CHUNK))
         chunks += list(own[order].reshape(some, CHUNK))
-        owner += [d] * some
-    groups, found, agreements = np.array(owner), [], {}
+    groups, found, agreements = np.array([sample.groups[c[0]] for c in chunks]), [], {}
     say("gradients", 0, 2)
     for number, when in enumerate(("at the start", "after training")):
         model = trainer.train(np.arange(len(sample.groups)), seed) if number else trainer.fresh(seed)
         products = chunk_products(model, trainer, chunks, seed)
-        asked, agreement = agreement_question(products, groups, sample.names, regroupings, (seed, 6, number))
+        asked, agreements[when] = agreement_question(
+            products, groups, sample.names, regroupings, (seed, 6, number)
+        )
         found.append(replace(asked, name=f"gradients {when}"))
-        agreements[when] = agreement
         say("gradients", number + 1, 2)
     return found, agreements
 
@@ -999,18 +769,15 @@ def agreement_question(
     by_chance = np.array([low(g) for g in shuffles(groups, regroupings, seed)])
     p = corrected(-found, -by_chance)
     each, matrix = found[2:], cosine_matrix(products, groups)
-    lowest, pair = int(each.argmin()), int(matrix[above].argmin())
-    worst = by_chance[:, 2:].min(1)
+    pair, worst = int(matrix[above].argmin()), by_chance[:, 2:].min(1)
     measure = "the lowest mean cosine of a domain's gradient with the others'"
-    asked = Question(
-        "gradients", measure, float(each.min()), float(worst.mean()), float(worst.std()), float(p.min())
-    )
-    return asked, Agreement(
+    numbers = (float(each.min()), float(worst.mean()), float(worst.std()), float(p.min()))
+    return Question("gradients", measure, *numbers), Agreement(
         matrix=_tuples(matrix),
         mean=float(found[0]),
         by_chance=float(by_chance[:, 0].mean()),
-        lowest=names[lowest],
-        cosine=float(each[lowest]),
+        lowest=names[int(each.argmin())],
+        cosine=float(each.min()),
         pair=(names[above[0][pair]], names[above[1][pair]]),
         pair_cosine=float(matrix[above][pair]),
         conflicting=tuple(name for name, q in zip(names, p[2:], strict=True) if q <= LEVEL),
@@ -1040,8 +807,8 @@ def chunk_products(model: nn.Module, trainer: _Trainer, chunks: Sequence[Array],
 
 def cosine_matrix(products: Array, groups: Array) -> Array:
     """Cosines between the mean gradients of groups of chunks."""
-    means = np.eye(int(groups.max()) + 1)[groups].T
-    means /= means.sum(1, keepdims=True)
+    means = one_hot(groups).T
+    means = means / means.sum(1, keepdims=True)
     inner = means @ products @ means.T
     norms = np.sqrt(np.maximum(np.diag(inner), 0))
     scale = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)

@@ -1,6 +1,6 @@
 """Sweeps that DomainBed itself has run, read for the same selection and tables.
 
-A sweep is a folder with one sub-folder a run. In it ``results.jsonl`` has a line of JSON for each checkpoint,
+A sweep is a folder with one sub-folder per run. Its ``results.jsonl`` has a line of JSON per checkpoint,
 with ``args`` (``dataset``, ``algorithm``, ``test_envs``, ``trial_seed``, ``hparams_seed``), ``step``, and
 ``env0_in_acc``, ``env0_out_acc`` and so on; a file ``done`` says that the run came to its end.
 """
@@ -31,14 +31,14 @@ ENVIRONMENTS: Mapping[str, Sequence[str]] = {
 
 
 class Unreadable(ValueError):
-    """Why a run is left out."""
+    """Why a run is not used."""
 
 
 def read(folder: str | Path) -> tuple[Sweep, list[str]]:
-    """The finished runs of a sweep, and what was left out, each with the reason.
+    """The finished runs of a sweep, and what is not used, each with the reason.
 
     Runs that are not finished, or of which a line cannot be read, count as missing. What should be there is
-    every draw and trial of every algorithm for whatever is left out in some run on the dataset.
+    every hyperparameter and trial seed of every algorithm, for whatever some run on the dataset held out.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -48,43 +48,49 @@ def read(folder: str | Path) -> tuple[Sweep, list[str]]:
         raise InputError(f"{str(folder)!r} holds no DomainBed run: no folder in it has a {RESULTS}.")
     runs: dict[Key, Run] = {}
     begun: dict[Key, str] = {}
-    troubles = []
+    problems = []
     for path in paths:
         name = path.parent.name
         try:
-            lines = _lines(path, begun)
-            run = _run(lines)
+            run = _run(path, begun)
             if run.key in runs:
                 raise Unreadable(f"the same run as {begun[run.key]!r}, which is used")
             if not (path.parent / DONE).exists():
                 raise Unreadable(f"not finished: there is no file {DONE!r}")
             runs[run.key], begun[run.key] = run, name
         except Unreadable as why:
-            troubles.append(f"{name}: {why}.")
-    return Sweep(_planned(begun), runs), troubles
+            problems.append(f"{name}: {why}.")
+    return Sweep(_planned(begun), runs), problems
 
 
-def _lines(path: Path, begun: dict[Key, str]) -> list[dict[str, Any]]:
-    """The checkpoints; what was ``begun`` is noted even where a later line is broken."""
-    found: list[dict[str, Any]] = []
+def _run(path: Path, begun: dict[Key, str]) -> Run:
+    """What was ``begun`` is noted even where a later line is broken."""
     try:
-        text = read_text(path).splitlines()
+        lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise Unreadable(f"{RESULTS} cannot be read ({error})") from error
-    for number, line in enumerate(text, 1):
+    if not lines:
+        raise Unreadable(f"{RESULTS} is empty")
+    keys: list[Key] = []
+    points: dict[int, Point] = {}
+    for number, line in enumerate(lines, 1):
         try:
             content = parse_json(line)
-            key = _key(content["args"])
+            keys.append(_key(content["args"]))
             step = int(content["step"])
         except (ValueError, KeyError, TypeError) as error:
-            last = number == len(text)
+            last = number == len(lines)
             what = "the last line is cut off" if last else f"line {number} is not a checkpoint"
             raise Unreadable(f"{what} ({type(error).__name__}: {error})") from error
-        begun.setdefault(key, path.parent.name)
-        found.append({"key": key, "step": step, "scores": content})
-    if not found:
-        raise Unreadable(f"{RESULTS} is empty")
-    return found
+        begun.setdefault(keys[-1], path.parent.name)
+        points[step] = _point(keys[0].dataset, step, content)  # of a run begun anew, the later line
+    if set(keys) != {keys[0]}:
+        raise Unreadable("its lines are of different runs")
+    names = set(next(iter(points.values())).inside)
+    complete = (names == set(p.inside) == set(p.outside) for p in points.values())
+    if not (names > set(keys[0].left_out) and all(complete)):
+        raise Unreadable("a checkpoint lacks accuracies")
+    return Run(keys[0], tuple(points[step] for step in sorted(points)))
 
 
 def _key(args: Mapping[str, Any]) -> Key:
@@ -98,47 +104,29 @@ def _environment(dataset: str, number: int) -> str:
     return names[number] if number < len(names) else f"env{number}"
 
 
-def _places(dataset: str, names: Sequence[str]) -> tuple[int, list[int]]:
-    """By which what is left out is put in DomainBed's order, single domains first."""
-    known = list(ENVIRONMENTS.get(dataset, ()))
-    places = [known.index(n) if n in known else int(n.removeprefix("env")) for n in names]
-    return len(names), sorted(places)
-
-
-def _run(lines: Sequence[Mapping[str, Any]]) -> Run:
-    key = lines[0]["key"]
-    if any(line["key"] != key for line in lines):
-        raise Unreadable("its lines are of different runs")
-    points = {line["step"]: _point(key, line) for line in lines}  # of a run begun anew, the later line
-    if not all(_complete(p, next(iter(points.values())), key) for p in points.values()):
-        raise Unreadable("a checkpoint lacks accuracies")
-    return Run(key, tuple(points[step] for step in sorted(points)))
-
-
-def _point(key: Key, line: Mapping[str, Any]) -> Point:
-    scores = line["scores"]
-
+def _point(dataset: str, step: int, scores: Mapping[str, Any]) -> Point:
     def splits(which: str) -> dict[str, float]:
         numbers = itertools.takewhile(lambda n: f"env{n}_{which}_acc" in scores, itertools.count())
-        return {_environment(key.dataset, n): float(scores[f"env{n}_{which}_acc"]) for n in numbers}
+        return {_environment(dataset, n): float(scores[f"env{n}_{which}_acc"]) for n in numbers}
 
-    return Point(line["step"], splits("in"), splits("out"))
-
-
-def _complete(point: Point, first: Point, key: Key) -> bool:
-    names = set(first.inside)
-    return names == set(point.inside) == set(point.outside) and names > set(key.left_out)
+    return Point(step, splits("in"), splits("out"))
 
 
 def _planned(begun: Iterable[Key]) -> tuple[Key, ...]:
-    """Every draw and trial of every algorithm for whatever is left out in some run on the dataset."""
+    """Every run of a complete sweep, what is held out in DomainBed's order, single domains first."""
     found: list[Key] = []
     begun = sorted(begun)
     for dataset in dict.fromkeys(k.dataset for k in begun):
+        known = list(ENVIRONMENTS.get(dataset, ()))
+
+        def place(names: Sequence[str], known: list[str] = known) -> tuple[int, list[int]]:
+            numbers = (known.index(n) if n in known else int(n.removeprefix("env")) for n in names)
+            return len(names), sorted(numbers)
+
         own = [k for k in begun if k.dataset == dataset]
         every = itertools.product(
             dict.fromkeys(k.algorithm for k in own),
-            sorted({k.left_out for k in own}, key=lambda names: _places(dataset, names)),
+            sorted({k.left_out for k in own}, key=place),
             sorted({k.trial for k in own}),
             sorted({k.draw for k in own}),
         )

@@ -1,17 +1,18 @@
-"""DomainBed's protocol: how any dataset is split, and every run of a comparison.
+"""DomainBed's protocol: how any dataset is split, and every run of a sweep.
 
 As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
-into 80 % in and 20 % out; one domain is left out, training takes the in-splits of the others; each trial has
-a split of its own and tries the default settings and random draws. :mod:`shoal.experiments.selection` chooses
-among them afterwards.
+into 80 % in and 20 % out; one domain is held out, training takes the in-splits of the others; each seed has a
+split of its own and tries the default hyperparameters and those of a random search.
+:mod:`shoal.experiments.selection` chooses among them afterwards.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from shoal.data.sampler import key, permute
 from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
-from shoal.experiments.search import Space, draw
+from shoal.experiments.record import RunRecord
+from shoal.experiments.search import RATES, Space, draw
 from shoal.settings import search_space
 
 OUT = 0.2
@@ -34,32 +36,25 @@ OUT = 0.2
 SPLIT = 31  # what a key is for
 STEPS = 5001
 TRIALS, DRAWS = 3, 20
+"""Seeds, each with a split of its own, and hyperparameters that each tries, the defaults first."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What DomainBed tries and how often it looks, by the size of the images."""
+    """What DomainBed tries and how often it evaluates, by the size of the images."""
 
     optimizer: Space
     batch: Space
-    model: Space
     eval_every: int
+    model: Space = field(default_factory=dict)
 
 
-SMALL = Sizes(
-    optimizer={"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
-    batch={"batch_size": {"default": 64, "log2": [3, 9], "whole": True}},
-    model={},
-    eval_every=100,
-)
+SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
 LARGE = Sizes(
-    optimizer={
-        "lr": {"default": 5e-5, "log10": [-5, -3.5]},
-        "weight_decay": {"default": 0.0, "log10": [-6, -2]},
-    },
-    batch={"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
-    model={"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
-    eval_every=300,
+    {**RATES[True], "weight_decay": {"default": 0.0, "log10": [-6, -2]}},
+    {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
+    300,
+    {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
 )
 LARGE_SIDE = 128
 """Images are large if both sides have so many pixels."""
@@ -73,22 +68,23 @@ def sizes_of(dataset: str, input_shape: Sequence[int]) -> Sizes:
 
 
 def resplit(data: DomainData, names: Sequence[str], trial: int) -> DomainData:
-    """``data`` with the domains ``names`` left out and every domain cut by ``trial``.
+    """``data`` with the domains ``names`` held out and every domain cut by ``trial``.
 
     ``train`` and ``validation`` are the in- and out-splits of the other domains, ``test`` and ``oracle``
-    those of the domains left out. An example of a domain left out is in no other, as in
+    those of the held-out domains. An example of a held-out domain is in no other, as in
     :func:`~shoal.data.splits.leave_out`. Notes on the splits the dataset came with are dropped; others, such
     as one on how its examples were prepared, stay.
     """
     every = all_domains(data)
-    rest, left_out = leave_out(every, list(names))
-    out = held_out(every, trial)
-    splits = {
-        "train": _part(rest, out, inside=True),
-        "validation": _part(rest, out, inside=False),
-        "test": _part(left_out, out, inside=True),
-        "oracle": _part(left_out, out, inside=False),
-    }
+    rest, held_out = leave_out(every, list(names))
+    out = out_splits(every, trial)
+    splits = {}
+    for domains, names_of in ((rest, ("train", "validation")), (held_out, ("test", "oracle"))):
+        for name, keep in zip(names_of, (~out[domains.indices], out[domains.indices]), strict=True):
+            if not keep.any():
+                which = "in" if name in ("train", "test") else "out"
+                raise InputError(f"nothing is left for the {which}-splits of {', '.join(domains.names[:5])}.")
+            splits[name] = domains.filter(keep)
     notes = {name: note for name, note in data.notes.items() if name not in data.splits}
     return data.split_as(splits, notes)
 
@@ -102,7 +98,7 @@ def all_domains(data: DomainData) -> Domains:
     return Domains.from_indices({name: np.unique(np.concatenate(part)) for name, part in parts.items()})
 
 
-def held_out(domains: Domains, trial: int) -> NDArray[np.bool_]:
+def out_splits(domains: Domains, trial: int) -> NDArray[np.bool_]:
     """For each example, whether it is in out-splits: a fifth of each domain, by the trial and the name alone.
 
     An example in several domains is on the same side in all: the smallest of them decides (of equals the
@@ -113,7 +109,8 @@ def held_out(domains: Domains, trial: int) -> NDArray[np.bool_]:
         name, own = domains.names[number], domains.indices_of(int(number))
         free = own[~decided[own]]
         if len(free):
-            place = permute(_key(trial, name), len(free), np.arange(len(free)))
+            letters = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+            place = permute(key(SPLIT, trial, letters), len(free), np.arange(len(free)))
             out[free] = place < max(1, int(OUT * len(free)))
             decided[free] = True
         if out[own].all() or not out[own].any():
@@ -122,19 +119,6 @@ def held_out(domains: Domains, trial: int) -> NDArray[np.bool_]:
                 f"{len(free)} of them in no smaller domain."
             )
     return out
-
-
-def _key(trial: int, name: str) -> NDArray[np.uint64]:
-    letters = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
-    return key(SPLIT, trial, letters)
-
-
-def _part(domains: Domains, out: NDArray[np.bool_], *, inside: bool) -> Domains:
-    keep = out[domains.indices] != inside
-    if not keep.any():
-        which = "in" if inside else "out"
-        raise InputError(f"nothing is left for the {which}-splits of {', '.join(domains.names[:5])}.")
-    return domains.filter(keep)
 
 
 def plan(
@@ -149,18 +133,22 @@ def plan(
     eval_every: int | None = None,
     **common: Any,
 ) -> list[RunConfig]:
-    """Every run of a comparison; of equal arguments equal runs, and with more trials or draws some more.
+    """Every run of a sweep; of equal arguments equal runs, and with more trials or draws some more.
 
-    ``datasets`` maps names to options. Every domain is left out in turn, or those that ``leave_out`` names
+    ``datasets`` maps names to options. Every domain is held out in turn, or those that ``leave_out`` names
     for a dataset; ``pairs`` adds what leave-one-domain-out selection needs: each of these together with every
-    other domain. An algorithm may name its way of drawing, as in ``fish:regrouped``. ``common`` are further
-    fields of every configuration. All algorithms try the same rates and batch sizes.
+    other domain. An algorithm may name its way of sampling, as in ``fish:regrouped``. ``common`` are further
+    fields of every configuration. All algorithms try the same learning rates and batch sizes.
     """
+    for name in algorithms:
+        algorithm_class(name.partition(":")[0])
+    for name in datasets:
+        sets.registry.module(name)
     found = []
     for dataset, options in datasets.items():
         data, names = look(dataset, options)
         chosen = list((leave_out or {}).get(dataset, names))
-        check_names("domain to leave out:", chosen, names)
+        check_names("domain to hold out:", chosen, names)
         sizes = sizes_of(dataset, data.input_shape)
         base = RunConfig(
             **{"eval_every": eval_every or sizes.eval_every, "select": "last", **common},
@@ -217,3 +205,16 @@ def _config(
         seed=trial,
         protocol={"leave_out": out, "trial": trial, **({"draw": number} if number else {})},
     )
+
+
+def expected_seconds(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> float | None:
+    """How long runs take one after another, by the finished ones most like each; ``None`` without any."""
+    paces: dict[Any, list[float]] = {}
+    for record in records:
+        if record.status == "finished":
+            for like in ((record.config.dataset, record.config.algorithm), record.config.dataset, None):
+                paces.setdefault(like, []).append(record.seconds / record.config.steps)
+    if not paces:
+        return None
+    likes = ((c.steps, ((c.dataset, c.algorithm), c.dataset, None)) for c in configs)
+    return sum(steps * statistics.fmean(next(paces[k] for k in keys if k in paces)) for steps, keys in likes)

@@ -1,4 +1,4 @@
-"""Random search: what an algorithm's settings may be, as data, and draws from it."""
+"""Random search: what an algorithm's hyperparameters may be, as data, and draws from it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from shoal import models
@@ -20,13 +20,12 @@ from shoal.settings import search_space
 Space = Mapping[str, Mapping[str, Any]]
 """Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``; ``whole`` rounds."""
 
-OPTIMIZER_SPACE: Space = {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}}
-"""DomainBed's, for small images."""
-PRETRAINED_SPACE: Space = {"lr": {"default": 5e-5, "log10": [-5, -3.5]}}
-"""DomainBed's, for large images, whose models are pretrained."""
-
-RATE = {False: 1e-3, True: 5e-5}
-"""The default learning rate, of random and of pretrained weights (which 1e-3 destroys)."""
+RATES: Mapping[bool, Space] = {
+    False: {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
+    True: {"lr": {"default": 5e-5, "log10": [-5, -3.5]}},
+}
+"""The learning rate of random and of pretrained weights (which 1e-3 destroys): DomainBed's, for small and for
+large images."""
 WARMUP, LONGEST_WARMUP = 0.05, 500
 """The share of steps over which the learning rate of a pretrained model rises by default, and the most."""
 
@@ -36,26 +35,16 @@ KINDS = ("choice", *RANGES)
 SEARCH = 21  # what a key is for
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """Settings to try; number 0 is the defaults, which stay unsaid."""
+def candidates(config: RunConfig, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Settings and learning rates to try: the defaults at the rate of ``config``, and ``count`` − 1 draws.
 
-    number: int
-    settings: Mapping[str, Any]
-    optimizer_options: Mapping[str, Any]
-
-
-def candidates(
-    algorithm: str, count: int, lr: float, seed: int = 0, rates: Space = OPTIMIZER_SPACE
-) -> list[Candidate]:
-    """The defaults at the rate ``lr``, and ``count`` − 1 draws; a draw's rate is the same for all algorithms.
-
-    A search with more candidates begins with those of a shorter one.
+    They depend on the seed; a draw's rate is the same for all algorithms. The defaults stay unsaid. A search
+    with more candidates begins with those of a shorter one.
     """
-    space = search_space(algorithm_class(algorithm))
+    space, rates = search_space(algorithm_class(config.algorithm)), RATES[is_pretrained(config)]
     check_space(space)
-    drawn = [Candidate(n, draw(space, seed, n), draw(rates, seed, n)) for n in range(1, max(1, count))]
-    return [Candidate(0, {}, {"lr": lr}), *drawn]
+    drawn = [(draw(space, config.seed, n), draw(rates, config.seed, n)) for n in range(1, max(1, count))]
+    return [({}, {"lr": config.optimizer_options["lr"]}), *drawn]
 
 
 def is_pretrained(config: RunConfig) -> bool:
@@ -65,35 +54,27 @@ def is_pretrained(config: RunConfig) -> bool:
     if config.weights is not None or "pretrained" in config.model_options:
         return bool(config.weights is not None or config.model_options["pretrained"])
     option = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
-    usual = config.data_options.get("tokenizer", option.default) if option else None
-    name = config.model or usual
+    name = config.model or (config.data_options.get("tokenizer", option.default) if option else None)
     return isinstance(name, str) and name not in models.registry.names() and models.language.known(name)
 
 
 def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
     """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
 
-    A rate that is not given follows the model (:data:`RATE`); a pretrained one for which neither was given
-    is warmed up too. ``constant`` is no schedule.
+    A rate that is not given follows the model; a pretrained one for which neither was given is warmed up too.
+    ``constant`` is no schedule.
     """
-    pretrained, shown = is_pretrained(config), ""
-    rate = RATE[pretrained] if lr is None else lr
+    pretrained, message = is_pretrained(config), ""
+    rate = RATES[pretrained]["lr"]["default"] if lr is None else lr
     if lr is None and schedule is None and pretrained:
-        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
-        schedule = f"warmup:{steps}"
-    chosen = replace(
-        config,
-        optimizer_options={**config.optimizer_options, "lr": rate},
-        schedule=None if schedule == "constant" else schedule,
-    )
+        schedule = f"warmup:{max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))}"
+    options = {**config.optimizer_options, "lr": rate}
+    chosen = replace(config, optimizer_options=options, schedule=None if schedule == "constant" else schedule)
     if lr is None and pretrained:
-        warm = f", with a warm-up of {_many(chosen.warmup)}" if chosen.warmup else ""
-        shown = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
-    return chosen, shown
-
-
-def _many(steps: int) -> str:
-    return f"{steps:,} step{'s' * (steps > 1)}"
+        steps = chosen.warmup
+        warm = f", with a warm-up of {steps:,} step{'s' * (steps > 1)}" if steps else ""
+        message = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
+    return chosen, message
 
 
 def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
@@ -111,12 +92,12 @@ def _share(seed: int, number: int, name: str) -> float:
 
 
 def _value(about: Mapping[str, Any], share: float) -> Any:
-    if "choice" in about:
-        value = about["choice"][int(share * len(about["choice"]))]
+    (kind,) = _kinds(about)
+    if kind == "choice":
+        value = about[kind][int(share * len(about[kind]))]
     else:
-        kind = _kinds(about)[0]
-        low, high = about[kind]
-        value, base = min(high, low + share * (high - low)), RANGES[kind]
+        (low, high), base = about[kind], RANGES[kind]
+        value = min(high, low + share * (high - low))
         value = float(value) if base is None else base**value
     return max(1, round(value)) if about.get("whole") else value
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shoal.errors import InputError
+from shoal.files import parse_yaml
 from shoal.models.backbones import Backbone
 from shoal.models.feature_model import FeatureModel
 
@@ -20,41 +23,6 @@ SAME = (
     r"|convnext_(tiny|small|base|large)"
 )
 """Models that timm and torchvision call by the same name."""
-OTHERS = {
-    "mobilenetv2_100": "mobilenet_v2",
-    "mobilenetv3_large_100": "mobilenet_v3_large",
-    "mobilenetv3_small_100": "mobilenet_v3_small",
-    "efficientnetv2_s": "efficientnet_v2_s",
-    "efficientnetv2_m": "efficientnet_v2_m",
-    "efficientnetv2_l": "efficientnet_v2_l",
-    "mnasnet_050": "mnasnet0_5",
-    "mnasnet_075": "mnasnet0_75",
-    "mnasnet_100": "mnasnet1_0",
-    "regnetx_004_tv": "regnet_x_400mf",
-    "regnetx_008": "regnet_x_800mf",
-    "regnetx_016": "regnet_x_1_6gf",
-    "regnetx_032": "regnet_x_3_2gf",
-    "regnetx_080": "regnet_x_8gf",
-    "regnetx_160": "regnet_x_16gf",
-    "regnetx_320": "regnet_x_32gf",
-    "regnety_004": "regnet_y_400mf",
-    "regnety_008_tv": "regnet_y_800mf",
-    "regnety_016": "regnet_y_1_6gf",
-    "regnety_032": "regnet_y_3_2gf",
-    "regnety_080_tv": "regnet_y_8gf",
-    "regnety_160": "regnet_y_16gf",
-    "regnety_320": "regnet_y_32gf",
-    "swin_tiny_patch4_window7_224": "swin_t",
-    "swin_small_patch4_window7_224": "swin_s",
-    "swin_base_patch4_window7_224": "swin_b",
-    "vit_base_patch16_224": "vit_b_16",
-    "vit_base_patch32_224": "vit_b_32",
-    "vit_large_patch16_224": "vit_l_16",
-    "vit_large_patch32_224": "vit_l_32",
-    "vit_huge_patch14_224": "vit_h_14",
-}
-"""timm's name → torchvision's, of the same network. For each family a test compares the outputs; Swin v2 and
-MaxViT are built differently in the two, and timm has no AlexNet, GoogLeNet, ShuffleNet or SqueezeNet."""
 LAST = (".proj.0.", ".proj.1.", ".reduction.")
 """Modules of torchvision's RegNet and Swin that timm registers after the others of their block."""
 DERIVED = ("relative_position_index", "num_batches_tracked")
@@ -64,7 +32,15 @@ DERIVED = ("relative_position_index", "num_batches_tracked")
 def torchvision_name(name: str) -> str | None:
     """What torchvision calls timm's model ``name``; ``None`` where it has none that is the same."""
     name = name.partition(".")[0].removeprefix("tv_")
-    return name if re.fullmatch(SAME, name) else OTHERS.get(name)
+    return name if re.fullmatch(SAME, name) else other_names().get(name)
+
+
+@functools.cache
+def other_names() -> dict[str, str]:
+    """timm's names of networks that torchvision calls otherwise."""
+    text = resources.files("shoal.models").joinpath("torchvision.yaml").read_text(encoding="utf-8")
+    found: dict[str, str] = parse_yaml(text)
+    return found
 
 
 def fitting(weights: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

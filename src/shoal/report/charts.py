@@ -14,7 +14,6 @@ from typing import Any
 
 from shoal.report import figures
 from shoal.report.compare import _spread
-from shoal.terminal import clean
 
 COLOURS = 6
 """With more algorithms only those that matter have a colour of their own."""
@@ -63,7 +62,7 @@ class Axis:
 
     def dot(self, value: float, look: str, title: str) -> dict[str, Any]:
         beyond = " beyond" * (not self.low <= value <= self.high)
-        return {"x": self.at(value), "look": look + beyond, "title": f"{clean(title)}: {value:.4g}"}
+        return {"x": self.at(value), "look": look + beyond, "title": f"{title}: {value:.4g}"}
 
 
 def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> dict[str, Any]:
@@ -75,7 +74,7 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
     ``found`` is from :func:`shoal.experiments.compare.over_domains`, maybe with a standard error ``se``.
     """
     scale, unit = figures.unit(metric)
-    reach = {n: [v for v in (a["low"], a["high"], a["mean"]) if v is not None] for n, a in found.items()}
+    reach = {n: [v for v in (a["mean"], a["low"], a["high"]) if v is not None] for n, a in found.items()}
     usual = statistics.median(max(map(abs, values)) for values in reach.values())
     near = [n for n, a in found.items() if abs(a["mean"]) <= FAR * usual]
     ends = [scale * v for n in near for v in reach[n]]
@@ -83,25 +82,17 @@ def differences(found: Mapping[str, Mapping[str, Any]], metric: str | None) -> d
     axis = Axis.over([0.0, *ends, *dots], [0.0, *ends], 1 if len(found) > 1 else 3)
     rows = []
     for name, about in found.items():
-        marks, (mean, low, high) = [], (about[key] for key in ("mean", "low", "high"))
-        mean_text, *ends_text = _signed([scale * v for v in (mean, low, high) if v is not None], metric)
-        if low is not None:
-            marks.append({"x": axis.at(scale * low), "to": axis.at(scale * high), "look": "interval"})
-        if (error := about.get("se")) is not None:
-            within = (axis.at(scale * (mean + way * error)) for way in (-1, 1))
-            marks.append(dict(zip(("x", "to"), within, strict=True), look="error"))
+        mean, low, error = about["mean"], about["low"], about.get("se")
+        bars = [] if low is None else [("interval", low, about["high"])]
+        bars += [] if error is None else [("error", mean - error, mean + error)]
+        marks = [{"x": axis.at(scale * a), "to": axis.at(scale * b), "look": look} for look, a, b in bars]
         marks += [axis.dot(scale * v, "other", n) for n, v in about["values"].items()]
         marks.append(axis.dot(scale * mean, "c0 full", "mean"))
-        text = mean_text + (f" ({' to '.join(ends_text)})" if ends_text else "")
-        rows.append({"name": clean(name), "strong": False, "text": text, "marks": marks})
+        text, *limits = _signed([scale * v for v in reach[name]], metric)
+        text += f" ({' to '.join(limits)})" if limits else ""
+        rows.append({"name": name, "strong": False, "text": text, "marks": marks})
     unit = "percentage points of accuracy" if metric == "accuracy" else unit
-    return {
-        "ticks": axis.ticks,
-        "zero": axis.at(0.0),
-        "rows": rows,
-        "unit": clean(unit),
-        "beyond": _beyond(rows),
-    }
+    return {"ticks": axis.ticks, "zero": axis.at(0.0), "rows": rows, "unit": unit, "beyond": _beyond(rows)}
 
 
 def _beyond(rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -121,55 +112,39 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
 
     Those come in the order of ``first``'s scores there, the worst on top; its numbers stand beside them.
     """
-    rows, lower, names = result["rows"], result["lower_is_better"], list(result["left_out"])
+    rows, names = {str(row["algorithm"]): row for row in result["rows"]}, list(result["left_out"])
     scale, unit = figures.unit(result["metric"])
-    every = [str(row["algorithm"]) for row in rows]
-    main = list(dict.fromkeys(n for n in (first, every[0], result["baseline"]) if n in every))
-    coloured = list(dict.fromkeys([*main, *every])) if len(every) <= COLOURS else main
+    main = list(dict.fromkeys(n for n in (first, next(iter(rows)), result["baseline"]) if n in rows))
+    coloured = list(dict.fromkeys([*main, *rows])) if len(rows) <= COLOURS else main
     looks = {name: f"c{n}" + " full" * (n == 0) for n, name in enumerate(coloured)}
-    shown = next(row for row in rows if row["algorithm"] == coloured[0])
-    order = {name: n for n, name in enumerate(reversed(coloured), 1)}
-    back_to_front = sorted(rows, key=lambda row: order.get(row["algorithm"], 0))
+    back_to_front = [*(n for n in rows if n not in looks), *reversed(coloured)]
+    sign = -1 if result["lower_is_better"] else 1
 
     def rising(name: str) -> float:
-        mean = shown["domains"][name]["mean"]
-        return math.inf if mean is None else -mean if lower else mean
+        mean = rows[coloured[0]]["domains"][name]["mean"]
+        return math.inf if mean is None else sign * mean
 
-    lines: list[tuple[str, dict[str, Mapping[str, Any]]]] = []
-    if len(names) > 1:
-        lines.append(("average", {r["algorithm"]: r["average"] for r in back_to_front}))
-        lines.append(("worst domain", {r["algorithm"]: r["worst"] for r in back_to_front if r["worst"]}))
-    lines += [
-        (name, {r["algorithm"]: r["domains"][name] for r in back_to_front})
-        for name in sorted(names, key=rising)[:MOST]
+    lines = {"average": "average", "worst domain": "worst"} if len(names) > 1 else {}
+    found = [(name, True, {n: row[key] for n, row in rows.items()}) for name, key in lines.items()]
+    ordered = sorted(names, key=rising)[:MOST]
+    found += [(name, False, {n: row["domains"][name] for n, row in rows.items()}) for name in ordered]
+    means = [
+        {n: scale * s["mean"] for n, s in own.items() if s and s["mean"] is not None} for *_, own in found
     ]
-    values = [
-        {name: scale * found["mean"] for name, found in scores.items() if found["mean"] is not None}
-        for _, scores in lines
-    ]
-    axis = Axis.over(
-        [v for line in values for v in line.values()], [line[n] for line in values for n in main if n in line]
-    )
-    drawn: list[dict[str, Any]] = []
-    for number, ((name, scores), line) in enumerate(zip(lines, values, strict=True)):
-        own = scores.get(shown["algorithm"])
-        drawn.append(
-            {
-                "name": clean(name),
-                "strong": len(names) > 1 and number < 2,
-                "text": "–" if own is None else _spread({**own, "sd": None}),
-                "marks": [axis.dot(v, looks.get(n, "other"), n) for n, v in line.items()],
-            }
-        )
-    legend = [(clean(name), look) for name, look in looks.items()]
-    if len(every) > len(coloured):
-        legend.append((f"the {len(every) - len(coloured)} others", "other"))
+    axis = Axis.over([v for m in means for v in m.values()], [m[n] for m in means for n in main if n in m])
+    drawn = []
+    for (name, strong, scores), values in zip(found, means, strict=True):
+        own = scores[coloured[0]]
+        text = "–" if own is None else _spread({**own, "sd": None})
+        marks = [axis.dot(values[n], looks.get(n, "other"), n) for n in back_to_front if n in values]
+        drawn.append({"name": name, "strong": strong, "text": text, "marks": marks})
+    others = len(rows) - len(coloured)
     return {
         "ticks": axis.ticks,
         "rows": drawn,
-        "legend": legend,
-        "first": clean(coloured[0]),
-        "unit": clean(unit),
+        "legend": [*looks.items(), *([(f"the {others} others", "other")] if others else [])],
+        "first": coloured[0],
+        "unit": unit,
         "beyond": _beyond(drawn),
         "left": max(0, len(names) - MOST),
     }

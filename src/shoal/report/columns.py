@@ -15,28 +15,17 @@ WIDEST = 34
 
 def table(report: Mapping[str, Any], most: int | None = None) -> Table:
     """A row per column: its kind, missing and distinct cells, examples, and what the model sees of it."""
-    found = Table(["column", "kind", "missing", "distinct", "examples", "becomes"])
+    result = Table(["column", "kind", "missing", "distinct", "examples", "becomes"])
     rows = list(report["columns"])
     if most is not None and len(rows) > most:
         rows = sorted(rows, key=lambda c: not c["warnings"])[:most]
     for c in rows:
-        missing = f"{c['missing']:,}"
-        if c["missing"] and report.get("rows"):
-            missing += f" ({c['missing'] / report['rows']:.0%})"
-        cells = (
-            c["column"],
-            c["kind"],
-            missing,
-            f"{c['distinct']:,}",
-            ", ".join(c["examples"]),
-            c["becomes"],
-        )
-        found.add(*(_cut(clean(str(cell))) for cell in cells[:5]), clean(c["becomes"]))
-    return found
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+        share = f" ({c['missing'] / report['rows']:.0%})" if c["missing"] and report.get("rows") else ""
+        numbers = (f"{c['missing']:,}{share}", f"{c['distinct']:,}")
+        cells = [clean(str(cell)) for cell in (c["column"], c["kind"], *numbers, ", ".join(c["examples"]))]
+        cut = (cell if len(cell) <= WIDEST else f"{cell[: WIDEST - 1]}…" for cell in cells)
+        result.add(*cut, c["becomes"])
+    return result
 
 
 def remarks(report: Mapping[str, Any]) -> list[str]:
@@ -47,16 +36,13 @@ def remarks(report: Mapping[str, Any]) -> list[str]:
 
 def text(report: Mapping[str, Any], width: int = 110) -> str:
     """For a terminal: the table, and the warnings beneath it."""
-    count = len(report["columns"])
-    lines = [
-        f"{clean(report['file'])}: {report['rows']:,} rows, {count:,} columns",
-        table(report, MOST).text(),
-    ]
+    count, warnings = len(report["columns"]), remarks(report)
+    lines = [f"{clean(report['file'])}: {report['rows']:,} rows, {count:,} columns"]
+    lines.append(table(report, MOST).text())
     if count > MOST:
         lines.append(f"… and {count - MOST:,} more columns (all in columns.json, or with --json)")
-    said = remarks(report)
-    if said:
-        lines += ["", f"{len(said)} warning{'s' * (len(said) != 1)}:"]
-        for line in said:
+    if warnings:
+        lines += ["", f"{len(warnings)} warning{'s' * (len(warnings) != 1)}:"]
+        for line in warnings:
             lines += textwrap.wrap(line, width, initial_indent="- ", subsequent_indent="  ")
     return "\n".join(lines)

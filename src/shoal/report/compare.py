@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.errors import InputError
+from shoal.files import dump_json
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean
 from shoal.terminal import as_csv as rows_as_csv
@@ -79,7 +80,9 @@ def _cell(values: Mapping[str, Any]) -> str:
     """Mean ± deviation, and how many seeds it is of if not of all; else why there is nothing."""
     known = sum(v is not None for v in values["values"])
     if not known:
-        return next((why for why in ("diverged", "undefined") if values["trials"].get(why)), "missing")
+        return next(
+            (why for why in ("failed", "diverged", "undefined") if values["trials"].get(why)), "missing"
+        )
     of = f" ({known} of {len(values['values'])})" if known < len(values["values"]) else ""
     return _spread(values) + of
 
@@ -136,6 +139,8 @@ def words(result: Mapping[str, Any]) -> list[str]:
         f"Each algorithm and seed tried {draws if tried > 1 else 'its default hyperparameters'}.",
         f"{choice} with the best validation {metric} in the training domains.",
     ]
+    if count := result.get("folds"):
+        lines.append(f"Domains were held out together in {count} folds; each has its own score.")
     scored = sum(sum(row["chosen"].values()) for row in result["rows"])
     usual = sum(row["chosen"].get("0", 0) for row in result["rows"])
     if tried > 1 and scored:
@@ -396,6 +401,22 @@ def as_csv(result: Mapping[str, Any]) -> str:
         whole = (row["average"]["mean"], worst.get("mean"), worst.get("domain"))
         lines.append([*(trial.get(name) for name in COLUMNS), *whole, settings])
     return rows_as_csv(lines)
+
+
+def as_json(result: Mapping[str, Any]) -> str:
+    return dump_json(result).decode()
+
+
+def as_html(result: Mapping[str, Any]) -> str:
+    """For a notebook."""
+    first = recommended(result)
+    rest = [line for line in words(result) if line not in first]
+    lead, notes = ("".join(f"<p>{html.escape(line)}</p>" for line in lines) for lines in (first, rest))
+    return f"{lead}{table(result, most=BESIDE).html()}{notes}"
+
+
+FILES = {".md": markdown, ".csv": as_csv, ".json": as_json}
+"""What a comparison is written as, by how the file's name ends."""
 
 
 def figure(result: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ SHOWN = 10
 """Classes, columns, and domains too small, that are named."""
 OVERLAP = 0.1
 """Below this share of overlapping examples, little can be said of the relation."""
+WHEN = ("at the start", "after training")
 ASKED = {
     "labels": "label shift",
     "inputs": "shift of the inputs",
@@ -33,15 +34,20 @@ ASKED = {
 }
 
 
+def tables(result: Result) -> list[Table]:
+    """Domains, tests, columns (where some differ) and gaps."""
+    every = (domains_table(result), questions_table(result), columns_table(result), gaps_table(result))
+    return [table for table in every if table]
+
+
 def domains_table(result: Result) -> Table:
     """Sizes and labels."""
-    labels = list(result["domains"][0]["labels"])
-    shown = labels[:SHOWN]
     shares = result["task"] == "classification"
-    found = Table(["domain", "examples", "sampled", *([f"label {n} %" for n in shown] if shares else labels)])
+    shown = list(result["domains"][0]["labels"])[:SHOWN]
+    found = Table(["domain", "examples", "sampled", *([f"label {n} %" for n in shown] if shares else shown)])
     for domain in result["domains"]:
         values = [domain["labels"][n] for n in shown]
-        cells = [f"{100 * v:.1f}" for v in values] if shares else [f"{v:.4g}" for v in values]
+        cells = [f"{100 * v:.1f}" if shares else f"{v:.4g}" for v in values]
         found.add(domain["name"], f"{domain['size']:,}", f"{domain['taken']:,}", *cells)
     return found
 
@@ -52,31 +58,22 @@ def questions_table(result: Result) -> Table:
     for q in result["questions"]:
         untested = q["name"] == "relation" and not result["settings"]["relation_tested"]
         answer = "cannot tell" if untested else "significant" if q["alarm"] else "not significant"
-        found.add(
-            ASKED[q["name"]],
-            f"{q['found']:.3f}",
-            f"{q['chance']:.3f} ± {q['deviation']:.3f}",
-            f"{q['p']:.3f}",
-            f"{q['adjusted']:.3f}",
-            answer,
-        )
+        null = f"{q['chance']:.3f} ± {q['deviation']:.3f}"
+        p = (f"{q['p']:.3f}", f"{q['adjusted']:.3f}")
+        found.add(ASKED[q["name"]], f"{q['found']:.3f}", null, *p, answer)
     return found
 
 
 def columns_table(result: Result) -> Table | None:
     """The columns that differ between domains or whose relation to the label does, strongest first."""
     columns = named(result, "changes") + [c for c in named(result, "differs") if not c["changes"]]
-    if not columns:
-        return None
-    found = Table(
-        ["column", "variance between domains %", "p", "most different", "relation to the label", "p "]
-    )
+    titles = ["column", "variance between domains %", "p", "most different", "relation to the label", "p "]
+    found = Table(titles)
     for c in columns[:SHOWN]:
         relation = _relation_of(c) if c["changes"] else "no change seen"
-        found.add(
-            c["name"], f"{100 * c['share']:.1f}", f"{c['p']:.3f}", _how(c), relation, f"{c['relation_p']:.3f}"
-        )
-    return found
+        share = f"{100 * c['share']:.1f}"
+        found.add(c["name"], share, f"{c['p']:.3f}", _how(c), relation, f"{c['relation_p']:.3f}")
+    return found if columns else None
 
 
 def named(result: Result, what: str) -> list[Mapping[str, Any]]:
@@ -88,11 +85,13 @@ def named(result: Result, what: str) -> list[Mapping[str, Any]]:
 def _how(column: Mapping[str, Any]) -> str:
     how = column["how"]
     part = f"{how['part']} " if how["part"] else "high value " if how["measure"] == "share" else ""
-    if how["measure"] == "share":
-        return f"{how['domain']}: {part}{how['there']:.0%}, elsewhere {how['elsewhere']:.0%}"
-    if how["measure"] == "sd":
-        return f"{how['domain']}: {part}spread {how['there']:.2f} SD, elsewhere {how['elsewhere']:.2f}"
-    return f"{how['domain']}: {part}mean {how['there']:+.2f} SD, elsewhere {how['elsewhere']:+.2f}"
+    there, elsewhere = how["there"], how["elsewhere"]
+    values = {
+        "share": f"{there:.0%}, elsewhere {elsewhere:.0%}",
+        "sd": f"spread {there:.2f} SD, elsewhere {elsewhere:.2f}",
+        "mean": f"mean {there:+.2f} SD, elsewhere {elsewhere:+.2f}",
+    }
+    return f"{how['domain']}: {part}{values[how['measure']]}"
 
 
 def _relation_of(column: Mapping[str, Any]) -> str:
@@ -106,57 +105,46 @@ def _relation_of(column: Mapping[str, Any]) -> str:
 
 def gaps_table(result: Result) -> Table:
     """ERM with each domain in training, and held out."""
-    scale, what = _scale(result)
-    digits = 1 if scale == 100 else 2
+    scale, what, digits = _scale(result)
     found = Table(["domain", f"ERM {what}, in training", "held out", "gap", "95 % interval"])
     for row in [*result["gaps"], result["average"]]:
-        inside, outside, gap, low, high = (scale * row[part] for part in _PARTS)
-        found.add(
-            row["name"],
-            f"{inside:.{digits}f}",
-            f"{outside:.{digits}f}",
-            f"{gap:+.{digits}f}",
-            f"{low:+.{digits}f} to {high:+.{digits}f}",
-        )
+        scores = (f"{scale * row[part]:.{digits}f}" for part in ("in_domain", "held_out"))
+        gap, low, high = (f"{scale * row[part]:+.{digits}f}" for part in ("gap", "low", "high"))
+        found.add(row["name"], *scores, gap, f"{low} to {high}")
     return found
 
 
-_PARTS = ("in_domain", "held_out", "gap", "low", "high")
-
-
-def _scale(result: Result) -> tuple[int, str]:
-    return (100, "accuracy %") if result["task"] == "classification" else (1, "error")
+def _scale(result: Result) -> tuple[int, str, int]:
+    """What scores are multiplied by, what they are, and their decimals."""
+    return (100, "accuracy %", 1) if result["task"] == "classification" else (1, "error", 2)
 
 
 def gap_seen(result: Result) -> bool:
     """Whether the interval of the average gap, as it is shown, lies above 0."""
-    scale, _ = _scale(result)
-    return bool(round(scale * result["average"]["low"], 1 if scale == 100 else 2) > 0)
+    scale, _, digits = _scale(result)
+    return bool(round(scale * result["average"]["low"], digits) > 0)
 
 
 def reading(result: Result, command: str = "shoal compare DATASET", without: str = "") -> list[str]:
     """What the numbers say, with p, and what to try.
 
-    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
+    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`;
+    either is a command line or a call of ``shoal.compare``.
     """
-    lines = [_verdict(result), *_of_labels(result), *_of_inputs(result), *_of_columns(result)]
-    lines += [*_of_relation(result), *_of_gap(result), *_of_gradients(result)]
+    parts = (_verdict, _of_labels, _of_inputs, _of_columns, _of_relation, _of_gap, _of_gradients)
+    lines = [line for part in parts for line in part(result)]
     lines += [_advice(result, command), *_dropping(result, without), *_limits(result)]
     return [clean(line) for line in lines]
 
 
-def _q(result: Result, name: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(q for q in result["questions"] if q["name"] == name)
-    return found
+def _q(result: Result, name: str) -> tuple[Mapping[str, Any], str]:
+    """A test, and its p in words."""
+    q = next(q for q in result["questions"] if q["name"] == name)
+    return q, f"p = {q['p']:.3f}, corrected {q['adjusted']:.3f}"
 
 
 def _alarm(result: Result, name: str) -> bool:
     return any(q["alarm"] for q in result["questions"] if q["name"] == name)
-
-
-def _sure(result: Result, name: str) -> str:
-    q = _q(result, name)
-    return f"p = {q['p']:.3f}, corrected {q['adjusted']:.3f}"
 
 
 def kinds(result: Result) -> list[str]:
@@ -169,10 +157,8 @@ def kinds(result: Result) -> list[str]:
     labels, within, relation = "labels" in alarms, "inputs within labels" in alarms, "relation" in alarms
     beyond = within or not labels
     inputs = bool(alarms & {"inputs", "columns"}) or (within and labels and not relation)
-    found = ["labels"] * labels
-    found += ["inputs"] * (beyond and inputs)
-    found += ["relation"] * (beyond and relation)
-    return found
+    seen = {"labels": labels, "inputs": beyond and inputs, "relation": beyond and relation}
+    return [kind for kind in seen if seen[kind]]
 
 
 KINDS = {
@@ -182,23 +168,21 @@ KINDS = {
 }
 
 
-def _verdict(result: Result) -> str:
-    if found := kinds(result):
-        return f"There is a shift: {', '.join(KINDS[kind] for kind in found)}."
-    if result["alarms"]:
-        return f"There is a shift, but of what kind cannot be told ({', '.join(result['alarms'])})."
+def _verdict(result: Result) -> list[str]:
     least = min(d["taken"] for d in result["domains"])
+    if found := kinds(result):
+        return [f"There is a shift: {', '.join(KINDS[kind] for kind in found)}."]
+    if result["alarms"]:
+        return [f"There is a shift, but of what kind cannot be told ({', '.join(result['alarms'])})."]
     if least < FEW:
-        return (
-            f"Cannot tell: no shift was seen, but the smallest domain has {least} examples, "
-            "with which only large ones could be."
-        )
-    return "No shift was seen. A small one may still be there."
+        few = f"the smallest domain has {least} examples, with which only large ones could be"
+        return [f"Cannot tell: no shift was seen, but {few}."]
+    return ["No shift was seen. A small one may still be there."]
 
 
 def _of_labels(result: Result) -> list[str]:
-    how = _sure(result, "labels")
-    if not _alarm(result, "labels"):
+    q, how = _q(result, "labels")
+    if not q["alarm"]:
         return [f"Labels: no significant difference of their shares ({how})."]
     effects = result["effects"]
     kind = "tenths of the labels" if result["task"] == "regression" else "labels"
@@ -210,17 +194,14 @@ def _of_labels(result: Result) -> list[str]:
 
 
 def _of_inputs(result: Result) -> list[str]:
-    inputs, within = _q(result, "inputs"), _alarm(result, "inputs within labels")
-    right = (
-        f"balanced accuracy {inputs['found']:.0%}, by chance {inputs['chance']:.0%} ± "
-        f"{inputs['deviation']:.0%} ({_sure(result, 'inputs')})"
-    )
-    if inputs["alarm"]:
-        lines = [f"Inputs: a probe predicts the domain of held-out examples: {right}."]
-    else:
+    q, how = _q(result, "inputs")
+    chance = f"by chance {q['chance']:.0%} ± {q['deviation']:.0%} ({how})"
+    right = f"balanced accuracy {q['found']:.0%}, {chance}"
+    lines = [f"Inputs: a probe predicts the domain of held-out examples: {right}."]
+    if not q["alarm"]:
         lines = [f"Inputs: a probe does not tell the domains apart: {right}. What it cannot see may differ."]
-    how = _sure(result, "inputs within labels")
-    if within:
+    within, how = _q(result, "inputs within labels")
+    if within["alarm"]:
         lines.append(f"Given the label, the inputs differ too ({how}): it is not label shift alone.")
     elif _alarm(result, "labels"):
         lines.append(f"Given the label, no difference was seen ({how}): label shift may be all there is.")
@@ -230,7 +211,7 @@ def _of_inputs(result: Result) -> list[str]:
 def _of_columns(result: Result) -> list[str]:
     if not result["columns"]:
         return []
-    how, count = _sure(result, "columns"), len(result["columns"])
+    how, count = _q(result, "columns")[1], len(result["columns"])
     if not (found := named(result, "differs")):
         return [f"Columns: none of {count} was seen to differ between domains by itself ({how})."]
     some = "; ".join(f"{c['name']!r} ({_how(c)})" for c in found[:3])
@@ -240,19 +221,15 @@ def _of_columns(result: Result) -> list[str]:
 
 
 def _of_relation(result: Result) -> list[str]:
-    overlap = result["effects"]["overlap"]
+    overlap, (q, how) = result["effects"]["overlap"], _q(result, "relation")
     if not result["settings"]["relation_tested"]:
         return [
             f"Relation: cannot tell whether P(label | inputs) changes. The domains hardly overlap: the "
             f"inputs reveal the domain of all but about {overlap:.0%} of the examples."
         ]
-    how = _sure(result, "relation")
-    little = (
-        f" The domains hardly overlap (about {overlap:.0%} of the examples), so little could show it."
-        if overlap < OVERLAP
-        else ""
-    )
-    if not _alarm(result, "relation"):
+    little = f" The domains hardly overlap (about {overlap:.0%} of the examples), so little could show it."
+    little *= overlap < OVERLAP
+    if not q["alarm"]:
         return [f"Relation: no significant change of P(label | inputs) between domains ({how}).{little}"]
     if "relation" not in kinds(result):
         return [f"Relation: P(label | inputs) differs ({how}), as it does under label shift alone."]
@@ -261,112 +238,101 @@ def _of_relation(result: Result) -> list[str]:
     if found := named(result, "changes"):
         some = "; ".join(f"{c['name']!r} {_relation_of(c)} (p = {c['relation_p']:.3f})" for c in found[:3])
         more = f" And {len(found) - 3} more." if len(found) > 3 else ""
-        lines.append(
-            f"Columns whose relation to the label changes (p corrected for all columns): {some}.{more}"
-        )
+        changes = "Columns whose relation to the label changes (p corrected for all columns)"
+        lines.append(f"{changes}: {some}.{more}")
     elif result["columns"]:
         lines.append("No single column accounts for it.")
     return lines
 
 
 def _span(result: Result, gap: Mapping[str, Any]) -> str:
-    scale, _ = _scale(result)
-    unit, digits = (" points", ".1f") if scale == 100 else ("", ".2f")
-    size, low, high = (f"{round(scale * gap[k], 2) + 0.0:{digits}}" for k in ("gap", "low", "high"))
-    return f"{size}{unit} (95 % interval {low} to {high})"
+    scale, _, digits = _scale(result)
+    size, low, high = (f"{round(scale * gap[k], 2) + 0.0:.{digits}f}" for k in ("gap", "low", "high"))
+    return f"{size}{' points' * (scale == 100)} (95 % interval {low} to {high})"
 
 
 def _of_gap(result: Result) -> list[str]:
-    average, q = result["average"], _q(result, "held-out")
+    q, how = _q(result, "held-out")
     worst = max(result["gaps"], key=lambda g: g["gap"])
     seen = "" if gap_seen(result) else "not distinguishable from 0, "
-    lines = [
-        f"Generalization gap of ERM: {seen}{_span(result, average)} on average over held-out domains; "
-        f"largest in {worst['name']!r}, {_span(result, worst)}."
-    ]
+    average = f"{seen}{_span(result, result['average'])} on average over held-out domains"
+    line = f"Generalization gap of ERM: {average}; largest in {worst['name']!r}, {_span(result, worst)}."
+    if not q["alarm"]:
+        same = "For kernel ridge regression, held-out domains are not significantly harder"
+        return [line, f"{same} ({how})."]
     times = q["found"] / q["chance"] if q["chance"] > 0 else 1.0
-    how = _sure(result, "held-out")
-    if q["alarm"]:
-        lines.append(
-            f"The error of kernel ridge regression is {times:.3g} times as large on whole held-out domains "
-            f"as on as many held-out examples from all domains ({how})."
-        )
-    else:
-        lines.append(f"For kernel ridge regression, held-out domains are not significantly harder ({how}).")
-    return lines
+    return [
+        line,
+        f"The error of kernel ridge regression is {times:.3g} times as large on whole held-out domains "
+        f"as on as many held-out examples from all domains ({how}).",
+    ]
 
 
 def _of_gradients(result: Result) -> list[str]:
     lines = []
-    for when in ("at the start", "after training"):
-        name, found = f"gradients {when}", result["gradients"][when]
-        how = _sure(result, name)
+    for when in WHEN:
+        found, (q, how) = result["gradients"][when], _q(result, f"gradients {when}")
         numbers = (
             f"mean cosine {found['mean']:.2f} between domains, {found['by_chance']:.2f} between random "
             f"groups; lowest pair {found['pair'][0]!r} and {found['pair'][1]!r} at {found['pair_cosine']:.2f}"
         )
-        if not _alarm(result, name):
-            says = f"not significantly less agreement than between random groups ({how})"
+        if not q["alarm"]:
+            answer = "not significantly less agreement than between random groups"
         elif found["conflicting"]:
-            who = _listed([repr(d) for d in found["conflicting"]])
-            says = f"less agreement with the others than by chance: {who} ({how})"
+            domains = _listed([repr(d) for d in found["conflicting"]])
+            answer = f"less agreement with the others than by chance: {domains}"
         else:
-            says = f"less agreement than by chance, of no domain in particular ({how})"
-        lines.append(f"Gradients {when}: {numbers}; {says}.")
+            answer = "less agreement than by chance, of no domain in particular"
+        lines.append(f"Gradients {when}: {numbers}; {answer} ({how}).")
     return lines
 
 
 def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more
 
 
+def _comparing(command: str, algorithms: str) -> str:
+    if command.startswith("shoal.compare("):
+        return f"{command[:-1]}, algorithms={algorithms.split()})"
+    return f"{command} --algorithms {algorithms}"
+
+
 def _advice(result: Result, command: str) -> str:
-    found, average = kinds(result), result["average"]
-    scale, _ = _scale(result)
-    gap = gap_seen(result) and average["gap"] > (LARGE if scale == 100 else 0)
-    span = _span(result, average)
+    found, average, span = kinds(result), result["average"], _span(result, result["average"])
+    gap = gap_seen(result) and average["gap"] > (LARGE if result["task"] == "classification" else 0)
     if not result["alarms"] and not gap:
-        return f"Try: plain ERM. If a new domain may be unlike these: {command} --algorithms erm vrex fish"
+        check = _comparing(command, "erm vrex fish")
+        return f"Try: plain ERM. If a new domain may be unlike these: {check}"
     if found == ["labels"]:
-        known = (
-            "rescale the predicted probabilities to the class shares of the new domain, or weight classes in "
-            "the loss"
-            if result["task"] == "classification"
-            else "recalibrate the predictions to the level of the new domain"
-        )
+        known = "recalibrate the predictions to the level of the new domain"
+        if result["task"] == "classification":
+            known = "rescale the predicted probabilities to the class shares of the new domain, or weight "
+            known += "classes in the loss"
         return (
             f"Try: only the shares of labels were seen to differ, so {known}. Domain generalization does not "
-            f"address this. To check plain ERM: {command} --algorithms erm"
+            f"address this. To check plain ERM: {_comparing(command, 'erm')}"
         )
     unclear = not gap and _alarm(result, "held-out") and average["high"] > LARGE
     if not gap and not unclear:
-        size = (
-            "shows a generalization gap too small to matter"
-            if average["high"] <= LARGE
-            else "shows no generalization gap that could be told from 0, though a large one is not excluded"
-        )
-        return f"Try: plain ERM, which {size}: {span}. To check: {command} --algorithms erm coral vrex"
-    conflicts = [w for w in ("at the start", "after training") if _alarm(result, f"gradients {w}")]
-    how = (
-        f"gradients conflict {' and '.join(conflicts)}" if conflicts else "no conflict of gradients was seen"
-    )
-    chosen = "erm fish fish:regrouped vrex coral" if conflicts else "erm coral vrex groupdro"
+        size = "no generalization gap that could be told from 0, though a large one is not excluded"
+        size = "a generalization gap too small to matter" if average["high"] <= LARGE else size
+        check = _comparing(command, "erm coral vrex")
+        return f"Try: plain ERM, which shows {size}: {span}. To check: {check}"
+    conflicts = [when for when in WHEN if _alarm(result, f"gradients {when}")]
+    how, chosen = "no conflict of gradients was seen", "erm coral vrex groupdro"
+    if conflicts:
+        how, chosen = f"gradients conflict {' and '.join(conflicts)}", "erm fish fish:regrouped vrex coral"
     relation = (
         " Where P(label | inputs) itself changes, no method knows what it will be in the next domain: find "
         "out why (another instrument, another definition of the label)."
-        if "relation" in found
-        else ""
     )
-    size = (
-        f"the generalization gap of ERM is uncertain, {span}, but held-out domains are harder for kernel "
-        "ridge regression,"
-        if unclear
-        else f"the generalization gap is {span}"
-    )
+    harder = "but held-out domains are harder for kernel ridge regression,"
+    uncertain = f"the generalization gap of ERM is uncertain, {span}, {harder}"
+    size = uncertain if unclear else f"the generalization gap is {span}"
     return (
-        f"Try: {size} and {how}: {command} --algorithms {chosen}. On ordinary "
-        f"shifts nothing beats ERM reliably (docs/comparison.md), so compare first.{relation}"
+        f"Try: {size} and {how}: {_comparing(command, chosen)}. On ordinary shifts nothing beats ERM "
+        f"reliably (docs/comparison.md), so compare first.{relation * ('relation' in found)}"
     )
 
 
@@ -384,9 +350,8 @@ def _dropping(result: Result, without: str) -> list[str]:
     names = to_drop(result)
     if not names or len(names) == len(result["columns"]):
         return []
-    listed = _listed([repr(n) for n in names])
     how = f": {without}" if without and result["table"] else ""
-    return [f"Try also without {listed}{how}"]
+    return [f"Try also without {_listed([repr(n) for n in names])}{how}"]
 
 
 def _limits(result: Result) -> list[str]:
@@ -405,9 +370,8 @@ def _limits(result: Result) -> list[str]:
     if result["not_drawn"]:
         lines.append(f"{result['not_drawn']:,} more domains were not drawn; another seed draws others.")
     if small:
-        names = ", ".join(f"{name} ({size})" for name, size in list(small.items())[:SHOWN])
-        more = f" and {len(small) - SHOWN:,} more" if len(small) > SHOWN else ""
-        lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}{more}.")
+        names = _listed([f"{name} ({size})" for name, size in small.items()])
+        lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}.")
     if result["overlapping"]:
         lines.append("Examples in several domains count in the smallest of them.")
     return lines
@@ -415,16 +379,11 @@ def _limits(result: Result) -> list[str]:
 
 def text(result: Result, command: str = "shoal compare DATASET", without: str = "", width: int = 100) -> str:
     """Tables and reading for a terminal."""
-    lines = [
-        line
-        for said in reading(result, command, without)
-        for line in textwrap.wrap(said, width, initial_indent="- ", subsequent_indent="  ", **_WRAP)
-    ]
-    tables = [domains_table(result), questions_table(result), columns_table(result), gaps_table(result)]
-    return "\n".join(["\n\n".join(t.text() for t in tables if t), "", *lines])
-
-
-_WRAP: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    wrap = textwrap.TextWrapper(
+        width, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    lines = [wrap.fill(line) for line in reading(result, command, without)]
+    return "\n".join(["\n\n".join(table.text() for table in tables(result)), "", *lines])
 
 
 def figure(result: Result, title: str = "") -> Any:
@@ -436,13 +395,13 @@ def figure(result: Result, title: str = "") -> Any:
         made.suptitle(_plain(clean(title)), fontsize=12)
     (labels, probe), (gap, cosines) = made.subplots(2, 2)
     _label_axes(labels, result, names)
-    chance = 1 / len(names)
-    guessed = f"domain predicted by the probe (chance {chance:.0%})"
-    _matrix(probe, result["confusion"], names, guessed, "Blues", (0, 1), "{:.0%}", ("predicted", "domain"))
+    guessed = f"domain predicted by the probe (chance {1 / len(names):.0%})"
+    _matrix(probe, result["confusion"], names, guessed, "Blues", "{:.0%}")
+    probe.set(xlabel="predicted", ylabel="domain")
     _gap_axes(gap, result)
     agreement = result["gradients"]["after training"]
     agree = f"cosines of gradients after training (mean {agreement['mean']:.2f})"
-    _matrix(cosines, agreement["matrix"], names, agree, "RdBu", (-1, 1), "{:.2f}", ("", ""))
+    _matrix(cosines, agreement["matrix"], names, agree, "RdBu", "{:.2f}")
     return made
 
 
@@ -499,7 +458,7 @@ def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:
 
 
 def _gap_axes(axes: Any, result: Result) -> None:
-    scale, what = _scale(result)
+    scale, what, _ = _scale(result)
     rows = [*result["gaps"], result["average"]]
     for place, row in enumerate(rows):
         low, high = (scale * abs(row["gap"] - row[end]) for end in ("low", "high"))
@@ -515,23 +474,14 @@ def _gap_axes(axes: Any, result: Result) -> None:
 
 
 def _matrix(
-    axes: Any,
-    values: Sequence[Sequence[float]],
-    names: Sequence[str],
-    title: str,
-    colours: str,
-    limits: tuple[float, float],
-    form: str,
-    sides: tuple[str, str],
+    axes: Any, values: Sequence[Sequence[float]], names: Sequence[str], title: str, colours: str, form: str
 ) -> None:
-    axes.imshow(np.array(values), cmap=colours, vmin=limits[0], vmax=limits[1], aspect="auto")
+    low = -1 if colours == "RdBu" else 0
+    axes.imshow(np.array(values), cmap=colours, vmin=low, vmax=1, aspect="auto")
     turned = sum(map(len, names)) > 48
     axes.set_xticks(range(len(names)), names, rotation=30 * turned, ha="right" if turned else "center")
     axes.set_yticks(range(len(names)), names)
     axes.set_title(title, fontsize=10)
-    axes.set(xlabel=sides[0], ylabel=sides[1])
-    for row, line in enumerate(values):
-        for column, value in enumerate(line):
-            dark = abs(value) > 0.5
-            colour = "white" if dark else "#333333"
-            axes.text(column, row, form.format(value), ha="center", va="center", fontsize=8, color=colour)
+    for (row, column), value in np.ndenumerate(np.array(values)):
+        colour = "white" if abs(value) > 0.5 else "#333333"
+        axes.text(column, row, form.format(value), ha="center", va="center", fontsize=8, color=colour)

@@ -38,22 +38,13 @@ MOST = 8
 THIN = 5
 """Runs shown behind a mean."""
 LINES = ("solid", "dashed")
-STYLE: dict[Any, Any] = {
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "font.size": 9,
-    "legend.fontsize": 8,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "shoal",
-}
+STYLE: dict[Any, Any] = dict.fromkeys(
+    ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK
+) | {"axes.titlesize": 9.5, "axes.labelsize": 9, "font.size": 9, "legend.fontsize": 8}
+STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "shoal"}
 
 Runs = Sequence[tuple[Sequence[float], Sequence[float | None]]]
-"""One (steps, values) a run."""
+"""One (steps, values) per run."""
 
 
 def unit(metric: str | None) -> tuple[float, str]:
@@ -67,6 +58,7 @@ def short(name: object, longest: int = LONGEST) -> str:
 
 
 def _style() -> Any:
+    _figure(1, 1)  # says what to install
     from matplotlib import rc_context
 
     return rc_context(STYLE)
@@ -89,31 +81,21 @@ def curves(
 ) -> Figure:
     """A curve for every name: the mean over its runs, and a few of these thin behind it.
 
-    Of several runs the mean goes as far as all of them do. Names in ``dashed`` are those of domains that
-    were trained on; ``limits`` are the lowest and highest value to show.
+    Of several runs the mean goes as far as all of them do. Names in ``dashed`` are those of training
+    domains; ``limits`` are the lowest and highest value to show.
     """
-    _figure(1, 1)
     scale, label = unit(metric)
     with _style():
-        shown = list(lines)[:MOST]
         figure, axes = _panel(2.05 + 0.17 * -(-min(len(lines), MOST + 1) // 2))
-        for number, name in enumerate(shown):
+        for number, name in enumerate(list(lines)[:MOST]):
             colour, style = PALETTE[number % len(PALETTE)], LINES[name in dashed]
             runs = [_finite(*run) for run in lines[name]]
             for steps, values in runs[:THIN] if len(runs) > 1 else []:
-                axes.plot(steps, [scale * v for v in values], color=colour, alpha=0.3, linewidth=0.7)
+                axes.plot(steps, np.multiply(scale, values), color=colour, alpha=0.3, linewidth=0.7)
             steps, values = _mean(runs)
-            mark = "o" if len(steps) == 1 else None
-            axes.plot(
-                steps,
-                [scale * v for v in values],
-                color=colour,
-                linestyle=style,
-                marker=mark,
-                markersize=4,
-                linewidth=1.7,
-                label=short(name),
-            )
+            look: dict[str, Any] = {"marker": "o" if len(steps) == 1 else None, "markersize": 4}
+            look |= {"color": colour, "linestyle": style, "linewidth": 1.7, "label": short(name)}
+            axes.plot(steps, np.multiply(scale, values), **look)
         if len(lines) > MOST:
             axes.plot([], [], color="none", label=f"… {len(lines) - MOST:,} more")
         axes.set(xlabel="step", ylabel=label)
@@ -143,25 +125,17 @@ def matrix(names: Sequence[str], values: Sequence[Sequence[float | None]], title
 
     Of more than ten domains there are no numbers, of more than 25 no names.
     """
-    _figure(1, 1)
-    from matplotlib import colormaps
-
     with _style():
         size = len(names)
         figure, axes = _panel(WIDTH if size > 4 else 3.3)
         grid = np.array([[math.nan if v is None else v for v in row] for row in values], dtype=float)
         if size:
             axes.pcolormesh(grid, cmap="RdBu_r", vmin=-1, vmax=1, edgecolors="none", rasterized=size > 12)
-        for i in range(size if size <= 10 else 0):
-            for j in range(size):
-                if math.isfinite(grid[i, j]):
-                    shade = colormaps["RdBu_r"]((grid[i, j] + 1) / 2)[:3]
-                    light = float(np.dot(shade, (0.3, 0.59, 0.11))) > 0.5
-                    text, ink = (
-                        f"{grid[i, j]:.2f}",
-                        "#111111" if light else "#ffffff",
-                    )  # black would be left to the page
-                    axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", color=ink, fontsize=7.5)
+        for (i, j), value in np.ndenumerate(grid) if size <= 10 else ():
+            if math.isfinite(value):
+                ink = "#ffffff" if abs(value) > 0.6 else "#111111"  # black would be left to the page
+                look = {"ha": "center", "va": "center", "color": ink, "fontsize": 7.5}
+                axes.text(j + 0.5, i + 0.5, f"{value:.2f}", **look)
         places = [n + 0.5 for n in range(size)]
         shown = [short(n) for n in names] if size <= 25 else [""] * size
         axes.set_xticks(places, shown, rotation=90 if size > 4 else 0)
@@ -190,9 +164,11 @@ def svg(figure: Figure, title: str, name: str) -> str:
         figure.savefig(file, format="svg", transparent=True)
     root = ElementTree.fromstring(file.getvalue())
     _bare(root)
-    used = {link for e in root.iter() for link in _links(e)}
+    values = [value for e in root.iter() for value in e.attrib.values()]
+    used = {link for value in values for link in _LINKS.findall(value)}
+    used |= {value[1:] for value in values if value.startswith("#")}
     for element in root.iter():
-        _adapted(element, used, name)
+        _adapt(element, used, name)
     for size in ("width", "height", "version"):
         root.attrib.pop(size, None)
     root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "class": "plot"}
@@ -215,27 +191,22 @@ def _bare(element: ElementTree.Element) -> None:
             element.remove(child)
 
 
-def _links(element: ElementTree.Element) -> list[str]:
-    found = [link for value in element.attrib.values() for link in _LINKS.findall(value)]
-    href = element.get("href", "")
-    return [*found, href[1:]] if href.startswith("#") else found
-
-
-def _adapted(element: ElementTree.Element, used: set[str], name: str) -> None:
-    given = element.attrib
-    if given.get("id") not in used:
-        given.pop("id", None)
-    for key, value in given.items():
+def _adapt(element: ElementTree.Element, used: set[str], name: str) -> None:
+    """Ids that are used, and begin with ``name``; the page's colours and font; short numbers."""
+    own = element.attrib
+    if own.get("id") not in used:
+        own.pop("id", None)
+    for key, value in own.items():
         if key == "id":
-            given[key] = f"{name}-{value}"
+            value = f"{name}-{value}"
         elif key == "href" and value.startswith("#"):
-            given[key] = f"#{name}-{value[1:]}"
+            value = f"#{name}-{value[1:]}"
         elif key == "style":
             for colour, ours in ON_PAGE.items():
                 value = value.replace(colour, ours)
-            given[key] = _FONT.sub(r"font-size: \2", value)
+            value = _FONT.sub(r"font-size: \2", value)
         elif key in _PLACES and "scale" not in value:
-            given[key] = " ".join(_LONG.sub(lambda m: f"{float(m[0]):.1f}", value).split())
-        given[key] = _LINKS.sub(rf"url(#{name}-\1)", given[key])
-    if element.tag == "text" and "fill" not in given.get("style", ""):
-        given["style"] = "fill: currentColor; " + given.get("style", "")
+            value = " ".join(_LONG.sub(lambda m: f"{float(m[0]):.1f}", value).split())
+        own[key] = _LINKS.sub(rf"url(#{name}-\1)", value)
+    if element.tag == "text" and "fill" not in own.get("style", ""):
+        own["style"] = "fill: currentColor; " + own.get("style", "")

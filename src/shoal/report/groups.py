@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, judged, row_of
-from shoal.experiments.results import spread
+from shoal.experiments.record import RunRecord, judged
 from shoal.experiments.selection import lower_is_better
-from shoal.terminal import clean
+from shoal.experiments.statistics import mean_of, spread
 
 NAMED = 6
 """Names in a sentence."""
@@ -26,7 +24,7 @@ ONCE = {"eval_every": None}
 ASIDE = ("eval_every", "eval_limit", "digest")
 """Runs that differ in these are shown apart, but more telling differences name them."""
 Kept = tuple[Path, Mapping[str, Any]]
-"""The result of a comparison, and the folder it lies in."""
+"""The folder of a comparison, and its result."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,15 @@ class Group:
     chosen: frozenset[str] = frozenset()
     """Identities of runs; empty where nothing was chosen."""
     rule: str = ""
-    """How settings were chosen, in words."""
+    """How hyperparameters were chosen, in words."""
     apart: str = ""
     """What tells these runs from others of the dataset."""
     planned: bool = False
     """Whether ``result`` is of `shoal compare`, which knows what was to be run."""
 
 
-@dataclass(frozen=True)
-class Trouble:
-    """What is no record but belongs to the story."""
+class Trouble(NamedTuple):
+    """What is no record but a reader must know."""
 
     words: str
     more: str = ""
@@ -93,18 +90,17 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
         tried, metric = result.get("search", 1), result.get("metric") or "score"
         rule = (
             f"For each algorithm and seed, the step with the best validation {metric} in the training "
-            f"domains was taken{f', of {tried} settings tried' if tried > 1 else ''}."
+            f"domains was taken{f', of {tried} hyperparameters tried' if tried > 1 else ''}."
         )
-        chosen = _chosen(result["trials"], mine)
-        groups.append(Group("comparison", result, mine, chosen, rule, apart=str(folder), planned=True))
+        groups.append(
+            Group("comparison", result, mine, _chosen(result["trials"], mine), rule, str(folder), True)
+        )
     left = [r for r in runs if id(r) not in taken]
-    order = {"comparison": 0, "sweep": 0, "runs": 1}
-    rest = [replace(_group(part), apart=apart) for apart, part in split_up(left)] if left else []
-    found = sorted([*groups, *rest], key=lambda g: order[g.kind])
-    datasets = [g.result["dataset"] for g in found]
+    groups += [replace(_group(part), apart=apart) for apart, part in split_up(left)]
+    groups.sort(key=lambda g: g.kind == "runs")
+    names = [g.result["dataset"] for g in groups]
     return [
-        replace(g, apart=(g.apart or g.kind) if datasets.count(g.result["dataset"]) > 1 else "")
-        for g in found
+        replace(g, apart=(g.apart or g.kind) if names.count(g.result["dataset"]) > 1 else "") for g in groups
     ]
 
 
@@ -116,8 +112,8 @@ def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
         return result
     lower = result["lower_is_better"]
     rows = _completed(result["rows"], lower)
-    about = None if result.get("runs_missing") else compare.recommendation(rows, lower)
-    return {**result, "rows": rows, "criterion": "mean", "recommendation": about}
+    recommendation = None if result.get("runs_missing") else compare.recommendation(rows, lower)
+    return {**result, "rows": rows, "criterion": "mean", "recommendation": recommendation}
 
 
 def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str, Any]]:
@@ -138,8 +134,7 @@ def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
         return run.identity in own
     return (
         folder in Path(run.path).parents
-        and config.dataset == result["dataset"]
-        and config.steps == result["steps"]
+        and (config.dataset, config.steps) == (result["dataset"], result["steps"])
         and not config.protocol
         and config.seed in result["seeds"]
         and compare.named(config.data_options.get("test", result["left_out"][0])) in result["left_out"]
@@ -153,14 +148,14 @@ def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 
     parts: dict[str, tuple[dict[str, Any], list[Run]]] = {}
     for run in runs:
-        what = _fixed(run.record.config)
-        parts.setdefault(json.dumps(what, sort_keys=True, default=str), (what, []))[1].append(run)
+        fixed = _fixed(run.record.config)
+        parts.setdefault(json.dumps(fixed, sort_keys=True, default=str), (fixed, []))[1].append(run)
     for key, (mine, part) in list(parts.items()):
         if baselines.is_one(part[0].record.config):  # they are measured once, at their end
             alike = [k for k, (other, _) in parts.items() if k != key and other | ONCE == mine | ONCE]
             if len(alike) == 1:
                 parts[alike[0]][1].extend(parts.pop(key)[1])
-    datasets = list(dict.fromkeys(what["dataset"] for what, _ in parts.values()))
+    datasets = list(dict.fromkeys(fixed["dataset"] for fixed, _ in parts.values()))
     found = []
     for mine, part in parts.values():
         others = [other for other, _ in parts.values() if other["dataset"] == mine["dataset"]]
@@ -175,9 +170,9 @@ def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
 def _fixed(config: RunConfig) -> dict[str, Any]:
     """What a comparison does not vary, with the options of data and model by their own names.
 
-    Methods that take other numbers of minibatches a step are comparable where they see as many in all.
+    Methods that take other numbers of minibatches per step are comparable where they see as many in all.
     """
-    found = {k: v for k, v in vars(config).items() if k not in APART}
+    found = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in APART}
     data, model = (dict(found.pop(part)) for part in ("data_options", "model_options"))
     data.pop("test", None)
     if data.get("seed") == config.seed:
@@ -191,30 +186,28 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
 
 def _group(runs: Sequence[Run]) -> Group:
     """Runs that differ in what a comparison varies, compared if they can be."""
-    if all(r.record.config.protocol for r in runs):
-        return _sweep(runs)
-    if not _comparable(runs):
-        return Group("runs", means(runs), runs)
     from shoal.experiments import compare
 
     records = [r.record for r in runs]
+    if all(r.config.protocol for r in records):
+        return _sweep(runs)
+    if not _comparable(records):
+        return Group("runs", means(runs), runs)
     erm = [r.config.name for r in records if r.config.algorithm == compare.BASELINE and not r.config.draw]
     baseline = erm[0] if erm and compare.BASELINE not in erm else compare.BASELINE  # it may be called "ERM"
-    planned = [*(r.config for r in records), *_holes(r.config for r in records)]
-    result = compare.results(planned, records, baseline)
+    configs = [r.config for r in records]
+    result = compare.results([*configs, *_holes(configs)], records, baseline)
     numbers = sorted({t["tried"] for t in result["trials"]})
-    many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-    metric = result["metric"] or "score"
-    steps = " or ".join(sorted({r.record.rule for r in runs}))
-    rule = f"The step of a run: {steps}."
+    rule = f"The step of a run: {' or '.join(sorted({r.rule for r in records}))}."
     if note := next((n for r in records if (n := r.notes.get("validation"))), None):
         rule += f" Validation is {note}."
     elif others := list(dict.fromkeys(name for r in records for name in strange(r))):
         rule += f" Validation is of domains that were not trained on: {listed(others)}."
     if numbers[-1] > 1:
+        many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
         rule = (
-            f"Of the runs of an algorithm, seed and domain left out ({many}), the one with the best "
-            f"validation {metric} was taken. {rule}"
+            f"Of the runs of an algorithm, seed and held-out domain ({many}), the one with the best "
+            f"validation {result['metric'] or 'score'} was taken. {rule}"
         )
     return Group("comparison", result, runs, _chosen(result["trials"], runs), rule)
 
@@ -227,54 +220,52 @@ def strange(record: RunRecord) -> list[str]:
 
 
 def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
-    """The identities of the runs that trials name by their settings."""
+    """The identities of the runs that trials chose; earlier versions name them by their settings alone."""
     from shoal.experiments import compare
 
-    def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, left_out: Any) -> str:
-        return json.dumps([algorithm, seed, dict(settings), lr, left_out], sort_keys=True, default=str)
+    def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, held_out: Any) -> str:
+        return json.dumps([algorithm, seed, dict(settings), lr, held_out], sort_keys=True, default=str)
 
-    wanted = set()
-    for t in trials:
-        if t.get("chosen") is not None:
-            parts = (t["algorithm"], t["seed"], t["settings"], t["lr"])
-            wanted |= {key(*parts, t["left_out"]), key(*parts, None)}
-    found = set()
-    for run in runs:
-        config = run.record.config
-        lr, place = config.optimizer_options.get("lr"), config.data_options.get("test")
-        left_out = None if place is None else compare.named(place)
-        if key(config.name, config.seed, config.settings, lr, left_out) in wanted:
+    chosen = [t for t in trials if t.get("chosen") is not None]
+    found = {t["run"] for t in chosen if "run" in t}
+    old = [
+        (t["algorithm"], t["seed"], t["settings"], t["lr"], t["left_out"]) for t in chosen if "run" not in t
+    ]
+    wanted = {key(*parts[:4], held_out) for parts in old for held_out in (parts[4], None)}
+    for run in runs if wanted else ():
+        config, test = run.record.config, run.record.config.data_options.get("test")
+        parts = (config.name, config.seed, config.settings, config.optimizer_options.get("lr"))
+        if key(*parts, None if test is None else compare.named(test)) in wanted:
             found.add(run.identity)
     return frozenset(found)
 
 
 def _holes(configs: Iterable[RunConfig]) -> list[RunConfig]:
-    """What would have to be run for every algorithm to have the same seeds and domains left out."""
-    found: dict[str, dict[tuple[Any, int], RunConfig]] = {}
+    """What would have to be run for every algorithm to have the same seeds and held-out domains."""
+    found: dict[str, dict[tuple[str, int], RunConfig]] = {}
     for config in configs:
-        place = config.data_options.get("test")
-        found.setdefault(config.name, {})[json.dumps(place), config.seed] = config
-    cells = dict.fromkeys(cell for own in found.values() for cell in own)
-    places, seeds = dict.fromkeys(p for p, _ in cells), dict.fromkeys(s for _, s in cells)
+        test = json.dumps(config.data_options.get("test"))
+        found.setdefault(config.name, {})[test, config.seed] = config
+    tests = dict.fromkeys(test for own in found.values() for test, _ in own)
+    seeds = dict.fromkeys(seed for own in found.values() for _, seed in own)
     holes = []
     for own in found.values():
         first = next(iter(own.values()))
-        for place in places:
-            test = {} if place == "null" else {"test": json.loads(place)}
-            options = {k: v for k, v in first.data_options.items() if k != "test"} | test
-            holes += [replace(first, seed=s, data_options=options) for s in seeds if (place, s) not in own]
+        for test in tests:
+            options = {k: v for k, v in first.data_options.items() if k != "test"}
+            options |= {} if test == "null" else {"test": json.loads(test)}
+            holes += [replace(first, seed=s, data_options=options) for s in seeds if (test, s) not in own]
     return holes
 
 
-def _comparable(runs: Sequence[Run]) -> bool:
+def _comparable(records: Sequence[RunRecord]) -> bool:
     """Whether there are several algorithms, all with a score on validation and on test."""
-    records = [r.record for r in runs]
-    splits = [set(m["scores"]) for r in records for m in r.history]
+    scores = [m["scores"] for r in records for m in r.history]
     return (
         len({r.config.name for r in records}) > 1
-        and bool(splits)
-        and all({"validation", "test"} <= s for s in splits)
-        and all(None not in m["scores"]["validation"]["domains"].values() for r in records for m in r.history)
+        and bool(scores)
+        and all({"validation", "test"} <= set(s) for s in scores)
+        and all(None not in s["validation"]["domains"].values() for s in scores)
         and all("lr" in r.config.optimizer_options for r in records)
     )
 
@@ -283,53 +274,42 @@ def _sweep(runs: Sequence[Run]) -> Group:
     """By training-domain validation, in the form of a comparison."""
     from shoal.experiments import compare, selection
 
+    records = [r.record for r in runs]
     try:
-        found = selection.sweep([r.record.config for r in runs], [r.record for r in runs])
-        result = selection.results(found, runs[0].record.config.dataset)
+        planned = selection.sweep([r.config for r in records], records)
+        found = selection.results(planned, records[0].config.dataset)
     except (InputError, LookupError):
         return Group("runs", means(runs), runs)
-    if not result["left_out"]:
+    if not found["left_out"]:
         return Group("runs", means(runs), runs)
-    metric = result["metric"]
-    scored = {(c["algorithm"], c["left_out"], c["trial"]): c for c in result["choices"]}
-    names, trials = result["left_out"], result["trials"]
-    every = [
-        {"algorithm": a, "left_out": n, "seed": t, "chosen": None, "status": "missing", "diverged": 0}
-        | (
-            {k: c[k] for k in ("status", "diverged")} | {"test": c["score"]}
-            if (c := scored.get((a, n, t)))
-            else {}
-        )
-        for a in (row["algorithm"] for row in result["rows"])
-        for n in names
-        for t in trials
+    lower = found["metric"] is not None and lower_is_better(found["metric"])
+    rows = [
+        {**row, "rank": None, "runs_diverged": row["diverged"]} for row in _completed(found["rows"], lower)
     ]
-    rows = [compare._row(row["algorithm"], every, names, trials, metric, {}) for row in result["rows"]]
-    lower = metric is not None and lower_is_better(metric)
-    rows = _completed(rows, lower)
-    compare._rank(rows, metric)
-    picked = {(c["algorithm"], c["left_out"], c["trial"], c["draw"]) for c in result["choices"]}
-    keys = {r.identity: selection.key_of(r.record.config) for r in runs}
-    chosen = frozenset(
-        i
-        for i, k in keys.items()
-        if len(k.left_out) == 1 and (k.algorithm, *k.left_out, k.trial, k.draw) in picked
-    )
-    content = {
-        "dataset": result["dataset"],
-        "metric": metric,
+
+    def worth(row: Mapping[str, Any]) -> float:
+        mean = row["average"]["mean"]
+        return math.inf if mean is None else mean if lower else -mean
+
+    whole = [row for row in rows if None not in row["average"]["values"]]
+    for row in whole:
+        row["rank"] = 1 + sum(worth(other) < worth(row) - 1e-12 for other in whole)
+    rows.sort(key=lambda row: (row["rank"] is None, row["rank"], worth(row)))
+    picked = {(c["algorithm"], (c["left_out"],), c["trial"], c["draw"]) for c in found["choices"]}
+    chosen = frozenset(r.identity for r in runs if selection.key_of(r.record.config)[1:] in picked)
+    result = found | {
         "lower_is_better": lower,
         "baseline": next((r["algorithm"] for r in rows if r["algorithm"] == compare.BASELINE), None),
-        "recommendation": None if result["missing"] else compare.recommendation(rows, lower),
-        "left_out": names,
-        "seeds": trials,
+        "recommendation": None if found["missing"] else compare.recommendation(rows, lower),
+        "seeds": found["trials"],
+        "trials": [],
         "rows": rows,
         "runs": len(runs),
-        "runs_missing": len(result["missing"]),
-        "missing": result["missing"],
+        "runs_missing": len(found["missing"]),
     }
-    draws = f"{result['draws']} trial{'s' * (result['draws'] != 1)} of a random search"
-    return Group("sweep", content, runs, chosen, f"Settings and step: {result['words']}, among {draws}.")
+    trials = f"{found['draws']} trial{'s' * (found['draws'] != 1)} of a random search"
+    rule = f"Hyperparameters and step: {found['words']}, among {trials}."
+    return Group("sweep", result, runs, chosen, rule)
 
 
 def means(runs: Sequence[Run]) -> dict[str, Any]:
@@ -337,72 +317,54 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
 
     Of runs without a test split it is of validation, or else of the training examples; ``split`` says so.
     """
-    rows, each_name = [row_of(run.record) for run in runs], called(runs)
-    found: dict[str, dict[str, dict[int, list[float]]]] = {}
-    splits = [s for r in runs for m in r.record.history for s in m["scores"]]
+    records, names = [run.record for run in runs], called(runs)
+    splits = [s for r in records for m in r.history for s in m["scores"]]
     split = next((s for s in ("test", "validation", "train") if s in splits), splits[0] if splits else "test")
-    scored = [_by_domain(run.record, split) for run in runs]
+    scored = [_by_domain(record, split) for record in records]
     metric = next((name for name, _ in scored if name is not None), None)
-    for name, row, (own_metric, domains) in zip(each_name, rows, scored, strict=True):
-        mine = found.setdefault(name, {})
-        for domain, value in domains.items() if own_metric == metric else ():
-            mine.setdefault(domain, {}).setdefault(row["seed"], []).append(value)
-    names = list(dict.fromkeys(name for mine in found.values() for name in mine))
-    seeds = sorted({row["seed"] for row in rows})
-    lost = [name for name, r in zip(each_name, runs, strict=True) if r.record.status != "finished"]
-
-    def summary(values: Sequence[float | None], algorithm: str) -> dict[str, Any]:
-        return spread(values, metric) | {"trials": {"diverged": lost.count(algorithm)}}
-
+    values = [own if name == metric else {} for name, own in scored]
+    domains = list(dict.fromkeys(domain for own in values for domain in own))
     table = []
-    for algorithm, mine in found.items():
-        # Another algorithm's seeds are not missing here.
-        own = [
-            s
-            for s in seeds
-            if any((r["seed"], n) == (s, algorithm) for n, r in zip(each_name, rows, strict=True))
-        ]
-        each = {n: [_average(mine.get(n, {}).get(s)) for s in own] for n in names}
-        whole = [list(v) for v in zip(*each.values(), strict=True)]
-        over = [None if None in v else statistics.fmean(x for x in v if x is not None) for v in whole]
-        table.append(
-            {
-                "algorithm": algorithm,
-                "rank": None,
-                "domains": {n: summary(v, algorithm) for n, v in each.items()},
-                "average": summary(over, algorithm),
-                "runs_diverged": lost.count(algorithm),
-            }
-        )
+    for algorithm in dict.fromkeys(names):
+        own = [(r.config.seed, v) for n, r, v in zip(names, records, values, strict=True) if n == algorithm]
+        seeds = sorted({seed for seed, _ in own})  # another algorithm's seeds are not missing here
+        lost = sum(r.status != "finished" for n, r in zip(names, records, strict=True) if n == algorithm)
+
+        def summary(numbers: Sequence[float | None], lost: int = lost) -> dict[str, Any]:
+            return spread(numbers, metric) | {"trials": {"diverged": lost}}
+
+        each = {
+            domain: [mean_of(v[domain] for s, v in own if s == seed and domain in v) for seed in seeds]
+            for domain in domains
+        }
+        whole = [mean_of(v) for v in zip(*each.values(), strict=True)]
+        row = {"algorithm": algorithm, "rank": None, "average": summary(whole), "runs_diverged": lost}
+        table.append(row | {"domains": {domain: summary(v) for domain, v in each.items()}})
     lower = metric is not None and lower_is_better(metric)
     return {
-        "dataset": str(runs[0].record.config.dataset),
+        "dataset": str(records[0].config.dataset),
         "metric": metric,
         "lower_is_better": lower,
         "baseline": None,
-        "left_out": names,
-        "seeds": seeds,
+        "left_out": domains,
+        "seeds": sorted({r.config.seed for r in records}),
         "rows": _completed(table, lower),
         "missing": [],
         "split": split,
-        "several": len({run.record.config.name for run in runs}) > 1,
+        "several": len({r.config.name for r in records}) > 1,
     }
 
 
 def called(runs: Sequence[Run]) -> list[str]:
     """Each run's algorithm, with those of its settings in which other runs of that name differ."""
-
-    def settings(run: Run) -> dict[str, Any]:
-        config = run.record.config
-        return {**config.settings, **config.optimizer_options, "draw": config.draw}
-
+    configs = [run.record.config for run in runs]
+    settings = [{**c.settings, **c.optimizer_options, "draw": c.draw} for c in configs]
     found = []
-    for run in runs:
-        mine, name = settings(run), run.record.config.name
-        others = [settings(r) for r in runs if r.record.config.name == name]
+    for config, mine in zip(configs, settings, strict=True):
+        others = [s for c, s in zip(configs, settings, strict=True) if c.name == config.name]
         keys = dict.fromkeys(k for other in [mine, *others] for k in other)
         differ = [k for k in keys if any(other.get(k) != mine.get(k) for other in others)]
-        found.append(", ".join([name, *(f"{k} {plain(mine.get(k))}" for k in differ)]))
+        found.append(", ".join([config.name, *(f"{k} {plain(mine.get(k))}" for k in differ)]))
     return found
 
 
@@ -410,36 +372,21 @@ def test_domains(record: RunRecord) -> list[str]:
     return list(record.history[-1]["scores"].get("test", {}).get("domains", ())) if record.history else []
 
 
-def _average(values: Sequence[float] | None) -> float | None:
-    return statistics.fmean(values) if values else None
-
-
 def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, float]]:
     """What a finished run measured in a split, by domain; of one domain what it was judged by."""
-    if not record.history or record.status != "finished":
-        return None, {}
-    shown = record.history[record.selected]["scores"].get(split)
+    shown = record.chosen.get(split) if record.status == "finished" else None
     if shown is None:
         return None, {}
     metric, values = shown["metric"], shown["domains"]
     if len(values) == 1:
-        metric, values = metric_of(shown), dict.fromkeys(values, judged_by(shown))
+        metric, value = judged(shown)
+        values = dict.fromkeys(values, value)
     return metric, {n: v for n, v in values.items() if v is not None and math.isfinite(v)}
-
-
-def metric_of(scores: Mapping[str, Any]) -> str:
-    """What a split was judged by."""
-    return judged(scores)[0]
-
-
-def judged_by(scores: Mapping[str, Any]) -> float | None:
-    """The value of :func:`metric_of`."""
-    return judged(scores)[1]
 
 
 def listed(names: Iterable[object]) -> str:
     """In words; of many the first."""
-    every = [clean(str(n)) for n in names]
+    every = [str(n) for n in names] or ["no domain"]
     if len(every) > NAMED:
         return f"{', '.join(every[:NAMED])} and {len(every) - NAMED} more"
     return " and ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)

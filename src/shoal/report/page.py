@@ -4,56 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, row_of
+from shoal.experiments.record import RunRecord, judged, row_of
+from shoal.experiments.statistics import t_limit
 from shoal.report import charts, columns, figures
-from shoal.report.compare import _hours, _spread, _troubles, recommended, words
-from shoal.report.groups import (
-    Group,
-    Run,
-    Trouble,
-    called,
-    judged_by,
-    listed,
-    metric_of,
-    plain,
-    strange,
-    test_domains,
-)
+from shoal.report.compare import _hours, _many, _spread, _troubles, recommended, words
+from shoal.report.groups import Group, Run, Trouble, called, listed, plain, strange, test_domains
 from shoal.terminal import clean
 
 PANELS, MATRICES = 24, 6
-"""How many pictures of a kind a group of runs gets."""
-DOMAINS = 10
-"""Domains of a split that are named with a run."""
+"""How many figures of a kind a group of runs gets."""
 LINES = 8
-"""Domains trained on that have a learning curve each."""
+"""Training domains that have a learning curve each."""
 GROUPS, ROWS = 20, 500
-"""Groups with tables and pictures, domains in a table."""
-
-
-@dataclass(frozen=True)
-class Strip:
-    """A few images of a domain, with what a model makes of them."""
-
-    domain: str
-    words: str
-    images: Sequence[Mapping[str, Any]]
-    """``png`` as base64, ``wrong``, and ``words`` on it."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    path: str
-    strips: Sequence[Strip] = ()
-    error: str = ""
+"""Groups with tables and figures, domains in a table."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +33,12 @@ class Content:
     groups: Sequence[Group]
     columns: Sequence[Mapping[str, Any]] = ()
     """What became of the columns of files: ``file``, ``rows`` and ``columns``, as in ``columns.json``."""
-    samples: Sequence[Samples] = ()
+    samples: Sequence[Mapping[str, Any]] = ()
+    """Images with what a model makes of them: ``path``, and ``error`` or ``strips`` (``domain``, ``words``,
+    ``images``, each with ``png`` in base64, ``wrong`` and ``words``)."""
     troubles: Sequence[Trouble] = ()
     title: str = "Runs"
     made: str = ""
-    sources: Sequence[str] = field(default_factory=tuple)
 
 
 def render(content: Content) -> str:
@@ -81,54 +54,37 @@ def need_report() -> None:
 
 
 def filled(name: str, values: Mapping[str, Any]) -> str:
-    """One of the templates in this folder; whatever goes into it is escaped."""
+    """One of the templates in this folder; whatever goes into it is escaped, without control characters."""
     import jinja2
+    from markupsafe import Markup
 
-    folder = [Path(__file__).parent, Path(__file__).parents[1] / "paper" / "views"]
-    surroundings = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    return surroundings.get_template(name).render(values)
+    def safe(value: Any) -> Any:
+        return clean(value, "\n") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    folders = [Path(__file__).parent, Path(__file__).parents[1] / "paper" / "views"]
+    how: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "finalize": safe}
+    loader = jinja2.FileSystemLoader(folders)
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **how)
+    environment.filters["number"] = _number
+    return environment.get_template(name).render(values)
 
 
 def context(content: Content) -> dict[str, Any]:
-    """All that the template says, as plain data; pictures are SVG."""
+    """All that the template says, as plain data; figures are SVG."""
     runs = list({id(run): run for group in content.groups for run in group.runs}.values())  # some are in two
-    records = [run.record for run in runs]
-    states = {s: sum(r.status == s for r in records) for s in dict.fromkeys(r.status for r in records)}
-    chosen = frozenset().union(*(g.chosen for g in content.groups))
-    return {
-        "title": clean(content.title),
+    states = Counter(run.record.status for run in runs).items()
+    counted = ", ".join(f"{n:,} {state}" for state, n in states)
+    took = _hours(sum(run.record.seconds for run in runs))
+    chosen = frozenset[str]().union(*(g.chosen for g in content.groups))
+    return vars(content) | {
         "version": shoal.__version__,
-        "made": content.made,
-        "sources": [clean(s) for s in content.sources],
-        "counted": _counted(records, states),
-        "groups": [_group(g, n) for n, g in enumerate(content.groups[:GROUPS])],
+        "counted": f"{_many(len(runs), 'run')} ({counted}), {took} of training.",
+        "groups": [_group(g, f"g{n}") for n, g in enumerate(content.groups[:GROUPS])],
         "groups_left": max(0, len(content.groups) - GROUPS),
         "columns": [_columns(c) for c in content.columns],
-        "samples": [_samples(s) for s in content.samples],
-        "runs": [_run(run, chosen) for run in runs],
+        "runs": [_run(run) | {"chosen": run.identity in chosen} for run in runs],
         "any_chosen": bool(chosen),
-        "troubles": [{"words": clean(t.words), "more": _lines(t.more)} for t in content.troubles],
     }
-
-
-def _counted(records: Sequence[RunRecord], states: Mapping[str, int]) -> str:
-    said = ", ".join(f"{n:,} {state}" for state, n in states.items())
-    took = _hours(sum(r.seconds for r in records))
-    return clean(f"{_many(len(records), 'run')} ({said}), {took} of training.")
-
-
-def _lines(text: str) -> str:
-    return "\n".join(map(clean, text.splitlines()))
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def lead(group: Group) -> list[str]:
@@ -136,115 +92,86 @@ def lead(group: Group) -> list[str]:
     result = group.result
     if group.kind == "runs":
         of = {"test": "", "validation": "validation examples of ", "train": "the training examples of "}
-        where = of.get(result["split"], f"{result['split']} of ") + _held_out(group)
-        names = listed(row["algorithm"] for row in result["rows"])
-        seeds = _many(len(result["seeds"]), "seed")
-        what = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
-        return [clean(what), "This is not a comparison: " + _why_not(result)]
-    found = recommended(result)
-    if not found and (missing := result.get("runs_missing")):
-        found = [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
-    return [clean(line) for line in found or ["No recommendation: no algorithm has a score in every trial."]]
+        where = of.get(result["split"], f"{result['split']} of ") + listed(result["left_out"])
+        names, seeds = _algorithms(result), _many(len(result["seeds"]), "seed")
+        about = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
+        return [clean(about), f"This is not a comparison: {_why_not(result)}."]
+    if lines := recommended(result):
+        return lines
+    if missing := result.get("runs_missing"):
+        return [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
+    return ["No recommendation: no algorithm has a score in every trial."]
 
 
 def compared(group: Group) -> str:
-    """What was compared, on which held-out domains, and by which rule settings were chosen."""
-    result, one = group.result, _one(group)
-    names, where = listed(row["algorithm"] for row in result["rows"]), _held_out(group)
-    domains = f"held-out domain{'s' * (len(_together(group)) > 1)} {where}"
-    return clean(
-        f"{names} were compared on the {domains}, with {_many(len(result['seeds']), one)}. {group.rule}"
-    )
-
-
-def _one(group: Group) -> str:
-    return "trial" if group.kind == "sweep" else "seed"
-
-
-def _together(group: Group) -> list[str]:
-    """The held-out domains; of one test split its own domains."""
-    names = list(group.result["left_out"])
+    """What was compared, on which held-out domains, and how hyperparameters were chosen."""
+    result, names = group.result, list(group.result["left_out"])
     own = max((test_domains(r.record) for r in group.runs), key=len, default=[])
-    return own if len(own) > 1 == len(names) else names
+    names = own if len(own) > 1 == len(names) else names  # of one test split its own domains
+    where = f"held-out domain{'s' * (len(names) > 1)} {listed(names)}"
+    seeds = _many(len(result["seeds"]), "seed")
+    return f"{_algorithms(result)} were compared on the {where}, with {seeds}. {group.rule}"
 
 
-def _held_out(group: Group) -> str:
-    names = _together(group) if group.kind != "runs" else group.result["left_out"]
-    return listed(names) or "no domain with a score"
+def _algorithms(result: Mapping[str, Any]) -> str:
+    return listed(row["algorithm"] for row in result["rows"])
 
 
 def _why_not(result: Mapping[str, Any]) -> str:
     if len(result["rows"]) < 2:
-        return "there is one algorithm alone."
+        return "there is one algorithm alone"
     if all(row["average"]["mean"] is None for row in result["rows"]):
-        return "no run has a score."
+        return "no run has a score"
     if not result["several"]:
-        return "there is one algorithm alone, with several settings."
-    return (
-        "these runs do not share a validation split to choose by and a test split to judge by, so nothing "
-        "is said about which algorithm is better."
-    )
+        return "there is one algorithm alone, with several settings"
+    return "these runs do not share a validation split to select on and a test split to score on"
 
 
-def _group(group: Group, number: int) -> dict[str, Any]:
-    result, first = group.result, lead(group)
-    more = words(result) if group.kind == "comparison" else _troubles(result)
-    more = [line for line in more if line not in recommended(result)]
-    units = dict.fromkeys(note for r in group.runs if (note := r.record.notes.get("units")))
-    more += [line for note in units if (line := f"{note[:1].upper()}{note[1:]}.") not in more]
+def _group(group: Group, name: str) -> dict[str, Any]:
+    result = group.result
     if group.kind == "runs":
-        lost = {row["algorithm"]: n for row in result["rows"] if (n := row["runs_diverged"])}
-        more = [f"Runs that diverged: {', '.join(f'{k} {n}' for k, n in lost.items())}."] if lost else []
-    drawn = result["metric"] is not None and bool(result["left_out"])
+        rows = [row for row in result["rows"] if row["runs_diverged"]]
+        lost = ", ".join(f"{row['algorithm']} {row['runs_diverged']}" for row in rows)
+        more = [f"Runs that diverged: {lost}."] if lost else []
+    else:
+        more = words(result) if group.kind == "comparison" else _troubles(result)
+        more = [line for line in more if line not in recommended(result)]
+        units = dict.fromkeys(note for r in group.runs if (note := r.record.notes.get("units")))
+        more += [line for note in units if (line := f"{note[:1].upper()}{note[1:]}.") not in more]
+    about = result.get("recommendation") or {}
+    first = about.get("take") or about.get("begin") or result["baseline"]  # what others are held against
+    several = len(result["left_out"]) > 1
     return {
-        "id": f"g{number}",
-        "title": _title(group),
-        "apart": clean(group.apart),
-        "lead": first,
+        "id": name,
+        "title": result.get("title") or result["dataset"],
+        "apart": group.apart,
+        "lead": lead(group),
         "decision": _decision(result),
         "compared": "" if group.kind == "runs" else compared(group),
-        "words": [clean(line) for line in more],
-        "table": _table(result),
-        "differences": _differences(result),
-        "by_domain": charts.domains(result, _first(result)) if drawn else None,
-        "each": _each_domain(result) if len(result["left_out"]) > 1 else None,
-        "metric": clean(figures.unit(result["metric"])[1]),
+        "words": more,
+        "table": _table(result, several),
+        "differences": _differences(result, first),
+        "by_domain": charts.domains(result, first) if result["metric"] and result["left_out"] else None,
+        "each": _each_domain(result) if several else None,
+        "metric": figures.unit(result["metric"])[1],
         "lower": result["lower_is_better"],
-        "over": f"{_one(group)}s",
-        **_pictures(group, f"g{number}"),
+        **_figures(group, name),
     }
 
 
-def _title(group: Group) -> str:
-    return clean(str(group.result.get("title") or group.result["dataset"]))
-
-
-def _first(result: Mapping[str, Any]) -> str | None:
-    """The row that others are held against: the recommended one, or else the one to begin with."""
-    about = result.get("recommendation") or {}
-    return about.get("take") or about.get("begin") or result["baseline"]
-
-
-def _table(result: Mapping[str, Any]) -> dict[str, Any]:
+def _table(result: Mapping[str, Any], several: bool) -> dict[str, Any]:
     """A row for every algorithm: the average and the worst held-out domain before anything else."""
-    unit, names = clean(figures.unit(result["metric"])[1]), result["left_out"]
-    several = len(names) > 1
-    columns = (
-        [("average", unit), ("worst domain", unit)] if several else [(clean(str(n)), unit) for n in names]
-    )
-    also = dict.fromkeys(
-        name for row in result["rows"] for name, v in row.get("also", {}).items() if v["mean"] is not None
-    )
-    columns += [(clean(figures.unit(name)[1]), "average") if several else (clean(name), "") for name in also]
+    unit, names = figures.unit(result["metric"])[1], result["left_out"]
+    every = [(name, v) for row in result["rows"] for name, v in row.get("also", {}).items()]
+    also = dict.fromkeys(name for name, v in every if v["mean"] is not None)
+    columns = [("average", unit), ("worst domain", unit)] if several else [(n, unit) for n in names]
+    columns += [(figures.unit(name)[1], "average") if several else (name, "") for name in also]
     rows = []
     for row in result["rows"]:
         cells = [_cell(row["average"])] if names else []
-        if several:
-            cells.append(
-                {**_cell(row["worst"]), "n": clean(row["worst"]["domain"])} if row["worst"] else NOTHING
-            )
-        cells += [_cell(row["also"][name]) if name in row.get("also", {}) else NOTHING for name in also]
-        rows.append({"algorithm": clean(str(row["algorithm"])), "cells": cells, "mark": _mark(row, result)})
+        cells += [_cell(row["worst"]) | {"n": (row["worst"] or {}).get("domain", "")}] if several else []
+        cells += [_cell(row.get("also", {}).get(name)) for name in also]
+        rows.append({"algorithm": row["algorithm"], "cells": cells, "mark": _mark(row, result)})
     return {"columns": columns, "rows": rows}
 
 
@@ -260,18 +187,18 @@ def _is_better(about: Mapping[str, Any]) -> bool:
     return bool(about.get("majority", {"better": True})["better"])
 
 
-NOTHING: Mapping[str, Any] = {"text": "–", "value": None, "n": ""}
-
-
-def _cell(values: Mapping[str, Any], spread: bool = True) -> Mapping[str, Any]:
+def _cell(values: Mapping[str, Any] | None, sd: bool = True) -> dict[str, Any]:
     """Mean ± deviation, of how many if not of all, and a number to sort by; or why there is nothing."""
+    if values is None:
+        return {"text": "–", "value": None, "n": ""}
     known, every = sum(v is not None for v in values["values"]), len(values["values"])
     if not known:
-        why = [w for w in ("diverged", "undefined") if (values.get("trials") or {}).get(w)]
-        return {**NOTHING, "text": why[0]} if why else NOTHING
-    of = "" if known == every else f"n = {known} of {every}"
-    shown = _spread(values if spread else {**values, "sd": None})
-    return {"text": shown, "value": values["mean"], "n": of}
+        states = [name for name, count in (values.get("trials") or {}).items() if count]
+        states += values.get("status", ())
+        why = next((state for state in ("diverged", "undefined", "failed") if state in states), "–")
+        return {"text": why, "value": None, "n": ""}
+    text = _spread(values if sd else {**values, "sd": None})
+    return {"text": text, "value": values["mean"], "n": "" if known == every else f"n = {known} of {every}"}
 
 
 def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -279,13 +206,12 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
 
     With many algorithms there is room for means alone.
     """
-    rows, spread = result["rows"], len(result["rows"]) <= charts.COLOURS
-    lowest = [_cell(row["worst"], spread) if row["worst"] else NOTHING for row in rows]
-    names = result["left_out"][:ROWS]
+    rows, sd, names = result["rows"], len(result["rows"]) <= charts.COLOURS, result["left_out"][:ROWS]
+    top = {"average": "average", "worst domain": "worst"}
     return {
-        "columns": [(clean(str(row["algorithm"])), _mark(row, result)) for row in rows],
-        "top": [("average", [_cell(row["average"], spread) for row in rows]), ("worst domain", lowest)],
-        "rows": [(clean(str(name)), [_cell(row["domains"][name], spread) for row in rows]) for name in names],
+        "columns": [(row["algorithm"], _mark(row, result)) for row in rows],
+        "top": [(name, [_cell(row[key], sd) for row in rows]) for name, key in top.items()],
+        "rows": [(name, [_cell(row["domains"][name], sd) for row in rows]) for name in names],
         "left": len(result["left_out"]) - len(names),
     }
 
@@ -300,44 +226,36 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
     about = result.get("recommendation") or {}
     rows = {row["algorithm"]: row for row in result["rows"]}
     other = about.get("reference") if _is_better(about) else compare.MAJORITY
-    pair = [rows[name] for name in (about.get("take"), other) if name in rows]
-    if len(pair) < 2:
+    take = about.get("take")
+    if take not in rows or other not in rows:
         return None
-    take, other = (clean(str(row["algorithm"])) for row in pair)
-    mean, error = compare.paired(pair[0], pair[1], result["lower_is_better"], about["criterion"])
-    reach = error * compare.students_t(1 - compare.LEVEL, about["domains"] - 1)
-    found = {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach, "values": {}}
-    what, dots = "worst domains", ""
-    if about["criterion"] == "mean":
-        found["values"] = (compare.over_domains(*pair) or found)["values"]
-        what, dots = "average over domains", " Small dots: the held-out domains."
+    pair, by_mean = (rows[take], rows[other]), about["criterion"] == "mean"
+    mean, error = compare.paired(*pair, result["lower_is_better"], about["criterion"])
+    reach = error * t_limit(compare.LEVEL, about["domains"] - 1)
+    found = (compare.over_domains(*pair) if by_mean else None) or {"values": {}}
+    found |= {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach}
     chart = charts.differences({f"{take} − {other}": found}, result["metric"])
+    what = "average over domains" if by_mean else "worst domains"
+    text = f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval."
+    text += " Small dots: the held-out domains." if by_mean else ""
     side = "left" if result["lower_is_better"] else "right"
-    text = (
-        f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval.{dots} "
-        f"To the {side} of zero {take} is better."
-    )
-    return chart | {"text": text}
+    return chart | {"text": f"{text} To the {side} of zero {take} is better."}
 
 
-def _differences(result: Mapping[str, Any]) -> dict[str, Any] | None:
+def _differences(result: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
     """Every row against the first one, paired by domain."""
     from shoal.experiments import compare
 
-    name = _first(result)
-    first = next((row for row in result["rows"] if row["algorithm"] == name), None)
-    if first is None:
+    rows = {str(row["algorithm"]): row for row in result["rows"]}
+    if name not in rows:
         return None
-    found = {
-        str(row["algorithm"]): about
-        for row in result["rows"]
-        if row is not first and (about := compare.over_domains(row, first)) is not None
-    }
-    return charts.differences(found, result["metric"]) | {"to": clean(str(name))} if found else None
+    pairs = {n: compare.over_domains(row, rows[name]) for n, row in rows.items() if n != name}
+    found = {n: about for n, about in pairs.items() if about is not None}
+    return charts.differences(found, result["metric"]) | {"to": name} if found else None
 
 
 class Drawn:
-    """Pictures with names of their own on the page."""
+    """Figures with names of their own on the page."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count = name, 0
@@ -349,41 +267,31 @@ class Drawn:
         return Markup(figures.svg(figure, title, f"{self.name}p{self.count}"))
 
 
-def _pictures(group: Group, name: str) -> dict[str, Any]:
-    draw, result = Drawn(name), group.result
-    metric, rows = result["metric"], result["rows"]
-    shown = _shown(group)
+def _figures(group: Group, name: str) -> dict[str, Any]:
+    """Learning curves of the chosen runs, and of all runs of an algorithm of which none was."""
+    draw, chosen = Drawn(name), {r.record.config.name for r in group.runs if r.identity in group.chosen}
+    shown = [r for r in group.runs if r.identity in group.chosen or r.record.config.name not in chosen]
     names = called(shown) if group.kind == "runs" else [run.record.config.name for run in shown]
-    panels: dict[str, list[Run]] = {row["algorithm"]: [] for row in rows}
+    panels: dict[str, list[RunRecord]] = {row["algorithm"]: [] for row in group.result["rows"]}
     for own, run in zip(names, shown, strict=True):
-        panels.setdefault(own, []).append(run)
-    drawn = next((m for runs in panels.values() for r in runs if (m := curves_metric(r.record))), metric)
-    limits = _limits(r.record for runs in panels.values() for r in runs)
-    curves = [
-        draw(figure, f"{drawn} of {algorithm} by step and domain")
-        for algorithm, runs in list(panels.items())[:PANELS]
-        if (figure := learning_curves([r.record for r in runs], str(algorithm), limits)) is not None
-    ]
+        panels.setdefault(own, []).append(run.record)
+    records = [record for own in panels.values() for record in own]
+    metric = next((m for r in records if (m := _curves_metric(r))), group.result["metric"])
+    limits = _limits(records)
+    made = [(n, learning_curves(own, str(n), limits)) for n, own in list(panels.items())[:PANELS]]
     return {
-        "curves": curves,
+        "curves": [draw(figure, f"{metric} of {n} by step and domain") for n, figure in made if figure],
         "curves_left": max(0, len(panels) - PANELS),
-        "curves_metric": figures.unit(drawn)[1],
+        "curves_metric": figures.unit(metric)[1],
         "curves_of": "the runs that validation chose" if group.chosen else "all runs",
-        **_agreement(group, draw),
+        **_agreement([r.record for r in shown], draw),
     }
-
-
-def _shown(group: Group) -> list[Run]:
-    """The chosen runs, and all of an algorithm of which none was."""
-    chosen = {id(r) for r in group.runs if r.identity in group.chosen}
-    names = {r.record.config.name for r in group.runs if id(r) in chosen}
-    return [r for r in group.runs if id(r) in chosen or r.record.config.name not in names]
 
 
 def _limits(records: Iterable[RunRecord]) -> tuple[float, float] | None:
     """The same for all panels, so that they can be compared, if all values are between 0 and 1."""
     points = [s for r in records for m in r.history for s in m["scores"].values()]
-    found = [v for s in points for v in ([judged_by(s)] if s.get("selects") else s["domains"].values())]
+    found = [v for s in points for v in ([judged(s)[1]] if s.get("selects") else s["domains"].values())]
     values = [v for v in found if v is not None and math.isfinite(v)]
     if not values or min(values) < 0 or max(values) > 1:
         return None
@@ -402,205 +310,124 @@ def learning_curves(
     measured = [r for r in records if any(m["scores"] for m in r.history)]
     if all(len(r.history) < 2 for r in measured):
         return None
-    metric = str(curves_metric(measured[0]))
-    lines: dict[str, list[Any]] = {}
-    seen: dict[str, list[Any]] = {}
+    metric = str(_curves_metric(measured[0]))
+    held_out: dict[str, list[Any]] = {}
+    trained: dict[str, list[Any]] = {}
     places = {tuple(test_domains(r)) for r in measured}
     crowd = len({name for names in places for name in names}) > LINES
     for record in measured:
-        splits = record.history[-1]["scores"]
+        splits, tests = record.history[-1]["scores"], test_domains(record)
         whole = {split for split, scores in splits.items() if scores.get("selects")}
+        if "test" in splits and ("test" in whole or crowd):
+            name = tests[0] if len(tests) == 1 and not crowd else "held-out domains"
+            held_out.setdefault(name, []).append(_curve(record, "test", None, metric))
+        elif "test" in splits:
+            for name in tests:
+                held_out.setdefault(name, []).append(_curve(record, "test", name, metric))
         own = "validation" if "validation" in splits and not strange(record) else "train"
-        held_out: list[str | None] = [None] if "test" in whole or crowd else list(test_domains(record))
-        for name in held_out if "test" in splits else ():
-            alone = (
-                test_domains(record)[0]
-                if len(test_domains(record)) == 1 and not crowd
-                else "held-out domains"
-            )
-            lines.setdefault(name or alone, []).append(_curve(record, "test", name, metric))
-        if own not in splits:
-            continue
-        names = list(splits[own]["domains"])
-        if own in whole or len(places) > 1 or len(names) > LINES:
-            seen.setdefault(f"{own}, all domains", []).append(_curve(record, own, None, metric))
+        names = list(splits[own]["domains"]) if own in splits else []
+        if names and (own in whole or len(places) > 1 or len(names) > LINES):
+            trained.setdefault(f"{own}, all domains", []).append(_curve(record, own, None, metric))
         else:
             for name in names:
-                seen.setdefault(f"{name} ({own})", []).append(_curve(record, own, name, metric))
-    return figures.curves(lines | seen, metric, title, list(seen), limits)
+                trained.setdefault(f"{name} ({own})", []).append(_curve(record, own, name, metric))
+    return figures.curves(held_out | trained, metric, title, list(trained), limits)
 
 
-def curves_metric(record: RunRecord) -> str | None:
+def _curves_metric(record: RunRecord) -> str | None:
     """What curves are of: what the run was judged by."""
-    return next((metric_of(s) for m in record.history for s in m["scores"].values()), None)
+    return next((judged(s)[0] for m in record.history for s in m["scores"].values()), None)
 
 
 def _curve(
     record: RunRecord, split: str, domain: str | None, metric: str
 ) -> tuple[list[float], list[float | None]]:
-    steps: list[float] = []
-    values: list[float | None] = []
-    for point in record.history:
-        scores = point["scores"].get(split)
-        if scores is not None and metric_of(scores) == metric:
-            steps.append(point["step"])
-            values.append(judged_by(scores) if domain is None else scores["domains"].get(domain))
-    return steps, values
+    points = [(m["step"], m["scores"][split]) for m in record.history if split in m["scores"]]
+    same = [(step, scores) for step, scores in points if judged(scores)[0] == metric]
+    values = [judged(s)[1] if domain is None else s["domains"].get(domain) for _, s in same]
+    return [step for step, _ in same], values
 
 
 AGREEMENT = {"mean_cosine": "mean cosine", "sign_agreement": "sign agreement"}
 
 
-def agreement_of(record: RunRecord) -> list[Mapping[str, Any]]:
-    """What a run has measured of its domains' gradients; nothing in most."""
-    found = getattr(record, "agreement", None) or ()
-    return [point for point in found if isinstance(point, Mapping) and "step" in point]
-
-
-def _agreement(group: Group, draw: Drawn) -> dict[str, Any]:
-    runs = [r for r in _shown(group) if agreement_of(r.record)]
-    curves = []
+def _agreement(records: Sequence[RunRecord], draw: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """How well gradients agreed by step, and the last matrix of cosines of one run of each algorithm."""
+    curves: list[Any] = []
     for key, label in AGREEMENT.items():
-        lines = agreement_curves([r.record for r in runs], key)
+        lines: dict[str, list[Any]] = {}
+        for record in records:
+            points = [p for p in record.agreement if p.get(key) is not None]
+            if points:
+                line = [p["step"] for p in points], [p[key] for p in points]
+                lines.setdefault(record.config.name, []).append(line)
         if lines:
             title = f"{label} of gradients"
             curves.append(draw(figures.curves(lines, label, title), f"{title} by step and algorithm"))
-    matrices: list[Any] = []
-    firsts = {r.record.config.name: r for r in reversed(runs)}  # one of each algorithm
-    for run in reversed(firsts.values()):
-        found = (
-            (p["step"], m) for p in reversed(agreement_of(run.record)) if (m := cosines_of(run.record, p))
-        )
-        last = next(found, None)
-        if last is None or len(matrices) == MATRICES:
-            continue
-        config, (step, (names, values)) = run.record.config, last
-        title = f"{figures.short(config.name)}, seed {config.seed}, step {step:,}"
-        picture = figures.matrix(names, values, title)
-        said = f"cosines between domains' gradients, {config.name}, seed {config.seed}"
-        matrices.append(draw(picture, said))
-    return {"agreement": curves, "matrices": matrices}
+    matrices: dict[str, Any] = {}
+    for record in records:
+        name, seed = record.config.name, record.config.seed
+        known = ((p["step"], m) for p in reversed(record.agreement) if (m := cosines_of(record, p)))
+        if name not in matrices and len(matrices) < MATRICES and (last := next(known, None)):
+            step, cosines = last
+            figure = figures.matrix(*cosines, f"{figures.short(name)}, seed {seed}, step {step:,}")
+            matrices[name] = draw(figure, f"cosines between domains' gradients, {name}, seed {seed}")
+    return {"agreement": curves, "matrices": list(matrices.values())}
 
 
 def cosines_of(record: RunRecord, point: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]] | None:
     """The domains of a measurement, in the order of the training split, and a row for each."""
     content = point.get("matrix")
-    within = isinstance(content, Mapping)
-    names = list((content if within else point).get("domains") or ())  # type: ignore[union-attr]
-    values = list((content["values"] if within else content) or ())  # type: ignore[index]
+    matrix = content if isinstance(content, Mapping) else {**point, "values": content}
+    names, values = (list(matrix.get(key) or ()) for key in ("domains", "values"))
     if not names or len(values) != len(names) or any(len(row) != len(names) for row in values):
         return None
     splits = record.history[-1]["scores"] if record.history else {}
     known = list(splits.get("train", splits.get("validation", {})).get("domains", ()))
-    place = {name: n for n, name in enumerate([*known, *(n for n in names if n not in known)])}
-    order = sorted(range(len(names)), key=lambda i: place[names[i]])
+    order = sorted(range(len(names)), key=lambda i: [*known, *names].index(names[i]))
     return [names[i] for i in order], [[values[i][j] for j in order] for i in order]
-
-
-def agreement_curves(records: Iterable[RunRecord], key: str = "mean_cosine") -> dict[str, list[Any]]:
-    """By algorithm, as :func:`shoal.report.figures.curves` takes them."""
-    lines: dict[str, list[Any]] = {}
-    for record in records:
-        points = [p for p in agreement_of(record) if p.get(key) is not None]
-        if points:
-            lines.setdefault(record.config.name, []).append(
-                ([p["step"] for p in points], [p[key] for p in points])
-            )
-    return lines
 
 
 def _columns(report: Mapping[str, Any]) -> dict[str, Any]:
     """Warnings, then a row for every column, those with warnings first."""
-    report = {**report, "columns": sorted(report["columns"], key=lambda c: not c["warnings"])}
-    shown = columns.table(report)
-    return {
-        "file": clean(str(report["file"])),
-        "warnings": columns.remarks(report),
-        "heads": shown.columns,
-        "rows": shown.rows,
-    }
-
-
-def _samples(found: Samples) -> dict[str, Any]:
-    strips = [{"domain": clean(s.domain), "words": clean(s.words), "images": s.images} for s in found.strips]
-    return {"path": clean(found.path), "strips": strips, "error": clean(found.error)}
+    table = columns.table({**report, "columns": sorted(report["columns"], key=lambda c: not c["warnings"])})
+    return {"file": report["file"], "warnings": columns.remarks(report), "table": table}
 
 
 USUAL = {f.name: getattr(RunConfig("", "", 1), f.name) for f in fields(RunConfig)}
-
-
-def _run(run: Run, chosen: frozenset[str]) -> dict[str, Any]:
-    record, row = run.record, row_of(run.record)
-    metric, test = row.get("metric", "score"), row.get("test")
-    if test is not None and (scores := record.history[record.selected]["scores"]["test"]).get("selects"):
-        metric, test = metric_of(scores), judged_by(scores)
-    at, last = row.get("step"), record.config.steps
-    return {
-        "dataset": clean(str(row["dataset"])),
-        "algorithm": clean(str(row["name"])),
-        "seed": row["seed"],
-        "left_out": clean(row.get("left_out", "")) or "–",
-        "test": None if test is None else f"{test:.3f}" if metric == "accuracy" else f"{test:.4g}",
-        "value": test,
-        "metric": clean(metric),
-        "step": at,
-        "steps": last,
-        "seconds": record.seconds,
-        "status": clean(record.status),
-        "finished": record.status == "finished",
-        "chosen": run.identity in chosen,
-        "path": clean(run.path),
-        "rule": clean(record.rule),
-        "settings": _settings(record.config),
-        "command": clean(run.command),
-        "python": "" if run.command else clean(python(record.config)),
-        "environment": clean(", ".join(f"{k} {v}" for k, v in record.environment.items())),
-        "error": _lines(record.error),
-        "skipped": record.skipped,
-        "scores": _scores(record),
-        "notes": [clean(f"{split}: {note}") for split, note in record.notes.items()],
-    }
-
-
 ALWAYS = ("dataset", "algorithm", "steps", "seed", "optimizer_options")
 
 
-def _settings(config: RunConfig) -> list[tuple[str, str]]:
-    """What is not at its default, options by option."""
-    found = []
-    for name, value in config.to_dict().items():
-        if value == USUAL[name] and name not in ALWAYS:
-            continue
-        parts = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
-        found += [(clean(k), clean(plain(v))) for k, v in parts.items()]
-    return found
+def _run(run: Run) -> dict[str, Any]:
+    record, row = run.record, row_of(run.record)
+    metric, test = row.get("metric", "score"), row.get("test")
+    if test is not None and record.chosen["test"].get("selects"):
+        metric, test = judged(record.chosen["test"])
+    settings = []
+    for name, value in record.config.to_dict().items():
+        if value != USUAL[name] or name in ALWAYS:
+            parts = (
+                {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {name: value}
+            )
+            settings += [(k, plain(v)) for k, v in parts.items()]
+    return vars(run) | {
+        "row": row,
+        "value": test,
+        "test": "–" if test is None else f"{metric} {test:{'.3f' if metric == 'accuracy' else '.4g'}}",
+        "settings": settings,
+        "python": "" if run.command else python(record.config),
+    }
 
 
 def python(config: RunConfig) -> str:
     """The run as a call, for one whose command was not kept."""
-    given = {k: v for k, v in config.to_dict().items() if v != USUAL[k]}
-    said = ", ".join(f"{k}={v!r}" for k, v in given.items())
     from shoal.experiments import baselines
 
+    if config.dataset == "(python)":
+        return "shoal.fit(…), with data from Python"
+    options = ", ".join(f"{k}={v!r}" for k, v in config.to_dict().items() if v != USUAL[k])
     module = "baselines" if baselines.is_one(config) else "run"
-    return f"shoal.experiments.{module}.run(RunConfig({said}))"
-
-
-def _scores(record: RunRecord) -> list[tuple[str, str]]:
-    """By split, at the selected step: the average and the first domains."""
-    if not record.history:
-        return []
-    found = []
-    for split, scores in record.history[record.selected]["scores"].items():
-        parts = [f"{scores['metric']} {_number(scores['average'])}"]
-        parts += [
-            f"{k} {_number(v)}" for k, v in (scores.get("metrics") or {}).items() if k != scores["metric"]
-        ]
-        names = list(scores["domains"].items())
-        parts += [f"{n} {_number(v)}" for n, v in names[:DOMAINS] if len(names) > 1]
-        parts += [f"… {len(names) - DOMAINS:,} more"] * (len(names) > DOMAINS)
-        found.append((clean(split), clean(", ".join(parts))))
-    return found
+    return f"shoal.experiments.{module}.run(RunConfig({options}))"
 
 
 def _number(value: float | None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import statistics
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,13 +28,13 @@ class Table:
 
     def text(self) -> str:
         """Columns padded to their widest cell, numbers to the right."""
-        grid = [list(self.columns), *map(list, self.rows)]
-        widths = [max(_width(row[i]) for row in grid) for i in range(len(self.columns))]
-        right = self._right()
-        lines = []
+        grid = [self.columns, *self.rows]
+        widths = [max(map(_width, column)) for column in zip(*grid, strict=True)]
+        right, lines = self._right(), []
         for row in grid:
-            cells = zip(row, widths, right, strict=True)
-            lines.append("  ".join(_padded(c, w, r) for c, w, r in cells).rstrip())
+            fills = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+            cells = zip(row, fills, right, strict=True)
+            lines.append("  ".join(f + c if r else c + f for c, f, r in cells).rstrip())
         lines.insert(1, "  ".join("─" * w for w in widths))
         return "\n".join(lines)
 
@@ -54,24 +53,14 @@ class Table:
             return " & ".join(c.translate(IN_LATEX) for c in cells) + r" \\"
 
         sides = "".join("r" if right else "l" for right in self._right())
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{{sides}}}",
-                r"\toprule",
-                line(self.columns),
-                r"\midrule",
-                *map(line, self.rows),
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
+        head = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", line(self.columns), r"\midrule"]
+        return "\n".join([*head, *map(line, self.rows), r"\bottomrule", r"\end{tabular}"])
 
     def html(self) -> str:
         """A ``table``; columns of numbers have the class ``number``."""
-        right = self._right()
+        kinds = [' class="number"' if right else "" for right in self._right()]
 
         def line(cells: Sequence[str], tag: str) -> str:
-            kinds = [' class="number"' if r else "" for r in right]
             made = (f"<{tag}{k}>{html.escape(c)}</{tag}>" for c, k in zip(cells, kinds, strict=True))
             return f"<tr>{''.join(made)}</tr>"
 
@@ -87,34 +76,17 @@ class Table:
 
 
 IN_MARKDOWN = str.maketrans({c: f"\\{c}" for c in "\\|<>*_`]~"})
-IN_LATEX = str.maketrans(
-    {c: f"\\{c}" for c in "&%$#_{}"}
-    | {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": r"\textless{}",
-        ">": r"\textgreater{}",
-        "|": r"\textbar{}",
-        '"': r"\char34{}",
-        "±": r"$\pm$",
-        "−": "$-$",
-        "–": "--",
-        "°": r"$^\circ$",
-        "≥": r"$\geq$",
-        "≤": r"$\leq$",
-        "≈": r"$\approx$",
-    }
-)
+SIGNS = {"±": r"$\pm$", "−": "$-$", "–": "--", "°": r"$^\circ$", "≥": r"$\geq$", "≤": r"$\leq$"}
+SIGNS |= {"≈": r"$\approx$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", '"': r"\char34{}"}
+SIGNS |= {"^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
+IN_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | SIGNS)
 
 
 def percent(values: Sequence[float]) -> str:
     """Mean ± standard deviation over seeds, in percent; the mean alone for a single value."""
-    known = [100 * v for v in values if not math.isnan(v)]
-    if not known:
-        return "–"
-    spread = f" ± {statistics.stdev(known):.1f}" if len(known) > 1 else ""
-    return f"{statistics.mean(known):.1f}{spread}"
+    from shoal.experiments.statistics import plus_minus
+
+    return plus_minus(100 * v for v in values if not math.isnan(v))
 
 
 def _numeric(cell: str) -> bool:
@@ -126,8 +98,3 @@ def _width(text: str) -> int:
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
     )
-
-
-def _padded(text: str, width: int, right: bool) -> str:
-    fill = " " * (width - _width(text))
-    return fill + text if right else text + fill

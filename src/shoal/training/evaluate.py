@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +27,8 @@ from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
 """A sample of a split with more domains than this, and than its limit, is of some of the domains only."""
+FEW_DOMAINS = 1000
+"""A test split with more is not measured in each of them."""
 ROOM = 10
 """Examples per class in a domain's sample from which on every class is in it."""
 SAMPLE = 41  # what a key is for
@@ -56,6 +58,8 @@ class Scores:
     """Whether higher is better in what selects, where that is not the average."""
     sampled: tuple[int, int] | None = None
     """How many examples of how many were scored, where it was not all of them."""
+    by_domain: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """Of a test split with a few domains: what of ``more`` is in each, by name and domain."""
 
     @property
     def mean(self) -> float:
@@ -103,6 +107,8 @@ class Scores:
             found |= {"selects": self.selects, "higher": self.higher}
         if self.sampled is not None:
             found["sampled"] = list(self.sampled)
+        if self.by_domain:
+            found["by_domain"] = {name: dict(values) for name, values in self.by_domain.items()}
         return found
 
     @classmethod
@@ -120,6 +126,7 @@ class Scores:
             content.get("selects"),
             content.get("higher"),
             tuple(content["sampled"]) if "sampled" in content else None,
+            content.get("by_domain", {}),
         )
 
 
@@ -129,8 +136,10 @@ def scored(
     metrics: Iterable[Metric],
     selects: Metric | None,
     sampled: tuple[int, int] | None = None,
+    by_domain: bool = False,
 ) -> Scores:
-    """What came out, by group and as each metric sees it."""
+    """What came out, by group and as each metric sees it; ``by_domain``: also in each of a few domains."""
+    metrics, domains = list(metrics), len(outcome.groups)
     return Scores(
         metric="accuracy" if classification else "mse",
         names=tuple(outcome.groups.names),
@@ -142,7 +151,24 @@ def scored(
         selects=selects.name if selects else None,
         higher=selects.higher if selects else None,
         sampled=sampled,
+        by_domain=each_domain(outcome, metrics) if by_domain and 1 < domains <= FEW_DOMAINS else {},
     )
+
+
+def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
+    """Each metric in each domain, ``None`` where it is undefined; without those that are of groups."""
+    metrics = [m for m in metrics if m.by_group is None and m.needs != "loss"]
+    found: dict[str, dict[str, float | None]] = {m.name: {} for m in metrics}
+    for number, name in enumerate(outcome.groups.names):
+        which = outcome.groups.indices_of(number)
+        parts: dict[str, Any] = {"groups": Domains([name], np.array([0, len(which)]), np.arange(len(which)))}
+        for part in ("y", "points", "predicted", "output"):
+            if (values := getattr(outcome, part)) is not None and len(values):
+                parts[part] = values[which]
+        one = replace(outcome, **parts)
+        for metric in metrics:
+            found[metric.name][str(name)] = value if math.isfinite(value := metric(one)) else None
+    return found
 
 
 class Evaluator:
@@ -315,7 +341,8 @@ class Evaluator:
             loss=None if self.loss is None else float(loss) / len(values),
             uncounted=self.uncounted,
         )
-        return scored(outcome, self.classification, self.metrics, self.selects, self.sampled.get(name))
+        sampled, test = self.sampled.get(name), name == "test"
+        return scored(outcome, self.classification, self.metrics, self.selects, sampled, by_domain=test)
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data.drift import ColumnDrift, Drift, chi_square, kolmogorov, stability, two_proportions
 from shoal.data.reading import rows_of
 from shoal.data.table import Preprocessing
+from shoal.experiments.drift import ColumnDrift, Drift, stability
+from shoal.experiments.statistics import chi_square, kolmogorov, two_proportions
 
 NUMBERS = ("age", "count", "rare", "flag")
 

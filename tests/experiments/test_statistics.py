@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shoal.training import intervals
-from shoal.training.intervals import Estimate, auc_interval, calibration, classification, regression, wilson
+from shoal.errors import InputError
+from shoal.experiments import statistics as intervals
+from shoal.experiments.statistics import (
+    Estimate,
+    auc_interval,
+    calibration,
+    classification,
+    holm,
+    mean_sd,
+    need_scipy,
+    paired_interval,
+    regression,
+    spread,
+    t_limit,
+    wilson,
+)
 
 metrics = pytest.importorskip("sklearn.metrics")
 
@@ -161,3 +176,35 @@ def test_perfectly_calibrated_models_stay_below_chance() -> None:
         found = calibration(np.stack([1 - stated, stated], 1), (rng.random(300) < stated).astype(int), seed)
         above += found["error"] > found["chance"]
     assert above <= 12, above
+
+
+def test_students_t_and_paired_intervals_are_scipys() -> None:
+    stats = pytest.importorskip("scipy.stats")
+    for level, dof in ((0.95, 1), (0.95, 4), (0.6, 9), (0.99, 200)):
+        assert t_limit(level, dof) == pytest.approx(stats.t.interval(level, dof)[1])
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(1, 1, 7).tolist(), rng.normal(0, 1, 7).tolist()
+    found, truth = paired_interval(a, b, 0.9), stats.ttest_rel(a, b)
+    low, high = truth.confidence_interval(0.9)
+    assert found == pytest.approx((np.mean(a) - np.mean(b), low, high, found.mean / truth.statistic))
+    assert paired_interval([2.0], [1.0]) == (1.0, None, None, None)
+
+
+def test_holm() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.001, 0.6]) == pytest.approx([1.0, 0.003, 1.0])
+    assert holm([]) == []
+
+
+def test_mean_and_spread_of_what_is_known() -> None:
+    assert mean_sd([]) == mean_sd([None]) == (None, None)
+    assert mean_sd([2.0, None]) == (2.0, None)
+    found = spread([1.0, None, 3.0], "accuracy")
+    assert found["values"] == [1.0, None, 3.0]
+    assert (found["mean"], found["se"]) == (2.0, pytest.approx(1.0))
+
+
+def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.special", None)
+    with pytest.raises(InputError, match=r"pip install 'shoal\[stats\]'"):
+        need_scipy()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from shoal.data.cells import is_missing
 from shoal.data.columns import values_of
 from shoal.data.reading import Column, Table, date_text
-from shoal.data.table import Category, Date, Number, Preprocessing, Step
+from shoal.data.table import Category, Date, Number, Preprocessing
+from shoal.experiments.statistics import chi_square, kolmogorov, two_proportions
 
 Array = NDArray[Any]
 LEVEL = 0.01
@@ -31,7 +32,6 @@ MATTERS, MISSING_MATTERS = 0.05, 0.02
 """The least differences that are flagged, as shares of the rows: of distributions, and of missing cells."""
 GRAIN = 0.01
 """What 101 quantiles leave open of a share of rows."""
-NEW = "(never seen in training)"
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,20 @@ class ColumnDrift:
 
     column: str
     kind: str
-    psi: float | None
-    """The population stability index over tenths of the training values, or over categories."""
-    distance: float | None
-    """The largest difference of the two distribution functions, or of categories half the sum of
-    differences."""
-    p: float | None
     missing: tuple[float, float]
     p_missing: float
-    unseen: float | None
+    psi: float | None = None
+    """The population stability index over tenths of the training values, or over categories."""
+    distance: float | None = None
+    """The largest difference of the two distribution functions, or of categories half the sum of
+    differences."""
+    p: float | None = None
+    unseen: float | None = None
     """The share of known cells that hold a category that training never saw."""
-    new: Mapping[str, int]
+    new: Mapping[str, int] | None = None
     """The commonest of these."""
-    unparsed: int
-    middle: tuple[str, str] | None
+    unparsed: int = 0
+    middle: tuple[str, str] | None = None
     """The medians of numbers and dates."""
     flags: tuple[str, ...] = ()
     """What differs more than sampling explains: ``values``, ``missing``."""
@@ -62,6 +62,11 @@ class ColumnDrift:
     def size(self) -> float:
         """What columns are sorted by."""
         return max(self.distance or 0.0, abs(self.missing[1] - self.missing[0]))
+
+    def flagged(self, level: float) -> ColumnDrift:
+        values = self.p is not None and self.p < level and (self.distance or 0.0) >= MATTERS
+        missing = self.p_missing < level and abs(self.missing[1] - self.missing[0]) >= MISSING_MATTERS
+        return replace(self, flags=("values",) * values + ("missing",) * missing)
 
     def words(self) -> str:
         """What is different, in plain words."""
@@ -72,7 +77,7 @@ class ColumnDrift:
         elif "values" in self.flags:
             parts.append("other shares of categories")
         if self.unseen:
-            some = ", ".join(repr(name) for name in list(self.new)[:3])
+            some = ", ".join(repr(name) for name in list(self.new or ())[:3])
             parts.append(f"{self.unseen:.1%} never seen in training ({some})")
         if "missing" in self.flags:
             parts.append(f"missing {self.missing[0]:.1%}, now {self.missing[1]:.1%}")
@@ -85,7 +90,7 @@ class ColumnDrift:
             **{"column": self.column, "kind": self.kind, "flags": list(self.flags), "words": self.words()},
             **{"psi": self.psi, "distance": self.distance, "p": self.p},
             **{"missing_then": self.missing[0], "missing_now": self.missing[1], "p_missing": self.p_missing},
-            **{"unseen": self.unseen, "new_categories": dict(self.new), "unparsed": self.unparsed},
+            **{"unseen": self.unseen, "new_categories": dict(self.new or {}), "unparsed": self.unparsed},
             "median": None if self.middle is None else list(self.middle),
         }
 
@@ -94,8 +99,11 @@ class Drift:
     """Counts rows of a new table against the training columns of ``preprocessing``."""
 
     def __init__(self, preprocessing: Preprocessing, training: Mapping[str, Any]) -> None:
+        counters = {Number: _Numbers, Date: _Numbers, Category: _Categories}
         self.columns = [
-            _counter(step, training[step.name]) for step in preprocessing.steps if step.name in training
+            counters.get(type(step), _Counter)(step, training[step.name])
+            for step in preprocessing.steps
+            if step.name in training
         ]
 
     def add(self, part: Table) -> None:
@@ -105,26 +113,10 @@ class Drift:
     def result(self) -> list[ColumnDrift]:
         """Flagged columns first, then by how far they moved."""
         found = [column.result() for column in self.columns]
-        tests = sum((one.p is not None) + 1 for one in found)
+        level = LEVEL / max(1, sum((one.p is not None) + 1 for one in found))
         return sorted(
-            (_flagged(one, LEVEL / max(1, tests)) for one in found),
-            key=lambda one: (not one.flags, -one.size, one.column),
+            (one.flagged(level) for one in found), key=lambda one: (not one.flags, -one.size, one.column)
         )
-
-
-def _flagged(found: ColumnDrift, level: float) -> ColumnDrift:
-    flags = []
-    if found.p is not None and found.p < level and (found.distance or 0.0) >= MATTERS:
-        flags.append("values")
-    if found.p_missing < level and abs(found.missing[1] - found.missing[0]) >= MISSING_MATTERS:
-        flags.append("missing")
-    return ColumnDrift(**{**found.__dict__, "flags": tuple(flags)})
-
-
-def _counter(step: Step, about: Mapping[str, Any]) -> _Counter:
-    if isinstance(step, Number | Date):
-        return _Numbers(step, about)
-    return _Categories(step, about) if isinstance(step, Category) else _Counter(step, about)
 
 
 class _Counter:
@@ -142,39 +134,17 @@ class _Counter:
     def _count(self, rows: int, missing: int) -> None:
         self.rows, self.missing = self.rows + rows, self.missing + missing
 
-    @property
-    def known(self) -> tuple[int, int]:
-        """Cells that are not missing, then and now."""
-        return round(self.then_rows * (1 - self.then_missing)), self.rows - self.missing
-
     def result(self) -> ColumnDrift:
-        return self._result()
-
-    def _result(
-        self,
-        psi: float | None = None,
-        distance: float | None = None,
-        p: float | None = None,
-        unseen: float | None = None,
-        new: Mapping[str, int] | None = None,
-        middle: tuple[str, str] | None = None,
-    ) -> ColumnDrift:
         now = self.missing / max(1, self.rows)
         p_missing = two_proportions(self.then_missing, self.then_rows, now, self.rows)
+        then, known = round(self.then_rows * (1 - self.then_missing)), self.rows - self.missing
+        values = self._values(then, known) if then and known else {}
         missing = (self.then_missing, now)
-        return ColumnDrift(
-            self.name,
-            self.kind,
-            psi,
-            distance,
-            p,
-            missing,
-            p_missing,
-            unseen,
-            new or {},
-            self.unparsed,
-            middle,
-        )
+        return ColumnDrift(self.name, self.kind, missing, p_missing, unparsed=self.unparsed, **values)
+
+    def _values(self, then: int, now: int) -> dict[str, Any]:
+        """How the cells differ that are not missing, of which there are so many."""
+        return {}
 
 
 class _Numbers(_Counter):
@@ -200,25 +170,21 @@ class _Numbers(_Counter):
             place = np.searchsorted(self.edges, known, "left") + np.searchsorted(self.edges, known, "right")
             self.counts += np.bincount(place, minlength=len(self.counts))
 
-    def result(self) -> ColumnDrift:
-        then, now = self.known
-        if not then or not now or not len(self.edges):
-            return self._result()
+    def _values(self, then: int, now: int) -> dict[str, Any]:
+        if not len(self.edges):
+            return {}
         up = np.cumsum(self.counts) / now
         below, upto = up[0:-1:2], up[1::2]
-        distance = max(np.abs(below - self.below).max(), np.abs(upto - self.upto).max())
-        distance = max(0.0, float(distance) - GRAIN)
-        p = kolmogorov(distance, then, now)
-        middle = self._text(self.middle), self._median(up)
-        return self._result(self._psi(upto), distance, p, middle=middle)
-
-    def _psi(self, upto: Array) -> float:
-        """Over tenths of the training values, fewer where many are equal."""
+        largest = max(np.abs(below - self.below).max(), np.abs(upto - self.upto).max())
+        distance = max(0.0, float(largest) - GRAIN)
+        # Over tenths of the training values, fewer where many are equal.
         tenths = np.unique(np.searchsorted(self.upto, np.arange(1, 10) / 10 - 1e-9))
         tenths = tenths[self.upto[tenths] < 1]
-        then = np.diff([0.0, *self.upto[tenths], 1.0])
-        now = np.diff([0.0, *upto[tenths], 1.0])
-        return stability(then, now, self.known)
+        shares = [np.diff([0.0, *ends[tenths], 1.0]) for ends in (self.upto, upto)]
+        return {
+            **{"psi": stability(*shares, (then, now)), "distance": distance},
+            **{"p": kolmogorov(distance, then, now), "middle": (self._text(self.middle), self._median(up))},
+        }
 
     def _median(self, up: Array) -> str:
         """Of the new values, as near as the training quantiles tell."""
@@ -242,7 +208,6 @@ class _Categories(_Counter):
     def __init__(self, step: Category, about: Mapping[str, Any]) -> None:
         super().__init__(step, about)
         self.shares = {str(name): float(share) for name, share in about["shares"].items()}
-        self.rest = step.other
         self.counts: Counter[str] = Counter()
         self.new: Counter[str] = Counter()
 
@@ -251,28 +216,21 @@ class _Categories(_Counter):
         known = np.bincount(codes[codes >= 0], minlength=len(names)).tolist()
         self._count(len(codes), len(codes) - sum(known))
         for name, count in zip(map(str, names), known, strict=True):
-            if name in self.step.values:
-                self.counts[name] += count
-            elif self.rest:
-                self.counts["other"] += count
+            if name in self.step.values or self.step.other:
+                self.counts[name if name in self.step.values else "other"] += count
             else:
                 self.new[name] += count
 
-    def result(self) -> ColumnDrift:
-        then, now = self.known
-        if not then or not now:
-            return self._result()
-        bins = [*self.shares, NEW]
-        before = np.array([*self.shares.values(), 0.0])
+    def _values(self, then: int, now: int) -> dict[str, Any]:
+        before = np.array([*self.shares.values(), 0.0])  # and those never seen
         after = np.array([*(self.counts[name] for name in self.shares), self.new.total()]) / now
-        distance = float(np.abs(after - before).sum() / 2)
-        p = chi_square(before * then, after * now) if len(bins) > 1 else None
-        new = {name: count for name, count in self.new.most_common(10) if count}
-        unseen = None if self.rest else self.new.total() / now
-        return self._result(stability(before, after, (then, now)), distance, p, unseen, new)
-
-
-# Statistics
+        return {
+            "psi": stability(before, after, (then, now)),
+            "distance": float(np.abs(after - before).sum() / 2),
+            "p": chi_square(before * then, after * now) if self.shares else None,
+            "unseen": None if self.step.other else self.new.total() / now,
+            "new": {name: count for name, count in self.new.most_common(10) if count},
+        }
 
 
 def stability(then: Sequence[float] | Array, now: Sequence[float] | Array, rows: tuple[int, int]) -> float:
@@ -280,43 +238,3 @@ def stability(then: Sequence[float] | Array, now: Sequence[float] | Array, rows:
     shares = [np.maximum(np.asarray(s, np.float64), 0.5 / n) for s, n in zip((then, now), rows, strict=True)]
     a, b = (s / s.sum() for s in shares)
     return float(((b - a) * np.log(b / a)).sum())
-
-
-def kolmogorov(distance: float, rows: int, others: int) -> float:
-    """The asymptotic p of a two-sample Kolmogorov–Smirnov distance; too large where values are tied."""
-    root = math.sqrt(rows * others / (rows + others))
-    scaled = (root + 0.12 + 0.11 / root) * distance
-    if scaled < 0.2:
-        return 1.0
-    total = sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101))
-    return min(1.0, max(0.0, 2 * total))
-
-
-def chi_square(one: Array, other: Array) -> float:
-    """The p of two columns of counts being drawn from the same shares; rare rows are put together.
-
-    The tail of χ² is Wilson and Hilferty's.
-    """
-    table = np.stack([one, other])
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    rare = expected.min(0) < 5
-    if rare.any():
-        table = np.concatenate([table[:, ~rare], table[:, rare].sum(1, keepdims=True)], 1)
-    table = table[:, table.sum(0) > 0]
-    freedom = table.shape[1] - 1
-    if freedom < 1:
-        return 1.0
-    expected = table.sum(1, keepdims=True) * table.sum(0, keepdims=True) / table.sum()
-    value = float(((table - expected) ** 2 / expected).sum())
-    third = 2 / (9 * freedom)
-    z = ((value / freedom) ** (1 / 3) - (1 - third)) / math.sqrt(third)
-    return 0.5 * math.erfc(z / math.sqrt(2))
-
-
-def two_proportions(share: float, rows: int, other: float, others: int) -> float:
-    """The two-sided p of two shares being equal."""
-    if not rows or not others:
-        return 1.0
-    pooled = (share * rows + other * others) / (rows + others)
-    deviation = math.sqrt(pooled * (1 - pooled) * (1 / rows + 1 / others))
-    return math.erfc(abs(share - other) / deviation / math.sqrt(2)) if deviation else 1.0

@@ -1,0 +1,532 @@
+"""``shoal.compare``: which algorithm works in a held-out domain."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from shoal.api.source import Source, find_source, make_folder
+from shoal.errors import InputError, TableWarning, check_names
+from shoal.files import check_output, dump_json, read_json, write_atomically
+from shoal.settings import Count, Range, Rate, checked
+
+if TYPE_CHECKING:
+    import pandas
+
+    from shoal.experiments.compare import Design, Layout
+    from shoal.experiments.config import RunConfig
+    from shoal.experiments.execute import Store
+    from shoal.experiments.record import RunRecord
+
+HOME = "shoal-compare"
+Few = Annotated[int, Range(1, 1000)]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came out of a comparison; in a notebook it shows itself, ``print`` shows it as the command does.
+
+    ``recommendation["take"]`` is the row to use.
+    """
+
+    result: dict[str, Any]
+    """Rows, trials and all that was found, as plain data; of a plan, its file and its number of runs."""
+    records: Sequence[RunRecord]
+    """One for every run that came to its end."""
+    folder: Path
+    text: str
+
+    @property
+    def recommendation(self) -> dict[str, Any] | None:
+        """See :func:`shoal.experiments.compare.recommendation`."""
+        return self.result.get("recommendation")
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Rows of which a run failed, each with the error; the same call runs them again."""
+        return self.result.get("failed", {})
+
+    def __str__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        from shoal.report import compare as view
+
+        return view.as_html(self._results)
+
+    @property
+    def _results(self) -> dict[str, Any]:
+        if "rows" not in self.result:
+            raise InputError("this is the plan of a comparison; it has no results yet.")
+        return self.result
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A row for every algorithm, best first: mean and deviation over seeds, and each held-out domain."""
+        import pandas
+
+        rows = []
+        for row in self._results["rows"]:
+            worst, over = row["worst"] or {}, row["over_domains"] or {}
+            rows.append(
+                {name: row[name] for name in ("algorithm", "rank")}
+                | {name: row["average"][name] for name in ("mean", "sd")}
+                | {"worst": worst.get("mean"), "worst_domain": worst.get("domain")}
+                | {"difference": over.get("mean"), "low": over.get("low"), "high": over.get("high")}
+                | {"validation": row["validation"]["mean"]}
+                | {name: about["mean"] for name, about in row["domains"].items()}
+            )
+        return pandas.DataFrame(rows).set_index("algorithm")
+
+    def save(self, path: str | Path) -> Path:
+        """Writes the table as Markdown, CSV (a line for every trial), JSON or a page, as ``path`` ends."""
+        from shoal.report import compare as view
+
+        path, ending = Path(path), Path(path).suffix.lower()
+        if ending == ".html":
+            return self.report(path)
+        if ending not in view.FILES:
+            raise InputError(f"{str(path)!r} must end in .md, .csv, .json or .html.")
+        write_atomically(path, view.FILES[ending](self._results).encode(errors="backslashreplace"))
+        return path
+
+    def figure(self) -> Any:
+        """A figure of matplotlib: every algorithm in every held-out domain."""
+        from shoal.report import compare as view
+
+        return view.figure(self._results)
+
+    def report(self, path: str | Path) -> Path:
+        """Writes a page of this comparison, in one HTML file."""
+        write_page(self.folder, Path(path), self._results["identities"])
+        return Path(path)
+
+
+@checked
+def compare(
+    data: Any,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    task: Literal["classification", "regression"] | None = None,
+    columns: Sequence[str] | None = None,
+    drop: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    decimal: Literal[".", ","] | None = None,
+    day_first: bool | None = None,
+    data_options: Mapping[str, Any] | None = None,
+    algorithms: str | Sequence[str] | None = None,
+    baselines: bool = True,
+    held_out: str | Sequence[str] | None = None,
+    folds: Annotated[int, Range(2, 1000)] | None = None,
+    seeds: Few = 3,
+    search: Few = 3,
+    budget: Annotated[float, Range(above=0)] | None = None,
+    criterion: Literal["mean", "worst"] = "mean",
+    metric: str | None = None,
+    steps: Count | None = None,
+    batch_size: Count | None = None,
+    domains_per_step: Count | None = None,
+    model: str | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    weights: str | Path | None = None,
+    freeze_backbone: bool = False,
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam",
+    lr: Rate | None = None,
+    schedule: str | None = None,
+    eval_every: Count | None = None,
+    eval_limit: Count | None = None,
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    out: str | Path | None = None,
+    device: str | None = None,
+    jobs: Few | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
+    gpus_per_run: float | None = None,
+    cpus_per_run: float | None = None,
+    progress: bool = True,
+    run: bool = True,
+    plan: bool = False,
+) -> Comparison:
+    """Compares algorithms in held-out domains, and recommends one.
+
+    Every domain is held out in turn; of more than ten domains, several are held out together, in ten folds.
+    Every algorithm gets the same random search, its defaults first, of which each seed takes the best on
+    validation examples of the training domains. On rows of numbers scikit-learn's gradient boosting and a
+    linear model take part in the same way. Recommended is the simplest row within one standard error of the
+    best. Runs are kept in ``out``: the same call again does what is missing.
+
+    Args:
+        data: a DataFrame; arrays (X, y, domains); a table (.csv, .parquet, .xlsx); a folder of images as
+            folder/domain/class; a dataset's name; or a Hugging Face dataset. What is in memory is written to
+            ``out`` once.
+        label: of a table, the column to predict; ``domain`` is the one that tells where a row is from.
+        group: the column that names the entity of a row, such as a patient.
+        task: by default as the label looks.
+        columns: the features; by default all columns but ``drop``.
+        kinds: numeric, boolean, date, categorical or text, for columns that look otherwise.
+        decimal: the decimal mark, where columns leave it open; ``day_first``: whether 3/4/2020 is in April.
+        data_options: the dataset's own.
+        algorithms: names, or ``"all"``; ``"fish:regrouped"`` is the control of Fish with random grouping.
+        baselines: whether scikit-learn's take part.
+        held_out: domains to hold out; by default each that can be scored.
+        folds: in how many groups domains are held out (default: one by one up to ten, else ten).
+        seeds: how many; ``search`` is the number of hyperparameter trials per row and seed.
+        budget: minutes; to stay within them there are fewer trials, then fewer seeds, then fewer folds.
+        criterion: rank and recommend by the average over held-out domains or by the worst one.
+        metric: selects on validation and is compared.
+        steps: of every run; with ``batch_size`` they go by the size of a table.
+        domains_per_step: by default all up to 16, else 5.
+        model: one of Shoal's, of timm's, or a text encoder; with ``model_options`` and ``weights``.
+        freeze_backbone: whether only the head is trained, on features that are computed once.
+        lr: the learning rate; by default it follows the model.
+        schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or warmup:50,cosine.
+        eval_every: steps between evaluations (default: a tenth of all) of ``eval_limit`` examples per split.
+        out: the folder for runs and results (default: shoal-compare, with a folder in it for data of yours).
+        device: with ``jobs``, ``engine`` and what follows: where runs happen, and how many in parallel.
+        progress: whether what happens is shown on stderr.
+        run: ``False`` shows the results of finished runs and runs nothing.
+        plan: writes the plan of runs and stops; later calls with this ``out`` must match it.
+
+    Example:
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(120, 3))
+        >>> data = x, np.where(x[:, 0] > 0, "yes", "no"), np.repeat(["oslo", "lima", "rome"], 40)
+        >>> found = compare(data, algorithms="erm", seeds=1, search=1, steps=30, progress=False)
+        >>> [row["rank"] is not None for row in found.result["rows"]]
+        [True, True, True, True]
+    """
+    from shoal.experiments import baselines as plain
+    from shoal.experiments import compare as protocol
+    from shoal.experiments.config import RunConfig
+    from shoal.experiments.execute import Store, make_executor
+    from shoal.experiments.search import with_rate
+    from shoal.training.processes import together
+
+    if together():
+        raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
+    where_run = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
+    executor = make_executor(engine, device=device, jobs=jobs, **where_run)
+    asked, everyone = _algorithms(algorithms)
+    table = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    table |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
+    given = {**(data_options or {}), **({} if columns is None else {"columns": list(columns)})}
+    source = find_source(data, data_options=given, folder=out, home=HOME, **table)
+    with _shown(progress) as say:
+        (dataset,) = _spelled([source.dataset], "datasets")
+        names = [held_out] if isinstance(held_out, str) else list(held_out or ())
+        where = protocol.layout(dataset, source.options, names, metric)
+        groups = protocol.folds(where.left_out, folds)
+        where = replace(where, domains=where.domains + 1 - max(map(protocol.size_of, groups)))
+        if domains_per_step is not None and domains_per_step > where.domains:
+            raise InputError(
+                f"domains_per_step={domains_per_step}, but there are {where.domains} to train on."
+            )
+        if not algorithms:
+            asked, everyone = _algorithms(where.usual["algorithms"])
+        steps = steps or int(where.usual["steps"])
+        base = RunConfig(
+            dataset=dataset,
+            algorithm=protocol.parted(asked[0])[0],
+            steps=steps,
+            data_options=source.options,
+            model=model,
+            model_options=_model_options(model, model_options, freeze_backbone),
+            weights=None if weights is None else str(weights),
+            optimizer=optimizer,
+            batch_size=batch_size or where.usual["batch"],
+            domains_per_step=domains_per_step,
+            eval_every=eval_every or max(1, steps // 10),
+            eval_limit=eval_limit,
+            precision=precision,
+            holdout=where.holdout,
+            metric=metric,
+        )
+        base, rate_note = with_rate(base, lr, schedule)
+        unable = protocol.unable(asked, where)
+        able = [name for name in asked if name not in unable]
+        design = protocol.Design(base, able, where.left_out, seeds, search, folds)
+        refused = protocol.refused(design.configs(), device)
+        if refused and (not everyone or len(refused) == len(able)):
+            raise next(iter(refused.values()))
+        unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
+        if not (able := [name for name in able if name not in unable]):
+            reasons = "; ".join(f"{name} {why}" for name, why in unable.items())
+            raise InputError(f"{reasons}: nothing to compare.")
+        surprises = protocol.try_each(replace(design, rows=able[:1], seeds=1, search=1).configs(), device)
+        say(rate_note, *where.messages, *surprises)
+        if where.flat and baselines:
+            own = plain.names(where.classes)
+            unable |= {n: why for n in own if (why := plain.lacking()) and n != protocol.MAJORITY}
+            able = [*(n for n in own if n not in unable), *able]
+        design = replace(design, rows=able)
+        folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
+        job = _Job(source, design, where, folder, Store(folder / "runs"), device, jobs, say)
+        with job.disk():
+            job.fit_budget(budget)
+            if plan:
+                return job.planned()
+            failed = job.execute(executor, progress, unable) if run else {}
+            return job.results(criterion, failed, unable)
+
+
+def _algorithms(asked: str | Sequence[str] | None) -> tuple[list[str], bool]:
+    """Names as the registry spells them, each once, and whether ``all`` was among them."""
+    from shoal.algorithms import registry
+    from shoal.data.sampler import Draw
+    from shoal.experiments.compare import parted
+
+    names = [asked] if isinstance(asked, str) else list(asked or ())
+    check_names("draw", [way for name in names if (way := parted(name)[1])], get_args(Draw))
+    every = registry.names() if "all" in names else []
+    named = _spelled([name for name in names if name != "all"], "algorithms")
+    return list(dict.fromkeys([*every, *named])), bool(every)
+
+
+def _spelled(names: Sequence[str], what: str) -> list[str]:
+    from shoal.algorithms import registry
+    from shoal.data import sets
+
+    for name in names:
+        (registry if what == "algorithms" else sets.registry).module(name.partition(":")[0])
+    return list(dict.fromkeys(name.lower().replace("_", "-") for name in names))
+
+
+def _model_options(model: str | None, options: Mapping[str, Any] | None, frozen: bool) -> dict[str, Any]:
+    if frozen and not (options or {}).get("frozen", True):
+        raise InputError("freeze_backbone=, but model_options= has frozen=False; give one of them.")
+    if frozen and model is None:
+        raise InputError("freeze_backbone= needs one of timm's models: model='mobilenetv2_100'.")
+    return {**(options or {}), **({"frozen": True} if frozen else {})}
+
+
+def _folder(source: Source, named: bool) -> Path:
+    """Of a dataset the folder of all; a file or folder of the user's has its own in it."""
+    if not named:
+        return Path(source.given).parent
+    return Path(HOME) / (Path(source.given).resolve().stem or "data") if source.own else Path(HOME)
+
+
+@contextlib.contextmanager
+def _shown(progress: bool) -> Iterator[Any]:
+    """How to tell the user something. Where columns are shown as a report, they are not warned of too."""
+
+    def say(*lines: str) -> None:
+        for line in lines:
+            if line and progress:
+                print(f"{line[:1].upper()}{line[1:].rstrip('.')}.", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        if progress:
+            warnings.simplefilter("ignore", TableWarning)
+        yield say
+
+
+@dataclass
+class _Job:
+    """A comparison that is planned, and where its runs and results go."""
+
+    source: Source
+    design: Design
+    where: Layout
+    folder: Path
+    store: Store
+    device: str | None
+    jobs: int | None
+    say: Any
+    configs: list[RunConfig] = field(default_factory=list)
+    seconds: float | None = None
+
+    @contextlib.contextmanager
+    def disk(self) -> Iterator[None]:
+        """What cannot be written is one line, and says that nothing is lost."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            kept = "Finished runs are kept; the same command resumes."
+            raise InputError(f"{str(self.folder)!r}: {error.strerror or error}. {kept}") from error
+
+    @property
+    def parallel(self) -> int:
+        from shoal.training.processes import pick_device
+
+        if self.jobs or pick_device(self.device).type != "cpu":
+            return self.jobs or 10
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def measured(self) -> float:
+        """About how many seconds a run takes: of finished ones, else by the first steps of one."""
+        from shoal.experiments.compare import seconds_of
+
+        if self.seconds is None:
+            done = [r.seconds for r in self.store.found(self.configs)]
+            self.seconds = sum(done) / len(done) if done else seconds_of(self.configs[-1], self.device)
+        return self.seconds
+
+    def fit_budget(self, minutes: float | None) -> None:
+        """Makes the design smaller; what a run takes is kept, so that the same call plans the same runs."""
+        self.configs = self.design.configs()
+        if minutes is not None:
+            path, full, identity = self.folder / "timing.json", self.design, self.design.base.identity
+            known = read_json(path) if path.exists() else {}
+            self.seconds = known.get(identity) if isinstance(known, dict) else None
+            if self.seconds is None:
+                make_folder(self.folder, self.source.given)
+                write_atomically(path, dump_json({identity: self.measured()}))
+            self.design = full.within(60 * minutes * self.parallel / max(self.measured(), 1e-9))
+            self.configs = self.design.configs()
+            if less := self.design.reductions(full):
+                self.say(f"to stay within {minutes:g} minutes: {less}")
+        check_plan(self.plan_file, self.configs)
+        make_folder(self.folder, self.source.given)
+        check_output(self.folder / f"{self.name}.csv", [self.source.given])
+
+    @property
+    def plan_file(self) -> Path:
+        return self.folder / f"{self.design.base.dataset}.plan.json"
+
+    @property
+    def name(self) -> str:
+        return f"compare-{self.design.base.dataset}"
+
+    def counted(self, missing: int) -> str:
+        """How many runs there are, of what, how many are not there yet, and how long these take."""
+        from shoal.experiments.compare import many
+        from shoal.report.compare import _hours
+
+        design = self.design
+        folds, domains = len(design.groups), len(design.held_out)
+        time = f" About {_hours(missing * self.measured() / self.parallel)}." if missing else ""
+        return (
+            f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'row')}, "
+            f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
+            f"{many(design.seeds, 'seed')}, {many(design.search, 'hyperparameter trial')} each; "
+            f"{missing:,} still to do.{time}"
+        )
+
+    def planned(self) -> Comparison:
+        """Writes the plan and runs nothing."""
+        missing = len(self.store.missing(self.configs))
+        content = [{"identity": c.identity, "config": c.to_dict()} for c in self.configs]
+        write_atomically(self.plan_file, dump_json(content))
+        result = {"plan": str(self.plan_file), "runs": len(content)}
+        text = f"{self.counted(missing)} Written to {self.plan_file}."
+        return Comparison(result, [], self.folder, text)
+
+    def execute(self, executor: Any, progress: bool, unable: Mapping[str, str]) -> dict[str, str]:
+        """Does what is missing; returns the errors of runs that failed, by their identity."""
+        from shoal.experiments.display import Display
+        from shoal.experiments.execute import execute
+
+        missing = len(self.store.missing(self.configs))
+        self.say(*(f"not compared: {name} ({why})" for name, why in unable.items()))
+        if not missing:
+            return {}
+        if (report := self.source.columns()) is not None:
+            write_atomically(self.folder / "columns.json", dump_json(report))
+        if progress:
+            print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
+            self.say(self.counted(missing))
+        display = Display(self.configs, missing) if progress else None
+        watch = {"tell": display.tell, "done": display.done} if display else {}
+        failed = execute(self.configs, self.store, executor, **watch).failed
+        if any(f"[Errno {errno.ENOSPC}]" in why for why in failed.values()):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return failed
+
+    def results(self, criterion: str, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
+        """Writes the results down, with a page for data of the user's own."""
+        from shoal.experiments.compare import results
+        from shoal.report import compare as view
+        from shoal.report import plots
+
+        configs, records = self.configs, self.store.found(self.configs)
+        result = results(configs, records, criterion=criterion, failed=failed)
+        result |= {"unable": unable, "excluded": dict(self.where.excluded), "warned": dict(self.where.warned)}
+        result["identities"] = sorted({c.identity for c in configs})
+        if self.source.own:
+            result["title"] = Path(self.source.given).name
+        for ending, content in view.FILES.items():
+            path = self.folder / f"{self.name}{ending}"
+            write_atomically(path, content(result).encode(errors="backslashreplace"))
+        written = ", ".join(f"{self.name}{ending}" for ending in view.FILES)
+        text = f"{view.text(result)}\n\nSaved in {self.folder}: {written}."
+        if self.source.own:
+            text += f"\n{self.page(result['identities'])}{self.next(result)}"
+        try:
+            pictures = plots.save(view.figure(result), self.folder / self.name)
+            text += f"\n\nFigures: {', '.join(map(str, pictures))}"
+        except InputError as error:
+            self.say(f"no figure: {error}")
+        return Comparison(result, records, self.folder, text)
+
+    def page(self, runs: Sequence[str]) -> str:
+        """What is said of the report of these runs, which is made if it can be.
+
+        Others may lie in the folder, such as those of the file before it was changed.
+        """
+        try:
+            return f"A page to open or send: {write_page(self.folder, self.folder / 'report.html', runs)}."
+        except InputError as error:
+            return f"No page was made: {error}"
+
+    def next(self, result: Mapping[str, Any]) -> str:
+        """Commands that train the recommended row on every domain, then predict, score and export."""
+        from shoal.experiments.compare import many, usual_settings
+        from shoal.trained import train_command
+
+        about = result["recommendation"] or {}
+        if not about.get("majority", {"better": True})["better"]:  # then nothing is recommended
+            return ""
+        take = about.get("take") or about.get("begin")
+        if (chosen := usual_settings(self.configs, result["trials"], take)) is None:
+            return ""
+        config, times, trials = chosen
+        data = {k: v for k, v in config.data_options.items() if k not in ("test", "seed")}
+        whole = replace(config, data_options=data, seed=0, holdout=None, select="best")
+        old = shlex.split(train_command(replace(whole, data_options={})).splitlines()[0])
+        words = [*old[:3], *self.source.words, "--held-out", "none", *old[4:]]
+        folder = words[-1] = f"runs/{config.algorithm}-{whole.identity[:8]}"  # another file has another
+        kind = Path(self.source.given).suffix if Path(self.source.given).is_file() else ""
+        commands = [words, ["shoal", "predict", folder, f"NEW{kind}"]]
+        commands += [["shoal", "score", folder, f"LABELLED{kind}"], ["shoal", "export", folder]]
+        how = f"with the hyperparameters chosen in {times} of {many(trials, 'split')}"
+        first = f"To train {take} on every domain, {how}, then to predict, score and export:"
+        return "\n" + "\n  ".join([first, *map(shlex.join, commands)])
+
+
+def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
+    """Refuses other runs than those of a plan that was written before."""
+    if not path.exists():
+        return
+    try:
+        if not isinstance(runs := read_json(path), list):
+            raise TypeError("it holds no list")
+        before = {run["identity"] for run in runs}
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{str(path)!r} is not a plan ({error}); move it away.") from error
+    now = {config.identity for config in configs}
+    if before != now:
+        raise InputError(
+            f"{str(path)!r} holds another plan: {len(now - before)} of these {len(now)} runs are not in it, "
+            f"and {len(before - now)} of its {len(before)} are not among these. "
+            "Give the options it was written with, another out=, or remove it."
+        )
+
+
+def write_page(folder: Path, path: Path, runs: Sequence[str]) -> str:
+    """The page of these runs of a folder; returns where it is."""
+    from shoal.api.report import report
+
+    return str(report(folder, path, only=runs).path)

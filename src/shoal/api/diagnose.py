@@ -1,0 +1,253 @@
+"""``shoal.diagnose``: in what the domains of a dataset differ, before training on it."""
+
+from __future__ import annotations
+
+import html
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InputError
+from shoal.experiments import diagnosis
+from shoal.files import dump_json, write_atomically
+from shoal.terminal import clear_line
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from shoal.data.batch import DomainData
+
+
+@dataclass(frozen=True)
+class Diagnosis(diagnosis.Diagnosis):
+    """The tests, the generalization gap and what to try. ``print`` shows it, a notebook its tables.
+
+    ``questions`` are the tests, ``alarms`` the names of those that are significant, ``gaps`` and ``average``
+    the generalization gap of ERM, ``columns`` what differs per column, ``gradients`` how gradients agree.
+    """
+
+    name: str = ""
+    compare: str = ""
+    """The call or command that compares algorithms on these data."""
+    without: str = ""
+    """The same without the columns that are suspect."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data, with the conclusions as ``reading``."""
+        content = {"dataset": self.name, **super().to_dict(), "reading": self.reading()}
+        return {name: content[name] for name in content if name not in ("name", "compare", "without")}
+
+    def reading(self) -> list[str]:
+        """The conclusions, one sentence or two each."""
+        from shoal.report import diagnose as view
+
+        return view.reading(super().to_dict(), self.compare, self.without)
+
+    def __str__(self) -> str:
+        from shoal.report import diagnose as view
+
+        return view.text(super().to_dict(), self.compare, self.without)
+
+    def _repr_html_(self) -> str:
+        from shoal.report import diagnose as view
+
+        tables = "\n".join(table.html() for table in view.tables(super().to_dict()))
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading())
+        return f"{tables}\n<ul>{lines}</ul>"
+
+    def to_frame(self, what: str = "questions") -> Any:
+        """A pandas frame of the ``questions``, or of the ``domains``, ``gaps`` or ``columns``."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+        names = ("questions", "domains", "gaps", "columns")
+        if what not in names:
+            raise InputError(f"what={what!r}; it must be one of {', '.join(names)}.")
+        return pandas.json_normalize(super().to_dict()[what])
+
+    def figure(self) -> Any:
+        """A matplotlib figure: labels, the probe's confusion, the gap, and cosines of gradients."""
+        from shoal.report import diagnose as view
+
+        return view.figure(super().to_dict(), self.name)
+
+    def save(self, path: str | Path) -> list[Path]:
+        """Writes ``diagnosis.json`` and, with matplotlib, its figure to a folder; returns the files."""
+        from shoal.report import plots
+
+        folder = Path(path).expanduser()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / "diagnosis.json", dump_json(self.to_dict()))
+            try:
+                pictures = plots.save(self.figure(), folder / "diagnosis")
+            except InputError as error:
+                warnings.warn(f"no figure: {error}", stacklevel=2)
+                pictures = []
+        except OSError as error:
+            raise InputError(f"out={str(path)!r}: {error.strerror or error}.") from error
+        return [folder / "diagnosis.json", *pictures]
+
+
+def diagnose(
+    data: Any,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    group: str | None = None,
+    task: str | None = None,
+    drop: Sequence[str] = (),
+    kinds: Mapping[str, str] | None = None,
+    decimal: str | None = None,
+    day_first: bool | None = None,
+    options: Mapping[str, Any] | None = None,
+    model: str | Callable[[int], nn.Module] | None = None,
+    steps: int = 150,
+    seed: int = 0,
+    batch_size: int = 32,
+    lr: float = 1e-3,
+    examples: int = 2000,
+    max_domains: int = 12,
+    budget: float | None = 120.0,
+    out: str | Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
+) -> Diagnosis:
+    """Tests whether the domains differ, in what, in which columns, and how much worse ERM does when held out.
+
+    It is a look at data before training, not a test of a method: all domains are used, those of the test
+    split too. Random numbers come from ``seed`` alone; ``budget`` may shorten the trainings.
+
+        >>> import numpy as np
+        >>> rng = np.random.default_rng(0)
+        >>> site = np.repeat(["oslo", "rome"], 40)
+        >>> x = rng.normal(size=(80, 3)) + 2.0 * (site == "rome")[:, None]
+        >>> found = diagnose((x, (x[:, 0] > 1).astype(int), site), steps=5, progress=False)
+        >>> "inputs" in found.alarms
+        True
+
+    Args:
+        data: a DataFrame or mapping of columns, a table (.csv, .parquet, .xlsx), a folder of images as
+            domain/class/image, the name of a dataset, a Hugging Face dataset, arrays ``(x, y, domains)``, or
+            a :class:`~shoal.data.DomainData`.
+        label: of a table: the column to predict.
+        domain: of a table: the column that tells where a row is from.
+        group: of a table: the column that names the entity of a row.
+        task: of a table: ``"classification"`` or ``"regression"``, by default as the label looks.
+        drop: of a table: columns not to use.
+        kinds: of a table: what columns hold, where the guess is wrong, such as ``{"zip": "categorical"}``.
+        decimal: of a table: the decimal mark, where columns leave it open.
+        day_first: of a table: whether 3/4/2020 is in April, where columns leave it open.
+        options: of a dataset with a name or of a Hugging Face dataset: its options.
+        model: a name, or a function that makes a fresh model from a seed. By default the dataset's own; for
+            images and text a small network on a fixed embedding.
+        steps: of each short training.
+        batch_size: examples per batch.
+        lr: Adam's learning rate.
+        examples: how many to sample in all.
+        max_domains: how many domains to sample at most.
+        budget: seconds to aim at, or ``None``; trainings are shortened where they would take longer.
+        out: a folder for ``diagnosis.json`` and the figure.
+        device: such as ``"cuda"``; by default CUDA where there is one.
+        progress: whether to show progress on stderr.
+    """
+    from dataclasses import replace
+
+    from shoal.experiments.diagnose import diagnose as run
+    from shoal.models import build
+    from shoal.report import diagnose as view
+
+    columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
+    columns = {name: value for name, value in columns.items() if value not in (None, [])}
+    loaded, name = _loaded(data, columns, dict(options or {}))
+    if hasattr(loaded.examples, "unguarded"):
+        loaded = replace(loaded, examples=loaded.examples.unguarded())
+
+    def make(seed: int) -> nn.Module:
+        return build(str(model), input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
+
+    shown = _Progress() if progress else None
+    try:
+        result = run(
+            loaded,
+            make if isinstance(model, str) else model,
+            steps=steps,
+            seed=seed,
+            batch_size=batch_size,
+            lr=lr,
+            examples=examples,
+            max_domains=max_domains,
+            budget=budget,
+            device=device,
+            tell=shown.tell if shown else None,
+        )
+    finally:
+        if shown:
+            shown.end()
+    told = {**columns, **({"options": dict(options)} if options else {})}
+    told |= {"model": model} if isinstance(model, str) else {}
+    suspect = [*columns.get("drop", ()), *view.to_drop(result.to_dict())]
+    found = Diagnosis(**vars(result), name=name, compare=_call(data, told))
+    found = replace(found, without=_call(data, {**told, "drop": suspect}))
+    if out is not None:
+        found.save(out)
+    return found
+
+
+def _call(data: Any, told: Mapping[str, Any]) -> str:
+    first = repr(str(data)) if isinstance(data, str | Path) else "data"
+    return f"shoal.compare({', '.join([first, *(f'{name}={value!r}' for name, value in told.items())])})"
+
+
+def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> tuple[DomainData, str]:
+    """The dataset and its name, whatever ``data`` is."""
+    from shoal.data import from_arrays, from_hf, from_table, sets
+    from shoal.data.batch import DomainData
+    from shoal.data.reading import ending
+
+    if isinstance(data, str | Path):
+        path = Path(data).expanduser()
+        if ending(path):
+            # Scaled by all domains, for none is held out.
+            return sets.load("table", **{"file": str(data), "test": [], **columns, **options}), path.name
+        if columns:
+            raise InputError(f"{next(iter(columns))}= belongs to a table, and {str(data)!r} is none.")
+        if path.is_dir() and str(data).lower().replace("_", "-") not in sets.registry.names():
+            return sets.load("image-folder", folder=str(data), **options), path.name
+        return sets.load(str(data), **options), str(data)
+    if isinstance(data, DomainData):
+        return data, "data"
+    if isinstance(data, tuple) and len(data) == 3:
+        return from_arrays(*data, **columns, **options), "data"
+    if missing := [name for name in ("label", "domain") if name not in columns]:
+        raise InputError(f"say which column is the {missing[0]}: {missing[0]}='…'.")
+    if hasattr(data, "features") and hasattr(data, "column_names"):
+        return from_hf(data, **columns, **options), "data"
+    return from_table(data, **columns, **options), "data"
+
+
+class _Progress:
+    """On stderr: a bar on a terminal, elsewhere one line per phase."""
+
+    def __init__(self) -> None:
+        self.terminal, self.phase = sys.stderr.isatty(), ""
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        if self.terminal:
+            full = 24 * done // max(total, 1)
+            clear_line(sys.stderr)
+            sys.stderr.write(f"[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
+            sys.stderr.flush()
+        elif phase != self.phase:
+            print(phase, file=sys.stderr, flush=True)
+        self.phase = phase
+
+    def end(self) -> None:
+        if self.terminal and self.phase:
+            clear_line(sys.stderr)
+            sys.stderr.flush()

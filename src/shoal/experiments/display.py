@@ -1,0 +1,134 @@
+"""How a list of runs comes along: the same display for every command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InputError
+from shoal.terminal import clean, clear_line
+
+if TYPE_CHECKING:
+    from shoal.experiments.config import RunConfig
+    from shoal.experiments.execute import Executor, Outcome
+    from shoal.experiments.record import RunRecord
+    from shoal.experiments.store import Store
+
+
+class Display:
+    """On stderr: a live line on a terminal, one line per finished run elsewhere, each with an estimate.
+
+    Its methods are what :func:`shoal.experiments.execute.execute` takes as ``tell`` and ``done``.
+    """
+
+    def __init__(self, configs: Sequence[RunConfig], missing: int) -> None:
+        self.total = len(configs)
+        self.finished = self.total - missing
+        self.at: dict[str, str] = {}
+        self.seconds: list[float] = []
+        self.parallel = 1
+        self.terminal = sys.stderr.isatty()
+        self.several = len({c.dataset for c in configs}) > 1
+        if missing:
+            kept = f", {self.finished} kept from before" if self.finished else ""
+            print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
+
+    def tell(self, config: RunConfig, step: int, note: str) -> None:
+        self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
+        self.parallel = max(self.parallel, len(self.at))
+        if self.terminal:
+            line = f"[{self.finished}/{self.total}]{self.estimate} {' · '.join(self.at.values())}"
+            clear_line(sys.stderr)
+            sys.stderr.write(line[:130])
+            sys.stderr.flush()
+
+    def done(self, record: RunRecord) -> None:
+        self.finished += 1
+        self.at.pop(record.config.identity, None)
+        if record.status != "failed":
+            self.seconds.append(record.seconds)
+        error = f"failed: {clean(record.error)}" if record.status == "failed" else record.status
+        result = _held_out_score(record) if record.status == "finished" else error
+        if self.terminal:
+            clear_line(sys.stderr)
+        line = f"[{self.finished}/{self.total}] {self._which(record.config)}: {result}"
+        print(f"{line} ({record.seconds:.0f} s){self.estimate}", file=sys.stderr, flush=True)
+
+    @property
+    def estimate(self) -> str:
+        """Remaining runs × their mean seconds / runs in parallel."""
+        left = self.total - self.finished
+        if not left or not self.seconds:
+            return ""
+        seconds = left * fmean(self.seconds) / self.parallel
+        return f" about {duration(seconds)} left"
+
+    def _which(self, config: RunConfig) -> str:
+        """A run among others: what they mostly differ in."""
+        number = f", N={n}" if (n := config.data_options.get("domains")) else ""
+        names = config.protocol.get("leave_out") or [config.data_options.get("test")]
+        held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
+        dataset = f"{config.dataset}, " if self.several else ""
+        return f"{dataset}{config.name}{number}{held_out}, seed {config.seed}"
+
+
+def duration(seconds: float) -> str:
+    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _held_out_score(record: RunRecord) -> str:
+    """The result in the held-out domain, as tables and weights have it."""
+    if record.headline is None:
+        return "finished"
+    name, value = record.headline
+    if value is None:
+        return f"{name} undefined"
+    return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
+
+
+def run_shown(
+    configs: Sequence[RunConfig],
+    store: Store,
+    executor: Executor | None = None,
+    how: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """:func:`shoal.experiments.execute.execute` with a display, unless ``quiet``."""
+    from shoal.experiments.execute import execute
+
+    if quiet:
+        return execute(configs, store, executor, how=how)
+    display = Display(configs, len({c.identity for c in store.missing(configs)}))
+    return execute(configs, store, executor, how=how, tell=display.tell, done=display.done)
+
+
+def run_seeds(
+    configs: Sequence[RunConfig],
+    folder: Path,
+    how: Mapping[str, Any],
+    executor: Executor | None = None,
+    quiet: bool = False,
+) -> list[RunRecord]:
+    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`.
+
+    Returns the records of all runs, those of failed ones included. Where no run could begin, nothing is left
+    and an InputError says why.
+    """
+    from shoal.experiments.store import Store
+
+    store = Store(folder, weights=True)
+    store.plan(configs, how)
+    try:
+        outcome = run_shown(configs, store, executor, how, quiet)
+        if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
+            raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
+    except InputError:
+        store.forget_plan()
+        raise
+    return [record for config in configs if (record := store.look(config)) is not None]
