@@ -237,7 +237,7 @@ def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozens
     for t in trials:
         if t.get("chosen") is not None:
             parts = (t["algorithm"], t["seed"], t["settings"], t["lr"])
-            wanted |= {key(*parts, t["left_out"]), key(*parts, None)}
+            wanted |= {key(*parts, t.get("fold", t["left_out"])), key(*parts, None)}
     found = set()
     for run in runs:
         config = run.record.config
