@@ -16,11 +16,12 @@ import pytest
 
 from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import record as records
+from shoal.experiments import store as stores
 from shoal.experiments.config import RunConfig, change_config, read_config, read_file
-from shoal.experiments.pool import run_all
-from shoal.experiments.record import RunFolders, RunRecord, Store
+from shoal.experiments.execute import execute, make_executor
+from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
+from shoal.experiments.store import Index, Store
 from shoal.files import write_atomically
 from shoal.paper import cdsprites, linear
 
@@ -57,6 +58,17 @@ SPOILT: list[dict[str, Any]] = [
     {"metric": None, "average": 0.5, "domains": {}},
     {"metric": "r", "average": 0.5, "domains": {}, "metrics": {"x": "0.5"}},
 ]
+
+
+def run_all(
+    configs: list[RunConfig],
+    store: Store,
+    *,
+    device: str | None = "cpu",
+    jobs: int | None = None,
+    **options: Any,
+) -> list[RunRecord]:
+    return execute(configs, store, make_executor(device=device, jobs=jobs), **options).records
 
 
 def result(found: RunRecord) -> tuple[Any, ...]:
@@ -212,13 +224,13 @@ class TestRecord:
     def test_an_index_from_before_that_was_refused_is_made_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(records, "INDEX_FROM", 1)
+        monkeypatch.setattr(stores, "INDEX_FROM", 1)
         (tmp_path / "record.json").write_text(json.dumps(record(status=None).to_dict()))
         with monkeypatch.context() as before:
-            before.setattr(records, "check_record", lambda found: found)
-            before.setattr(records, "_FORMAT", records._FORMAT[: -len(records._KINDS)])
-            assert not records.Index(tmp_path).read()[1]
-        assert list(records.Index(tmp_path).read()[1]) == ["record.json"]
+            before.setattr("shoal.experiments.record.check_record", lambda content: content)
+            before.setattr(stores, "_FORMAT", stores._FORMAT[:-3])
+            assert not Index(tmp_path).read()[1]
+        assert list(Index(tmp_path).read()[1]) == ["record.json"]
 
     def test_what_may_be_missing_is_read(self) -> None:
         matrix = [[1, None], [None, math.nan]]
@@ -371,7 +383,7 @@ class TestStore:
 
 def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> None:
     """Far more of it than a pipe holds."""
-    many = [replace(TINY, seed=s, steps=1500, eval_every=1) for s in (0, 1)]
+    many = [replace(TINY, seed=s, steps=600, eval_every=1) for s in (0, 1)]
     began = time.monotonic()
     records = run_all(many, Store(tmp_path), jobs=2)
     assert len(records) == 2
@@ -502,7 +514,7 @@ class TestFolder:
         assert not (tmp_path / "model.safetensors").exists()
 
     def test_seeds_of_another_run_are_not_taken_for_these(self, tmp_path: Path) -> None:
-        store = RunFolders(tmp_path)
+        store = Store(tmp_path, weights=True)
         run_all([TINY, replace(TINY, seed=1)], store, device="cpu", jobs=1)
         with pytest.raises(InputError, match=r"seed-0' holds another run \(steps 4, not 8\)"):
             run_all([replace(TINY, steps=8)], store, device="cpu", jobs=1)

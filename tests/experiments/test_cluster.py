@@ -18,10 +18,11 @@ import torch
 from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments import cluster
+from shoal.experiments.cluster import Ray
 from shoal.experiments.config import RunConfig
+from shoal.experiments.execute import ATTEMPTS, Store, execute
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
-from shoal.experiments.sweep import ATTEMPTS, SweepStore
 
 QUICK = {"checkpoint_every": 200}
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -71,10 +72,10 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def store(nodes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SweepStore:
+def store(nodes: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
     monkeypatch.chdir(nodes.home)
     monkeypatch.setattr(cluster, "LOOK", 0.2)
-    return SweepStore(tmp_path / "runs")
+    return Store(tmp_path / "runs")
 
 
 def meanwhile(action: Callable[[], None]) -> threading.Thread:
@@ -90,7 +91,7 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
-def holder(store: SweepStore, config: RunConfig) -> int:
+def holder(store: Store, config: RunConfig) -> int:
     """The process that has the run; 0 if it has not begun."""
     try:
         return int((store.workplace(config) / ".lock").read_text().split()[0])
@@ -98,7 +99,7 @@ def holder(store: SweepStore, config: RunConfig) -> int:
         return 0
 
 
-def saved(store: SweepStore, config: RunConfig) -> int:
+def saved(store: Store, config: RunConfig) -> int:
     """The step of the newest checkpoint."""
     found = (store.workplace(config) / "checkpoints").glob("step-*")
     return max((int(p.name.split("-")[1]) for p in found), default=0)
@@ -108,7 +109,7 @@ SWEEP = "sweep linear --data per_domain=100 --algorithms erm fish --seeds 1 --se
 SWEEP += " --steps 60 --eval-every 20 --device cpu"
 
 
-def test_tables_are_those_of_the_local_engine(store: SweepStore, tmp_path: Path) -> None:
+def test_tables_are_those_of_the_local_engine(store: Store, tmp_path: Path) -> None:
     assert main([*SWEEP.split(), "--out", str(tmp_path / "local"), "--jobs", "2"]) == 0
     assert main([*SWEEP.split(), "--out", str(tmp_path / "ray"), "--engine", "ray"]) == 0
     tables = sorted(p.name for p in (tmp_path / "local").glob("sweep*"))
@@ -122,32 +123,33 @@ def test_tables_are_those_of_the_local_engine(store: SweepStore, tmp_path: Path)
 
 
 def test_a_run_that_fails_is_written_down_and_tried_again(
-    store: SweepStore, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It also shows that workers have this process's SHOAL_DATA."""
     monkeypatch.setenv("SHOAL_DATA", "/no/pictures/here")
     wanted, seen = configs(60, 60), list[str]()
     bad = RunConfig("rotated-mnist", "erm", 5, label="bad")
-    outcome = cluster.sweep([bad, *wanted], store, done=lambda r: seen.append(r.config.label))
+    outcome = execute([bad, *wanted], store, Ray(), done=lambda r: seen.append(r.config.label))
     assert [numbers(r) for r in outcome.records] == alone(wanted)
-    assert sorted(seen) == ["0", "1"]
+    assert sorted(seen) == ["0", "1", "bad"]
     assert outcome.failed.keys() == {bad.identity}
     assert "/no/pictures/here" in outcome.failed[bad.identity]
-    assert "Traceback" in store.failure(bad).read_text()
-    store.failure(bad).write_text("before")
-    again = cluster.sweep([bad, *wanted], store, done=lambda r: seen.append("again"))
+    record = store.look(bad)
+    assert record is not None
+    assert "Traceback" in record.traceback
+    seen.clear()
+    again = execute([bad, *wanted], store, Ray(), done=lambda r: seen.append(r.config.label))
     assert (len(again.records), again.failed.keys()) == (2, {bad.identity})
-    assert "again" not in seen
-    assert store.failure(bad).read_text() != "before"
+    assert seen == ["bad"]
 
 
-def test_no_more_at_once_than_asked_for(store: SweepStore) -> None:
+def test_no_more_at_once_than_asked_for(store: Store) -> None:
     wanted, seen = configs(2000, 60), list[str]()
-    cluster.sweep(wanted, store, jobs=1, done=lambda r: seen.append(r.config.label))
+    execute(wanted, store, Ray(jobs=1), done=lambda r: seen.append(r.config.label))
     assert seen == ["0", "1"]
 
 
-def test_a_run_goes_on_from_its_checkpoint_when_its_worker_is_killed(store: SweepStore) -> None:
+def test_a_run_goes_on_from_its_checkpoint_when_its_worker_is_killed(store: Store) -> None:
     (config,) = wanted = configs(6000)
     told, killed = list[int](), list[int]()
 
@@ -157,7 +159,7 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_worker_is_killed(store: Swee
         killed.extend((saved(store, config), len(told)))
 
     thread = meanwhile(kill)
-    outcome = cluster.sweep(wanted, store, how=QUICK, tell=lambda c, step, note: told.append(step))
+    outcome = execute(wanted, store, Ray(), how=QUICK, tell=lambda c, step, note: told.append(step))
     thread.join()
     assert [numbers(r) for r in outcome.records] == alone(wanted)
     step, before = killed
@@ -165,7 +167,7 @@ def test_a_run_goes_on_from_its_checkpoint_when_its_worker_is_killed(store: Swee
     assert step <= min(told[before + 1 :]) < 6000  # one may have been on its way
 
 
-def test_a_run_that_takes_its_worker_down_is_given_up(store: SweepStore) -> None:
+def test_a_run_that_takes_its_worker_down_is_given_up(store: Store) -> None:
     (config,), killed, over = configs(10**6), set[int](), threading.Event()
 
     def kill() -> None:
@@ -177,7 +179,7 @@ def test_a_run_that_takes_its_worker_down_is_given_up(store: SweepStore) -> None
 
     thread = meanwhile(kill)
     try:
-        outcome = cluster.sweep([config], store)
+        outcome = execute([config], store, Ray())
     finally:
         over.set()
         thread.join()
@@ -186,7 +188,7 @@ def test_a_run_that_takes_its_worker_down_is_given_up(store: SweepStore) -> None
     assert not outcome.records
 
 
-def test_a_node_that_goes_takes_nothing_with_it(nodes: Any, store: SweepStore) -> None:
+def test_a_node_that_goes_takes_nothing_with_it(nodes: Any, store: Store) -> None:
     wanted = configs(2000, 2000, 2000)
 
     def remove() -> None:
@@ -195,7 +197,7 @@ def test_a_node_that_goes_takes_nothing_with_it(nodes: Any, store: SweepStore) -
 
     thread = meanwhile(remove)
     try:
-        outcome = cluster.sweep(wanted, store, how=QUICK)
+        outcome = execute(wanted, store, Ray(), how=QUICK)
         thread.join()
     finally:
         nodes.second = nodes.add_node(**NODE)
@@ -203,7 +205,7 @@ def test_a_node_that_goes_takes_nothing_with_it(nodes: Any, store: SweepStore) -
     assert not outcome.failed
 
 
-def test_one_that_is_stopped_saves_where_its_runs_are(store: SweepStore) -> None:
+def test_one_that_is_stopped_saves_where_its_runs_are(store: Store) -> None:
     wanted = configs(10**6, 10**6, 60)
 
     def stop(config: RunConfig, step: int, note: str) -> None:
@@ -211,7 +213,7 @@ def test_one_that_is_stopped_saves_where_its_runs_are(store: SweepStore) -> None
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        cluster.sweep(wanted, store, tell=stop)
+        execute(wanted, store, Ray(), tell=stop)
     assert any(saved(store, c) > 0 for c in wanted[:2])
     until(lambda: not any(map(busy, (store.workplace(c) for c in wanted))), 5)
 
@@ -223,21 +225,21 @@ def busy(folder: Path) -> bool:
 
 
 def test_a_node_that_does_not_see_the_folder_is_named(
-    nodes: Any, store: SweepStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    nodes: Any, store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A path that leads to each process's current folder stands for one that is not shared."""
     monkeypatch.chdir(tmp_path)
     other = nodes.add_node(num_cpus=2, object_store_memory=80 * 2**20)
     monkeypatch.chdir(nodes.home)
-    apart, wanted = SweepStore("/proc/self/cwd/runs"), configs(60)
+    apart, wanted = Store("/proc/self/cwd/runs"), configs(60)
     try:
         with pytest.raises(InputError, match=r"does not see /proc/self/cwd/runs, which must be one") as found:
-            cluster.sweep(wanted, apart)
+            execute(wanted, apart, Ray())
         assert other.node_id[:8] in str(found.value)
         assert "more nodes" not in str(found.value)
         monkeypatch.setattr(cluster, "_check_nodes", lambda *given: None)  # as if it came later
         with pytest.raises(InputError, match="does not see /proc/self/cwd/runs"):
-            cluster.sweep(wanted, apart, cpus=2)
+            execute(wanted, apart, Ray(cpus=2))
     finally:
         nodes.remove_node(other)
         shutil.rmtree(nodes.home / "runs", ignore_errors=True)
@@ -245,14 +247,14 @@ def test_a_node_that_does_not_see_the_folder_is_named(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be found")
-def test_runs_go_to_gpus_where_there_are_some(nodes: Any, store: SweepStore) -> None:
+def test_runs_go_to_gpus_where_there_are_some(nodes: Any, store: Store) -> None:
     """Ray believes what it is told: here that there is a GPU, which torch then does not find."""
     other, (config,) = nodes.add_node(**NODE, num_gpus=1), configs(60)
     try:
         for gpus in (None, 0.25):
-            failed = cluster.sweep([config], store, gpus=gpus).failed
+            failed = execute([config], store, Ray(gpus=gpus)).failed
             assert "device='cuda:0', but torch finds no CUDA device" in failed[config.identity]
-        assert len(cluster.sweep([config], store, device="cpu").records) == 1
+        assert len(execute([config], store, Ray(device="cpu")).records) == 1
     finally:
         nodes.remove_node(other)
 
@@ -269,9 +271,9 @@ def test_runs_go_to_gpus_where_there_are_some(nodes: Any, store: SweepStore) -> 
         ({"device": "cuda:1"}, "say 'cpu' or 'cuda'"),
     ],
 )
-def test_needs_that_cannot_be_met(given: dict[str, Any], message: str, store: SweepStore) -> None:
+def test_needs_that_cannot_be_met(given: dict[str, Any], message: str, store: Store) -> None:
     with pytest.raises(InputError, match=message):
-        cluster.sweep(configs(60), store, **given)
+        execute(configs(60), store, Ray(**given))
 
 
 @pytest.mark.parametrize("option", ["--address auto", "--gpus-per-run 0.5", "--cpus-per-run 2"])

@@ -18,12 +18,11 @@ from test_sweep import children, configs, numbers
 
 from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import pool
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunFolders, Store, read_record
+from shoal.experiments.execute import InProcess, Store, execute, settle
+from shoal.experiments.record import read_record
 from shoal.experiments.run import of_same_run, run
 from shoal.experiments.status import RunStatus
-from shoal.experiments.sweep import SweepStore, settle
 from shoal.training import journal
 from shoal.training.folder import RunFolder
 from shoal.training.journal import Journal
@@ -83,7 +82,7 @@ def failing(error: BaseException) -> Any:
     ids=["full disk", "data away", "device", "memory"],
 )
 def test_a_run_that_fails_resumes_from_its_checkpoint(error: Exception, tmp_path: Path) -> None:
-    store, (config,) = SweepStore(tmp_path / "runs"), configs(1)
+    store, (config,) = Store(tmp_path / "runs"), configs(1)
     store.name()
     how = {"checkpoint_every": 10, "log_every": 5}
     said = settle(config, store, "cpu", at(45, failing(error)), how)
@@ -94,7 +93,7 @@ def test_a_run_that_fails_resumes_from_its_checkpoint(error: Exception, tmp_path
     assert min(steps) > 40
     assert numbers(store.found([config])[0]) == numbers(run(config, "cpu"))
     assert not store.workplace(config).exists()
-    assert not store.failure(config).exists()
+    assert [record.status for record in store.all()] == ["finished"]
 
 
 def test_a_sweep_of_failures_fails(
@@ -243,7 +242,7 @@ def test_a_record_of_another_run_is_not_believed(tmp_path: Path, capsys: pytest.
     with pytest.raises(InputError, match=says):
         of_same_run(tmp_path / "seed-0", small)
     with pytest.raises(InputError, match=says):
-        RunFolders(tmp_path).missing([small])
+        Store(tmp_path, weights=True).missing([small])
     with pytest.raises(InputError, match=says):
         RunStatus.of(tmp_path / "seed-0")
     assert main(["resume", str(tmp_path / "seed-0")]) == 2
@@ -254,7 +253,7 @@ def test_a_record_of_another_run_is_not_believed(tmp_path: Path, capsys: pytest.
     with pytest.raises(InputError, match=r"another run \(seed 0, not 7\)"):
         store.missing([other])
     with pytest.raises(InputError, match="another run"):
-        pool.run_all([other], store, device="cpu")
+        execute([other], store, InProcess("cpu"))
 
 
 def test_a_record_without_its_config_is_compared_too(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that fail, workers and drivers that are killed: every run is recorded once, as if left alone."""
+"""`execute` with runs that fail and processes that are killed: every run is recorded once, as if alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from shoal.experiments.config import RunConfig
+from shoal.experiments.execute import ATTEMPTS, Store, Workers, execute, settle
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
-from shoal.experiments.sweep import ATTEMPTS, SweepStore, settle, sweep
 
-TWO = ["cpu", "cpu"]
+ONE, TWO = Workers("cpu", 1), Workers("cpu", 2)
 QUICK = {"checkpoint_every": 20}
 
 
@@ -50,12 +50,12 @@ def children() -> list[int]:
 
 def test_every_run_is_recorded_as_if_it_ran_alone(tmp_path: Path) -> None:
     wanted, seen = configs(6), list[str]()
-    outcome = sweep(wanted, SweepStore(tmp_path), devices=TWO, done=lambda r: seen.append(r.config.identity))
+    outcome = execute(wanted, Store(tmp_path), TWO, done=lambda r: seen.append(r.config.identity))
     assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in wanted]
     assert sorted(seen) == sorted(c.identity for c in wanted)
     assert not outcome.failed
     assert not any((tmp_path / "working").iterdir())
-    again = sweep(wanted, SweepStore(tmp_path), devices=TWO, done=lambda r: seen.append("again"))
+    again = execute(wanted, Store(tmp_path), TWO, done=lambda r: seen.append("again"))
     assert len(again.records) == 6
     assert "again" not in seen
     assert not children()
@@ -64,24 +64,32 @@ def test_every_run_is_recorded_as_if_it_ran_alone(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> None:
     good = configs(3)
     bad = RunConfig("linear", "erm", 5, model="sprite-cnn", label="bad")
-    store = SweepStore(tmp_path)
-    outcome = sweep([bad, *good], store, devices=TWO)
+    store = Store(tmp_path)
+    outcome = execute([bad, *good], store, TWO)
     assert [r.config.label for r in outcome.records] == ["0", "1", "2"]
     assert outcome.failed.keys() == {bad.identity}
     assert "sprite-cnn" in outcome.failed[bad.identity]
-    said = store.failure(bad).read_text()
-    assert "Traceback" in said
-    assert "'model': 'sprite-cnn'" in said
-    store.failure(bad).write_text("before")
-    assert sweep([bad, *good], store, devices=TWO).failed.keys() == {bad.identity}
-    assert store.failure(bad).read_text() != "before"
+    record = store.look(bad)
+    assert record is not None
+    assert (record.status, record.error) == ("failed", outcome.failed[bad.identity])
+    assert "Traceback" in record.traceback
+    assert store.find(bad) is None
+    assert store.missing([bad, *good]) == [bad]
+    store.fail(bad, "before")
+    seen = list[str]()
+    again = execute([bad, *good], store, TWO, done=lambda r: seen.append(r.status))
+    assert again.failed.keys() == {bad.identity}
+    assert seen == ["failed"]
+    record = store.look(bad)
+    assert record is not None
+    assert record.error != "before"
 
 
 def test_one_that_succeeds_later_leaves_no_failure(tmp_path: Path) -> None:
-    store, (config,) = SweepStore(tmp_path), configs(1)
-    store.fail(config, "the disk was full")
-    assert sweep([config], store, devices=["cpu"]).failed == {}
-    assert not store.failure(config).exists()
+    store, (config,) = Store(tmp_path), configs(1)
+    store.fail(config, "it had no data")
+    assert execute([config], store, ONE).failed == {}
+    assert [record.status for record in store.all()] == ["finished"]
 
 
 def test_workers_that_are_killed(tmp_path: Path) -> None:
@@ -99,12 +107,12 @@ def test_workers_that_are_killed(tmp_path: Path) -> None:
                 except ProcessLookupError:
                     kills.pop()
 
-    store = SweepStore(tmp_path)
+    store = Store(tmp_path)
     killer = threading.Thread(target=kill)
     killer.start()
     try:
         while len(store.found(wanted)) < len(wanted):  # a run may have run out of attempts
-            outcome = sweep(wanted, store, devices=TWO, how=QUICK)
+            outcome = execute(wanted, store, TWO, how=QUICK)
             assert all("its process ended" in why for why in outcome.failed.values())
     finally:
         stop.set()
@@ -119,7 +127,7 @@ def test_a_run_that_takes_its_process_down_is_given_up(tmp_path: Path) -> None:
     (config,) = configs(1, 10**6)
 
     def watch() -> None:
-        outcome.append(sweep([config], SweepStore(tmp_path), devices=["cpu"]))
+        outcome.append(execute([config], Store(tmp_path), ONE))
         done.set()
 
     thread = threading.Thread(target=watch)
@@ -138,7 +146,7 @@ def test_a_run_that_takes_its_process_down_is_given_up(tmp_path: Path) -> None:
 
 def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     """A worker that was killed after it had saved it, and the next one that gets the run."""
-    store, (config,) = SweepStore(tmp_path), configs(1)
+    store, (config,) = Store(tmp_path), configs(1)
     store.name()
     stamps = []
     for _ in range(2):
@@ -151,8 +159,8 @@ def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
 CLAIMER = """
 import sys, time
 from pathlib import Path
-from test_sweep import SweepStore, configs
-with SweepStore(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
+from test_sweep import Store, configs
+with Store(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
     print("claimed", flush=True)
     sys.stdin.read()
 """
@@ -160,7 +168,7 @@ with SweepStore(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
 
 def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
     """Such as a worker that a killed sweep has left; the claim ends with the process, whatever ends it."""
-    store, (config, other) = SweepStore(tmp_path / "runs"), configs(2)
+    store, (config, other) = Store(tmp_path / "runs"), configs(2)
     store.name()
     other_process = subprocess.Popen(
         [sys.executable, "-c", CLAIMER, str(store.folder)],
@@ -178,7 +186,7 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
     try:
         assert other_process.stdout is not None
         assert other_process.stdout.readline() == b"claimed\n"
-        outcome = sweep([config, other], store, devices=TWO, tell=tell)
+        outcome = execute([config, other], store, TWO, tell=tell)
     finally:
         other_process.kill()
         other_process.communicate()
@@ -189,7 +197,7 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
 
 def test_a_sweep_that_is_stopped_when_a_run_ends_is_over(tmp_path: Path) -> None:
     """The signal comes too late to stop the run; its worker must not wait for another one."""
-    wanted, store = configs(1), SweepStore(tmp_path)
+    wanted, store = configs(1), Store(tmp_path)
 
     def stop(config: RunConfig, step: int, note: str) -> None:
         if step == config.steps:
@@ -197,7 +205,7 @@ def test_a_sweep_that_is_stopped_when_a_run_ends_is_over(tmp_path: Path) -> None
 
     def swept() -> None:
         with pytest.raises(KeyboardInterrupt):
-            sweep(wanted, store, devices=["cpu"], tell=stop)
+            execute(wanted, store, ONE, tell=stop)
 
     thread = threading.Thread(target=swept, daemon=True)
     thread.start()
@@ -210,9 +218,9 @@ DRIVER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_sweep import QUICK, TWO, SweepStore, configs, sweep
+from test_sweep import QUICK, TWO, Store, configs, execute
 if __name__ == "__main__":
-    sweep(configs(6, 1500), SweepStore(Path(sys.argv[1])), devices=TWO, how=QUICK)
+    execute(configs(6, 1500), Store(Path(sys.argv[1])), TWO, how=QUICK)
     print("finished")
 """
 
@@ -222,7 +230,7 @@ def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     command = [sys.executable, str(script), str(tmp_path / "runs"), str(Path(__file__).parent)]
-    wanted, store = configs(6, 1500), SweepStore(tmp_path / "runs")
+    wanted, store = configs(6, 1500), Store(tmp_path / "runs")
     for patience in (7.0, 9.0, 120.0):
         driver = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -235,5 +243,5 @@ def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
             continue
         assert b"finished" in out
         break
-    assert not list((tmp_path / "runs" / "failed").glob("*"))
+    assert {record.status for record in store.all()} == {"finished"}
     assert [numbers(r) for r in store.found(wanted)] == [numbers(run(c, "cpu")) for c in wanted]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,135 +11,50 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
 from shoal.files import finite
-from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.record import RunRecord, Store
+    from shoal.experiments.record import RunRecord
     from shoal.experiments.status import RunStatus
 
 
-class Status:
-    """How a list of runs comes along, on stderr: a live line on a terminal, one line per run elsewhere."""
+def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], args: Any) -> int:
+    """Runs the seeds that are missing and shows the table of all."""
+    from shoal.experiments import display
+    from shoal.experiments.execute import make_executor
 
-    def __init__(self, configs: Sequence[RunConfig], missing: int) -> None:
-        self.total = len(configs)
-        self.finished = self.total - missing
-        self.at: dict[str, str] = {}
-        self.terminal = sys.stderr.isatty()
-        self.several = len({c.dataset for c in configs}) > 1
-        if missing:
-            kept = f", {self.finished} kept from before" if self.finished else ""
-            print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
-
-    def tell(self, config: RunConfig, step: int, note: str) -> None:
-        self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
-        if self.terminal:
-            running = " · ".join(self.at.values())
-            clear_line(sys.stderr)
-            sys.stderr.write(f"[{self.finished}/{self.total}] {running}"[:130])
-            sys.stderr.flush()
-
-    def done(self, record: RunRecord) -> None:
-        self.finished += 1
-        config = record.config
-        self.at.pop(config.identity, None)
-        result = _held_out_score(record) if record.status == "finished" else record.status
-        line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
-        if self.terminal:
-            clear_line(sys.stderr)
-        print(f"{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
-
-    def _which(self, config: RunConfig) -> str:
-        return f"{config.dataset}, {_which(config)}" if self.several else _which(config)
+    names = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
+    options = {name: value for name in names if (value := getattr(args, name, None)) is not None}
+    records = display.run_seeds(configs, folder, how, make_executor(**options))
+    show_seeds(records, folder, args)
+    return int(any(record.status == "failed" for record in records))
 
 
-def _which(config: RunConfig) -> str:
-    """A run among others: what they mostly differ in."""
-    number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-    names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-    held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
-    return f"{config.name}{number}{held_out}, seed {config.seed}"
+def run_all(configs: Sequence[RunConfig], store: Any, args: Any) -> list[RunRecord]:
+    """Runs what is missing, in parallel, with a display."""
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import make_executor
+
+    return run_shown(configs, store, make_executor(device=args.device, jobs=args.jobs)).usable()
 
 
-def _held_out_score(record: RunRecord) -> str:
-    """The result in the held-out domain, as tables and weights have it."""
-    if record.headline is None:
-        return "finished"
-    name, value = record.headline
-    if value is None:
-        return f"{name} undefined"
-    return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
-
-
-def run_all(
-    configs: Sequence[RunConfig],
-    store: Store,
-    given: Any,
-    how: dict[str, Any] | None = None,
-    status: Status | None = None,
-) -> list[RunRecord]:
-    """Runs what is missing; ``status`` is that of a longer list of which these are a part."""
-    from shoal.experiments import pool
-
-    status = status or Status(configs, len(store.missing(configs)))
-    return pool.run_all(
-        configs,
-        store,
-        device=given.device,
-        jobs=given.jobs,
-        how=how,
-        tell=status.tell,
-        done=status.done,
-    )
-
-
-def run_seeds(configs: Sequence[RunConfig], folder: Path, how: dict[str, Any], given: Any) -> None:
-    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`."""
-    from shoal.experiments.record import RunFolders
-    from shoal.training.stopping import Interrupted
-
-    store = RunFolders(folder)
-    store.plan(configs, how)
-    try:
-        records = run_all(configs, store, given, how)
-    except InputError:
-        store.forget_plan()
-        with contextlib.suppress(OSError):
-            folder.rmdir()  # if it was made for these runs, and nothing is in it
-        raise
-    except KeyboardInterrupt as stop:
-        number = getattr(stop, "signal", None) or signal.SIGINT
-        raise Interrupted(f"stopped. Go on with: shoal resume {folder}", number) from stop
-    show_seeds(records, folder, given)
-
-
-def show_run(record: RunRecord, folder: Path, given: Any) -> None:
+def show_run(record: RunRecord, folder: Path, args: Any) -> None:
     """What came out of one run."""
     from shoal.report.runs import run_table
+    from shoal.training.metrics import why_missing
 
-    if record.status == "diverged":
+    if record.status != "finished":
         raise InputError(f"{record.error} To skip and go on: shoal resume {folder} --on-nan skip")
     at, config = record.history[record.selected], record.config
     skipped = f" {record.skipped} steps were not finite and were skipped." if record.skipped else ""
+    predictions = ", with predictions" if (folder / "predictions").is_dir() else ""
     text = (
         f"{run_table(record.to_dict()).text()}\n\n{config.name} on {config.dataset}, {record.rule} "
-        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{_predictions(folder)}."
+        f"(step {at['step']:,}), {record.seconds:.1f} s.{skipped} Saved in {folder}{predictions}."
     )
-    show(record.to_dict(), "\n".join([text + _note(record), *_missing(at["scores"])]), given)
-
-
-def _predictions(folder: Path) -> str:
-    return ", with predictions" if (folder / "predictions").is_dir() else ""
-
-
-def _missing(scores: dict[str, Any]) -> list[str]:
-    """Why some measures are shown as a dash."""
-    from shoal.training.metrics import why_missing
-
-    return [
-        line for split, found in scores.items() for line in why_missing(split, found.get("metrics") or {})
-    ]
+    scores = at["scores"].items()
+    dashes = [line for split, of in scores for line in why_missing(split, of.get("metrics") or {})]
+    show(record.to_dict(), "\n".join([text + _note(record), *dashes]), args)
 
 
 def _note(record: RunRecord) -> str:
@@ -150,7 +63,7 @@ def _note(record: RunRecord) -> str:
     return f"\nValidation is {note}." if note and record.rule.startswith("best") else ""
 
 
-def show_seeds(records: Sequence[RunRecord], folder: Path, given: Any) -> None:
+def show_seeds(records: Sequence[RunRecord], folder: Path, args: Any) -> None:
     from shoal.report.runs import seeds_table
 
     finished = [r for r in records if r.status == "finished"]
@@ -166,7 +79,7 @@ def show_seeds(records: Sequence[RunRecord], folder: Path, given: Any) -> None:
         f"{rule}, mean ± standard deviation over {len(finished)} seeds; "
         f"{seconds:.1f} s of training. Saved in {folder}."
     )
-    show({"records": [r.to_dict() for r in records]}, "\n".join([text + _note(finished[0]), *lost]), given)
+    show({"records": [r.to_dict() for r in records]}, "\n".join([text + _note(finished[0]), *lost]), args)
 
 
 def describe_run(status: RunStatus) -> str:
@@ -175,15 +88,11 @@ def describe_run(status: RunStatus) -> str:
 
     config = status.config
     run, environment = config.get("run") or {}, config.get("environment") or {}
-    what = (
-        f"{run['algorithm']} on {run['dataset']}"
-        if run
-        else f"{config.get('algorithm')} (started from Python)"
-    )
+    python = f"{config.get('algorithm')} (started from Python)"
     processes = environment.get("processes", "1")
     together = f", {processes} processes" if processes != "1" else ""
     lines = [
-        f"{what}, seed {run['seed']}" if run else what,
+        f"{run['algorithm']} on {run['dataset']}, seed {run['seed']}" if run else python,
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
@@ -193,11 +102,11 @@ def describe_run(status: RunStatus) -> str:
         lines.append(status.error)
     if status.scores:
         lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
-    if status.checkpoint and status.state in ("stopped", "running"):
+    if status.checkpoint and status.state in ("stopped", "running", "failed"):
         lines.append(f"Newest checkpoint: {status.checkpoint}")
-    if status.state == "stopped":
-        going_on = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
-        lines.append(f"Go on with: {going_on}")
+    if status.state in ("stopped", "failed"):
+        resume = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
+        lines.append(f"Go on with: {resume}")
     return "\n".join(lines)
 
 

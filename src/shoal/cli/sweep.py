@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from shoal.cli.arguments import (
     add_model,
     count,
     data_options,
+    executor_of,
     few,
     in_data_dir,
     make_folder,
@@ -22,7 +22,7 @@ from shoal.cli.arguments import (
     number,
     positive,
 )
-from shoal.cli.showing import Status, show
+from shoal.cli.showing import show
 from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
@@ -87,29 +87,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @in_data_dir
-def run(given: Any) -> None:
+def run(given: Any) -> int:
     from shoal.experiments import selection
-    from shoal.experiments.sweep import SweepStore
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import Outcome, Store
 
     check_names("rule", given.rules, selection.RULES)
     if given.domainbed:
         _theirs(given)
-        return
-    check_engine(given)
+        return 0
+    executor = executor_of(given)
     configs = planned(given)
-    store = SweepStore(given.out / "runs")
+    store = Store(given.out / "runs")
     missing = len({c.identity for c in store.missing(configs)})
     if given.plan:
         text = f"{len(configs):,} runs, of which {missing:,} are still to do."
         show({"runs": len(configs), "missing": missing}, text, given)
-        return
+        return 0
     make_folder(given.out)
-    failed = {} if given.no_run else _swept(configs, store, missing, given)
-    records = store.found_some(configs, failed)
-    found = selection.sweep(configs, records)
-    troubles = [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()]
+    outcome = Outcome(store.found(configs)) if given.no_run else run_shown(configs, store, executor)
+    found = selection.sweep(configs, outcome.usable())
+    troubles = [f"failed: {why} ({store.folder / i}.json)" for i, why in outcome.failed.items()]
     again = ["The same command does these again, from their last checkpoints."]
     finish(found, given, [*troubles[:9], *again, *troubles[9:]] if troubles else [])
+    return int(bool(troubles))
 
 
 def planned(given: Any) -> list[RunConfig]:
@@ -135,45 +136,6 @@ def planned(given: Any) -> list[RunConfig]:
         **model_options(given),
         precision=given.precision,
     )
-
-
-def check_engine(given: Any) -> None:
-    """What the other engine's options would say, and whether Ray is there, before any work."""
-    if given.engine == "ray":
-        from shoal.experiments.cluster import load_ray
-
-        load_ray()
-        return
-    for name in ("address", "gpus_per_run", "cpus_per_run"):
-        if getattr(given, name) is not None:
-            raise InputError(f"--{name.replace('_', '-')} belongs to --engine ray.")
-
-
-def devices(given: Any) -> list[str]:
-    """One for each worker: all CUDA devices in turn, or the CPU as often as there are cores."""
-    import torch
-
-    from shoal.training.processes import pick_device
-
-    device = pick_device(given.device)
-    if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return ["cpu"] * (given.jobs or cores)
-    every = [given.device] if given.device else [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return [every[n % len(every)] for n in range(given.jobs or len(every))]
-
-
-def _swept(configs: list[RunConfig], store: Any, missing: int, given: Any) -> dict[str, str]:
-    from shoal.experiments import cluster
-    from shoal.experiments.sweep import sweep
-
-    status = Status(configs, missing)
-    shown: dict[str, Any] = {"tell": status.tell, "done": status.done}
-    if given.engine == "local":
-        return sweep(configs, store, devices=devices(given), **shown).failed
-    needs = {"gpus": given.gpus_per_run, "cpus": 1.0 if given.cpus_per_run is None else given.cpus_per_run}
-    where = {"address": given.address, "device": given.device, "jobs": given.jobs}
-    return cluster.sweep(configs, store, **where, **needs, **shown).failed
 
 
 def _theirs(given: Any) -> None:

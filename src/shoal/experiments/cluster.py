@@ -1,4 +1,4 @@
-"""A list of runs on a Ray cluster: the runs, records and promises of a sweep on worker processes."""
+"""Runs on a Ray cluster: the runs, records and guarantees of worker processes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord
-from shoal.experiments.sweep import Outcome, SweepStore, Tally, Tell, settle
+from shoal.experiments.execute import Tally, Tell, count_cores, settle
+from shoal.experiments.store import Store
 from shoal.training.progress import losses_note
 
 QUEUED = 1000
@@ -42,20 +43,9 @@ class Needs(NamedTuple):
         return has.get("CPU", 0) >= self.cpus and has.get("GPU", 0) >= self.gpus
 
 
-def sweep(
-    configs: Sequence[RunConfig],
-    store: SweepStore,
-    *,
-    address: str | None = None,
-    device: str | None = None,
-    gpus: float | None = None,
-    cpus: float = 1,
-    jobs: int | None = None,
-    how: Mapping[str, Any] | None = None,
-    tell: Tell | None = None,
-    done: Callable[[RunRecord], None] | None = None,
-) -> Outcome:
-    """As :func:`shoal.experiments.sweep.sweep`, each run a task of a Ray cluster.
+@dataclass(frozen=True)
+class Ray:
+    """Each run is a task of a Ray cluster.
 
     Without an ``address`` Ray is started on this machine, and ended afterwards; a Ray that this process is
     connected to already is used and left as it is. A run gets ``cpus`` and ``gpus``, by default one GPU where
@@ -63,23 +53,27 @@ def sweep(
 
     The store's folder must be one and the same on all nodes: records, checkpoints and how far runs are go
     through it, so that nothing depends on this process or on any node. Ray itself retries nothing: a run
-    whose worker or node is lost is handed to Ray again here, and goes on from its last checkpoint. Should the
+    whose worker or node is lost is handed to Ray again here, and resumes from its last checkpoint. Should the
     lost worker still be at work on a node that is only out of reach, the run's claim in the store (see
-    :class:`SweepStore`) makes the new one wait. If this process is killed, Ray ends its tasks.
+    :class:`Store`) makes the new one wait. If this process is killed, Ray ends its tasks.
     """
-    tally = Tally(configs, store, done)
-    if not tally.waiting:
-        return tally.outcome()
-    ray = load_ray()
-    with _connected(ray, address):
-        needs = _needs(ray, device, gpus, cpus)
-        own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
-        where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
-        job = Job(store.folder.absolute(), tally.name, where, dict(how or {}), os.getcwd(), own)
-        _check_nodes(ray, needs, job)
-        task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
-        _run(ray, task, job, tally, jobs or QUEUED, Watch(store.folder, tell))
-    return tally.outcome()
+
+    address: str | None = None
+    device: str | None = None
+    gpus: float | None = None
+    cpus: float | None = None
+    jobs: int | None = None
+
+    def run(self, tally: Tally, how: dict[str, Any], tell: Tell | None) -> None:
+        ray, store = load_ray(), tally.store
+        with _connected(ray, self.address):
+            needs = _needs(ray, self.device, self.gpus, 1.0 if self.cpus is None else self.cpus)
+            own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
+            where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
+            job = Job(store, store.folder.absolute(), tally.name, where, how, os.getcwd(), own)
+            _check_nodes(ray, needs, job)
+            task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
+            _run(ray, task, job, tally, self.jobs or QUEUED, Watch(store, tell))
 
 
 def load_ray() -> Any:
@@ -99,17 +93,16 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
         yield
         return
     quiet = {"log_to_driver": False, "logging_level": "CRITICAL"}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    here = {"num_cpus": cores, "include_dashboard": False, "object_store_memory": 100 * 2**20}
+    here = {"num_cpus": count_cores(), "include_dashboard": False, "object_store_memory": 100 * 2**20}
     before = signal.getsignal(signal.SIGTERM)
     _check_answers(address)
     try:
         ray.init(address or "local", **quiet, **({} if address else here))
     except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
         what = f"no Ray cluster at address {address!r}" if address else "Ray could not be started here"
-        said = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
+        why = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
         hint = "\nA cluster that asks for a token needs RAY_AUTH_MODE=token here too." if address else ""
-        raise InputError(f"{what}: {said}.{hint}") from error
+        raise InputError(f"{what}: {why}.{hint}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray has put its own there
     try:
@@ -142,8 +135,9 @@ def _needs(ray: Any, device: str | None, gpus: float | None, cpus: float) -> Nee
 
 
 class Job(NamedTuple):
-    """What all runs of a sweep share, wherever they are done."""
+    """What all runs share, wherever they are done."""
 
+    store: Store
     folder: Path
     name: str
     device: str
@@ -165,13 +159,13 @@ def _check_nodes(ray: Any, needs: Needs, job: Job) -> None:
     def look() -> str:
         """Sent by value: a node without Shoal can run it."""
         try:
-            import shoal.experiments.sweep
+            import shoal.experiments.execute
         except Exception as error:
             return f"cannot import shoal ({error}): install it there, or where its Ray was started"
         if shoal.__version__ != version:
             return f"has shoal {shoal.__version__}, not {version}"
         try:
-            same = shoal.experiments.sweep.SweepStore(folder).claims.read_text() == name
+            same = shoal.experiments.execute.Store(folder).claims.read_text() == name
         except OSError:
             same = False
         return "" if same else f"does not see {folder}, which must be one folder that all nodes share"
@@ -183,13 +177,13 @@ def _check_nodes(ray: Any, needs: Needs, job: Job) -> None:
     wrong = []
     for ref, node in asked.items():
         try:
-            said = ray.get(ref, timeout=0)
+            problem = ray.get(ref, timeout=0)
         except ray.exceptions.GetTimeoutError:
-            said = f"did not answer within {ANSWER:.0f} s"
+            problem = f"did not answer within {ANSWER:.0f} s"
         except ray.exceptions.RayError:
             continue  # lost meanwhile
-        if said:
-            wrong.append(f"node {nodes[node]} ({node[:8]}) {said}.")
+        if problem:
+            wrong.append(f"node {nodes[node]} ({node[:8]}) {problem}.")
     if wrong:
         more = f" ({len(wrong) - 1} more nodes are not ready either)" if len(wrong) > 1 else ""
         raise InputError(wrong[0] + more)
@@ -199,13 +193,14 @@ def _work(config: RunConfig, job: Job) -> str | None:
     """What a Ray worker does; returns how it failed, if it did."""
     import torch
 
-    store = SweepStore(job.folder)
+    store = job.store
+    store.folder = job.folder
     if not store.claims.exists() or store.name() != job.name:  # a node that has come later
         raise InputError(f"node {os.uname().nodename} does not see {job.folder}; it must be the same on all.")
     os.environ.update(job.environment)
-    with suppress(OSError):  # relative paths mean the same as where the sweep was started, if they can
+    with suppress(OSError):  # relative paths mean the same as where this was started, if they can
         os.chdir(job.home)
-    if job.device == "cpu":  # one run a core gains more than several threads a run
+    if job.device == "cpu":  # a run per core gains more than several threads per run
         torch.set_num_threads(1)
     try:
         return settle(config, store, job.device, lambda step, note: None, job.how)
@@ -248,32 +243,30 @@ def _hear(ray: Any, ref: Any, config: RunConfig, tally: Tally) -> None:
 class Watch:
     """Tells how far runs are by the logs that they write anyway: no message has to come from the nodes."""
 
-    def __init__(self, folder: Path, tell: Tell | None) -> None:
-        self.folder, self.tell = folder / "working", tell
-        self.seen: dict[str, os.stat_result] = {}
+    def __init__(self, store: Store, tell: Tell | None) -> None:
+        self.store, self.tell = store, tell
+        self.sizes: dict[str, int] = {}
         self.next = 0.0
 
     def look(self, running: Iterable[RunConfig]) -> None:
         """Now and then; where looking takes long, more rarely."""
         began = time.monotonic()
-        if self.tell is None or began < self.next or not self.folder.is_dir():
+        if self.tell is None or began < self.next:
             return
-        jobs = {c.identity: c for c in running}
-        for identity in jobs.keys() & set(os.listdir(self.folder)):
+        for config in running:
             with suppress(OSError, ValueError, LookupError, TypeError):  # not yet, no longer, half written
-                self._look(jobs[identity], self.folder / identity / "metrics.jsonl")
+                self._look(config, self.store.workplace(config) / "metrics.jsonl", self.tell)
         self.next = time.monotonic() + max(LOOK, 10 * (time.monotonic() - began))
 
-    def _look(self, config: RunConfig, path: Path) -> None:
+    def _look(self, config: RunConfig, path: Path, tell: Tell) -> None:
         with path.open("rb") as file:
-            state = os.fstat(file.fileno())
-            before, self.seen[config.identity] = self.seen.get(config.identity), state
-            if before is None or before.st_size == state.st_size:  # else what an earlier sweep has left
+            size = os.fstat(file.fileno()).st_size
+            before, self.sizes[config.identity] = self.sizes.get(config.identity), size
+            if before is None or before == size:  # else what an earlier call has left
                 return
-            file.seek(max(0, state.st_size - 10_000))
+            file.seek(max(0, size - 10_000))
             line: dict[str, Any] = {}
             for text in file.read().splitlines()[-2:]:  # losses are not in every line
                 line |= json.loads(text)
-        assert self.tell is not None
         note = losses_note(line.get("losses", {}), 30) or f"loss {line['loss']:.3f}"
-        self.tell(config, int(line["step"]), note)
+        tell(config, int(line["step"]), note)

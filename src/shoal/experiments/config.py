@@ -20,7 +20,7 @@ SCHEDULES = ("cosine", "linear")
 _KINDS: Mapping[str, Any] = {
     "str": (str, "text"),
     "int": (int, "a whole number"),
-    "float": (int | float, "a number"),
+    "float": ((int, float), "a number"),
     "list[str]": (list, "a list"),
     "Mapping[str, Any]": (Mapping, "a mapping"),
     "None": (type(None), "nothing"),
@@ -86,26 +86,20 @@ class RunConfig:
             raise InputError(
                 f"holdout must be a share between 0 and 1, such as 0.2; got {shown(self.holdout)}."
             )
-        self._check_kinds()
-        if self.metric is not None:
-            object.__setattr__(self, "metric", metric(self.metric).name)
-        if self.eval_splits is not None and not isinstance(self.eval_splits, list):
-            raise InputError(f"eval_splits must be a list of splits' names, got {self.eval_splits!r}.")
-        if self.protocol:
-            self._check_protocol()
-
-    def _check_kinds(self) -> None:
-        for each in fields(self):
-            value, kinds = getattr(self, each.name), str(each.type).split(" | ")
-            if isinstance(value, bool) or not isinstance(value, tuple(_KINDS[kind][0] for kind in kinds)):
-                right = " or ".join(_KINDS[kind][1] for kind in kinds if kind != "None")
-                raise InputError(f"{each.name} must be {right}, got {repr(value)[:40]}.")
+        for name, (types, words) in _TYPES.items():
+            value = getattr(self, name)
+            if not isinstance(value, types) or isinstance(value, bool):
+                raise InputError(f"{name} must be {words}, got {repr(value)[:40]}.")
             if isinstance(value, int) and abs(value) >= 2**63:
-                raise InputError(f"{each.name} is out of range: {str(value)[:40]}.")
+                raise InputError(f"{name} is out of range: {str(value)[:40]}.")
             if isinstance(value, Mapping) and not all(isinstance(key, str) for key in value):
-                raise InputError(f"{each.name} must have names as keys, got {str(dict(value))[:40]}.")
+                raise InputError(f"{name} must have names as keys, got {str(dict(value))[:40]}.")
         if self.steps < 1:
             raise InputError(f"steps must be at least 1, got {self.steps}.")
+        if self.metric is not None:
+            object.__setattr__(self, "metric", metric(self.metric).name)
+        if self.protocol:
+            self._check_protocol()
 
     def _check_protocol(self) -> None:
         check_names("part of a protocol:", self.protocol, ("leave_out", "trial", "draw"))
@@ -121,7 +115,7 @@ class RunConfig:
         if self.holdout is not None:
             raise InputError("holdout and a protocol both split the training domains; give one of them.")
         if "test" in self.data_options:
-            raise InputError("a protocol leaves domains out itself; do not set the dataset's option test.")
+            raise InputError("a protocol holds domains out itself; do not set the dataset's option test.")
 
     @property
     def warmup(self) -> int:
@@ -165,9 +159,8 @@ class RunConfig:
 
         Fields at their defaults do not count: one that comes with a later version changes no name.
         """
-        usual = asdict(RunConfig(self.dataset, self.algorithm, self.steps))
-        required = ("dataset", "algorithm", "steps")
-        content = {k: v for k, v in asdict(self).items() if k in required or v != usual[k]}
+        content = {name: getattr(self, name) for name in _TYPES}
+        content = {k: v for k, v in content.items() if k in REQUIRED or v != _DEFAULTS[k]}
         content.pop("label", None)
         text = json.dumps(content, sort_keys=True, default=dict)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -179,8 +172,8 @@ class RunConfig:
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
         if not isinstance(content, Mapping):
             raise InputError(f"a run configuration must be a mapping, got {content!r}.")
-        check_names("field of a run configuration:", content, [f.name for f in fields(cls)])
-        if missing := {"dataset", "algorithm", "steps"} - set(content):
+        check_names("field of a run configuration:", content, _TYPES)
+        if missing := set(REQUIRED) - set(content):
             raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
         config = cls(**content)
         try:
@@ -190,6 +183,16 @@ class RunConfig:
         return config
 
 
+REQUIRED = ("dataset", "algorithm", "steps")
+_TYPES: dict[str, tuple[Any, str]] = {}
+"""By field: what it may be in a file, and that in words."""
+for _field in fields(RunConfig):
+    _kinds = str(_field.type).split(" | ")
+    _words = " or ".join(_KINDS[kind][1] for kind in _kinds if kind != "None")
+    _TYPES[_field.name] = tuple(_KINDS[kind][0] for kind in _kinds), _words
+_DEFAULTS = asdict(RunConfig("", "", 1))
+
+
 def read_file(folder: Path) -> dict[str, Any]:
     """The config.yaml of the run in ``folder``."""
     path = folder / "config.yaml"
@@ -197,12 +200,11 @@ def read_file(folder: Path) -> dict[str, Any]:
         content = read_yaml(path)
     except FileNotFoundError:
         raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it.") from None
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except InputError:
         raise
-    except ValueError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {str(error).splitlines()[0]}.") from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
     if not isinstance(content, dict):
         raise InputError(f"{str(path)!r} is not the configuration of a run.")
     return content
@@ -210,21 +212,18 @@ def read_file(folder: Path) -> dict[str, Any]:
 
 def read_config(folder: Path) -> RunConfig:
     """The configuration with which the run in ``folder`` was started."""
+    return read_started(folder)[0]
+
+
+def read_started(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration of the run in ``folder``, and its options that change no result."""
     content = read_file(folder)
     if "run" not in content:
         raise InputError(
             f"{str(folder)!r} was not made by `shoal train`: call shoal.fit again with resume=True."
         )
     try:
-        return RunConfig.from_dict(content["run"])
-    except InputError as error:
-        raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
-
-
-def read_how(folder: Path) -> dict[str, Any]:
-    """The options that change no result with which the run in ``folder`` was started."""
-    try:
-        return check_how(read_file(folder).get("how") or {})
+        return RunConfig.from_dict(content["run"]), check_how(content.get("how") or {})
     except InputError as error:
         raise InputError(f"{str(folder / 'config.yaml')!r}: {error}") from error
 

@@ -1,25 +1,35 @@
-"""The progress of a list of runs."""
+"""How a list of runs comes along: the same display for every command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+from shoal.errors import InputError
 from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
+    from shoal.experiments.execute import Executor, Outcome
     from shoal.experiments.record import RunRecord
+    from shoal.experiments.store import Store
 
 
 class Display:
-    """How a list of runs comes along, on stderr: a live line on a terminal, one line per run elsewhere."""
+    """On stderr: a live line on a terminal, one line per finished run elsewhere, each with an estimate.
+
+    Its methods are what :func:`shoal.experiments.execute.execute` takes as ``tell`` and ``done``.
+    """
 
     def __init__(self, configs: Sequence[RunConfig], missing: int) -> None:
         self.total = len(configs)
         self.finished = self.total - missing
         self.at: dict[str, str] = {}
+        self.seconds: list[float] = []
+        self.parallel = 1
         self.terminal = sys.stderr.isatty()
         self.several = len({c.dataset for c in configs}) > 1
         if missing:
@@ -28,32 +38,50 @@ class Display:
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:
         self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
+        self.parallel = max(self.parallel, len(self.at))
         if self.terminal:
-            running = " · ".join(self.at.values())
+            line = f"[{self.finished}/{self.total}]{self.estimate} {' · '.join(self.at.values())}"
             clear_line(sys.stderr)
-            sys.stderr.write(f"[{self.finished}/{self.total}] {running}"[:130])
+            sys.stderr.write(line[:130])
             sys.stderr.flush()
 
     def done(self, record: RunRecord) -> None:
         self.finished += 1
-        config = record.config
-        self.at.pop(config.identity, None)
-        result = _held_out_score(record) if record.status == "finished" else record.status
-        line = f"[{self.finished}/{self.total}] {self._which(config)}: {result}"
+        self.at.pop(record.config.identity, None)
+        if record.status != "failed":
+            self.seconds.append(record.seconds)
+        error = f"failed: {clean(record.error)}" if record.status == "failed" else record.status
+        result = _held_out_score(record) if record.status == "finished" else error
         if self.terminal:
             clear_line(sys.stderr)
-        print(f"{line} ({record.seconds:.0f} s)", file=sys.stderr, flush=True)
+        line = f"[{self.finished}/{self.total}] {self._which(record.config)}: {result}"
+        print(f"{line} ({record.seconds:.0f} s){self.estimate}", file=sys.stderr, flush=True)
+
+    @property
+    def estimate(self) -> str:
+        """Remaining runs × their mean seconds / runs in parallel."""
+        left = self.total - self.finished
+        if not left or not self.seconds:
+            return ""
+        seconds = left * fmean(self.seconds) / self.parallel
+        return f" about {duration(seconds)} left"
 
     def _which(self, config: RunConfig) -> str:
-        return f"{config.dataset}, {_which(config)}" if self.several else _which(config)
+        """A run among others: what they mostly differ in."""
+        number = f", N={n}" if (n := config.data_options.get("domains")) else ""
+        test = config.protocol.get("leave_out") or config.data_options.get("test")
+        names = test if isinstance(test, list | tuple) else [test]
+        shown = " and ".join(map(str, names)) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+        held_out = f", held out: {clean(shown)}" if test else ""
+        dataset = f"{config.dataset}, " if self.several else ""
+        return f"{dataset}{config.name}{number}{held_out}, seed {config.seed}"
 
 
-def _which(config: RunConfig) -> str:
-    """A run among others: what they mostly differ in."""
-    number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-    names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-    held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
-    return f"{config.name}{number}{held_out}, seed {config.seed}"
+def duration(seconds: float) -> str:
+    """Such as ``40 s``, ``12 min`` or ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _held_out_score(record: RunRecord) -> str:
@@ -64,3 +92,45 @@ def _held_out_score(record: RunRecord) -> str:
     if value is None:
         return f"{name} undefined"
     return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
+
+
+def run_shown(
+    configs: Sequence[RunConfig],
+    store: Store,
+    executor: Executor | None = None,
+    how: Mapping[str, Any] | None = None,
+    quiet: bool = False,
+) -> Outcome:
+    """:func:`shoal.experiments.execute.execute` with a display, unless ``quiet``."""
+    from shoal.experiments.execute import execute
+
+    if quiet:
+        return execute(configs, store, executor, how=how)
+    display = Display(configs, len({c.identity for c in store.missing(configs)}))
+    return execute(configs, store, executor, how=how, tell=display.tell, done=display.done)
+
+
+def run_seeds(
+    configs: Sequence[RunConfig],
+    folder: Path,
+    how: Mapping[str, Any],
+    executor: Executor | None = None,
+    quiet: bool = False,
+) -> list[RunRecord]:
+    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`.
+
+    Returns the records of all runs, those of failed ones included. Where no run could begin, nothing is left
+    and an InputError says why.
+    """
+    from shoal.experiments.store import Store
+
+    store = Store(folder, weights=True)
+    store.plan(configs, how)
+    try:
+        outcome = run_shown(configs, store, executor, how, quiet)
+        if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
+            raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
+    except InputError:
+        store.forget_plan()
+        raise
+    return [record for config in configs if (record := store.look(config)) is not None]

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import Index, Row
+from shoal.experiments.record import Row
+from shoal.experiments.store import Index
 
 _FIRST = (
     "dataset",

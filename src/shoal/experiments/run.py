@@ -6,6 +6,7 @@ import inspect
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -180,19 +181,40 @@ def start_from(model: nn.Module, path: str) -> None:
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
 
 
-def run(config: RunConfig, *given: Any, **more: Any) -> RunRecord:
+def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
     """Trains and records: a :class:`Turns` that has no others to wait for."""
     from shoal.experiments import baselines  # which imports this module
 
-    if baselines.is_one(config):
+    if not baselines.is_one(config):
+        return Turns(config, *args, **more).to_the_end()
+    options = inspect.signature(Turns).bind(config, *args, **more).arguments
+    if (folder := options.get("folder")) is None or not options.get("weights", True):
         return baselines.run(config)
-    return Turns(config, *given, **more).to_the_end()
+    return baselines.train(config, folder)
+
+
+SHORT = 10.0
+"""Seconds of training that are not worth a checkpoint where the record alone is kept."""
+
+
+class Working(Journal):
+    """The journal of a run of which the record alone is kept."""
+
+    def __init__(self, signals: Signals, always: bool, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.signals, self.always, self.last = signals, always, time.monotonic()
+
+    def checkpoint(self, *args: Any) -> None:
+        if self.always or self.signals.asked or time.monotonic() - self.last > SHORT:
+            super().checkpoint(*args)
+            self.last = time.monotonic()
 
 
 class Turns:
     """A run that can take turns with others (see :meth:`Training.stages`).
 
-    In a ``folder`` it has a log and checkpoints, and goes on with what is there.
+    In a ``folder`` it has a log and checkpoints, and resumes what is there. With ``weights`` the folder keeps
+    the selected weights and the record too; else it is only for the time of the run.
     """
 
     def __init__(
@@ -204,9 +226,10 @@ class Turns:
         how: Mapping[str, Any] | None = None,
         wandb: str | None = None,
         going_on: str | None = None,
+        weights: bool = True,
     ) -> None:
         self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
-        self.going_on = going_on
+        self.going_on, self.weights = going_on, weights
         self.record = of_same_run(folder, config) if folder is not None else None
         self.training: Training | None = None
         if self.record is None:
@@ -245,26 +268,34 @@ class Turns:
         if self.folder is None:
             yield from self._train(self.training, None, signals)
             return
-        processes, keep = self.training.processes, self.training.options.keep
-        where = surroundings(self.training.device, processes.count)
-        written = {"run": self.config.to_dict(), "how": self.how, **where}
-        with Journal(
-            self.folder, processes, keep=keep, wandb=self.wandb, config=written, going_on=self.going_on
-        ) as journal:
+        training, processes = self.training, self.training.processes
+        written = {
+            "run": self.config.to_dict(),
+            "how": self.how,
+            **surroundings(training.device, processes.count),
+        }
+        make = Journal if self.weights else partial(Working, signals, bool(self.how.get("checkpoint_every")))
+        options = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
+        with make(self.folder, processes, config=written, **options) as journal:
             journal.begin(written)
-            yield from self._train(self.training, journal, signals)
+            yield from self._train(training, journal, signals)
             assert self.record is not None
-            if self.record.status == "finished":
-                self.training.restore_selected()
-                if self.training.options.predictions:
+            finished = self.record.status == "finished"
+            if finished:
+                training.restore_selected()
+                if training.options.predictions:
                     journal.hold()
-                    write_predictions(self.training, self.config, self.folder)
-                training, config, record = self.training, self.config, self.record.to_dict()
-                recipe = {"name": config.model or training.data.model, "options": config.model_options}
+                    write_predictions(training, self.config, self.folder)
+            if finished and self.weights:
+                record = self.record.to_dict()
+                recipe = {
+                    "name": self.config.model or training.data.model,
+                    "options": self.config.model_options,
+                }
                 files = partial(beside, training, recipe, record, journal)
                 checksums = journal.finish(training.model.state_dict(), record, files)
                 self.record = replace(self.record, files=checksums)
-            else:
+            elif self.weights:
                 journal.record(self.record.to_dict())
 
     def _train(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
@@ -288,10 +319,11 @@ def write_predictions(training: Training, config: RunConfig, folder: Path) -> No
 
 
 def of_same_run(folder: Path, config: RunConfig) -> RunRecord | None:
-    """The record in ``folder`` if its run is finished; an error if it holds another run than ``config``."""
+    """The record in ``folder`` if its run has ended; an error if it holds another run than ``config``."""
     kept = RunFolder(folder)
     check_same_run(folder, config)
-    return read_record(kept.record, config) if kept.finished else None
+    record = read_record(kept.record, config) if kept.finished else None
+    return None if record is None or record.status == "failed" else record
 
 
 def check(config: RunConfig) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.config import read_config, read_file
-from shoal.experiments.record import check_record, check_scores, judged, read_record
-from shoal.files import LARGEST, open_regular, parse_json, read_bytes, read_json
+from shoal.experiments.record import check_scores, judged, read_record
+from shoal.files import LARGEST, open_regular, parse_json, read_bytes
 
 try:
     import fcntl
@@ -20,7 +20,7 @@ except ImportError:  # Windows
 
 @dataclass(frozen=True)
 class RunStatus:
-    """``state``: finished, diverged, running, or stopped."""
+    """``state``: finished, diverged, failed, running, or stopped."""
 
     folder: str
     state: str
@@ -134,14 +134,7 @@ def _record(folder: Path, configured: bool) -> Mapping[str, Any]:
     path = folder / "record.json"
     if not path.exists():
         return {}
-    if configured:
-        return read_record(path, read_config(folder)).to_dict()
-    try:
-        return check_record(read_json(path))
-    except OSError as error:
-        raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-    except ValueError as error:
-        raise InputError(f"{str(path)!r} is not a run record ({error}); move it away.") from error
+    return read_record(path, read_config(folder) if configured else None).to_dict()
 
 
 def _whole(value: Any) -> bool:

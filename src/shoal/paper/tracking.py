@@ -39,7 +39,6 @@ from shoal.data.batch import pool as pooled
 from shoal.data.loader import MetaBatchLoader, seed_all
 from shoal.data.sampler import REGROUP, key, permute
 from shoal.errors import InputError
-from shoal.experiments import pool
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import prepare
 from shoal.files import read_json, write_atomically
@@ -47,7 +46,7 @@ from shoal.paper import recipes
 from shoal.training.agreement import Agreement, Pending
 from shoal.training.capture import LoadedSteps, draws
 from shoal.training.loop import WORLD, Training
-from shoal.training.processes import pick_device, together
+from shoal.training.processes import together
 from shoal.training.stopping import Signals
 from shoal.training.summary import environment
 from shoal.training.world import world
@@ -462,14 +461,12 @@ def track_all(
 ) -> list[Result]:
     """What was tracked with each seed, doing what the store lacks; each is saved as it finishes.
 
-    On the CPU seeds are worked on side by side, one a core; on CUDA one after the other.
+    One after the other.
     """
     work = [Job(c, device, every, how or {}) for c in configs if store.find(c) is None]
-    count = min(jobs or (1 if pick_device(device).type == "cuda" else pool._cores()), len(work))
-    if work:
-        run: Any = pool._side_by_side if count > 1 else pool._alone
-        for result in run(work, count, tell):
-            store.save(result)
-            if done:
-                done(result)
+    for job in work:
+        result = job.run(partial(tell, job.config) if tell else False)
+        store.save(result)
+        if done:
+            done(result)
     return [found for c in configs if (found := store.find(c)) is not None]

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: Any) -> None:
-    from shoal.experiments.record import Store
+    from shoal.experiments.store import Store
     from shoal.paper import cdsprites
     from shoal.paper.views import cdsprites as view
     from shoal.report.plots import demo_figure

@@ -185,7 +185,7 @@ def _linear(given: Any) -> None:
 
 def _cdsprites(given: Any) -> None:
     from shoal.errors import check_names
-    from shoal.experiments.record import Store
+    from shoal.experiments.store import Store
     from shoal.files import write_atomically
     from shoal.paper import cdsprites
     from shoal.paper.views import cdsprites as view

@@ -158,30 +158,24 @@ def _changes(given: Any) -> Any:
 
 def _beside(columns: Any, words: str, given: Any, control: tuple[str, str] | None = None) -> None:
     """Runs what a table is made of, and shows it with the paper's numbers beneath ours."""
-    from shoal.cli.sweep import devices
-    from shoal.experiments.sweep import SweepStore
+    from shoal.experiments.display import run_shown
+    from shoal.experiments.execute import Outcome, Store, make_executor
     from shoal.files import write_atomically
     from shoal.paper.views import beside as view
 
     every = list({c.identity: c for column in columns for c in column.runs}.values())
-    store = SweepStore(given.out / given.what)
-    failed = {} if given.no_run or not every else _swept(every, store, given, devices(given))
-    records = store.found_some(every, failed)
+    store = Store(given.out / given.what)
+    how, executor = (
+        {"workers": given.workers, "predictions": True},
+        make_executor(device=given.device, jobs=given.jobs),
+    )
+    outcome = Outcome(store.found(every)) if given.no_run else run_shown(every, store, executor, how)
+    records, failed = outcome.usable(), outcome.failed
     entries = [column.entry(records) for column in columns]
     table = view.table(entries)
     for ending, text in {"md": table.markdown(), "tex": table.latex(), "csv": table.csv()}.items():
         write_atomically(given.out / f"{given.what}.{ending}", f"{text}\n".encode())
     lines = [f"{words} Mean ± standard deviation over seeds.", *view.gaps(entries)]
     lines += view.worth(entries, *control) if control else []
-    lines += [f"failed: {why} ({store.folder / 'failed' / i}.txt)" for i, why in failed.items()]
+    lines += [f"failed: {why} ({store.folder / i}.json)" for i, why in failed.items()]
     show({"columns": entries, "failed": failed}, f"{table.text()}\n\n" + "\n".join(lines), given)
-
-
-def _swept(configs: list[Any], store: Any, given: Any, devices: list[str]) -> dict[str, str]:
-    from shoal.cli.showing import Status
-    from shoal.experiments.sweep import sweep
-
-    status = Status(configs, len(store.missing(configs)))
-    how = {"workers": given.workers, "predictions": True}
-    found = sweep(configs, store, devices=devices, how=how, tell=status.tell, done=status.done)
-    return found.failed

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import read_record, record_files
+from shoal.experiments.record import read_record
+from shoal.experiments.store import record_files
 from shoal.files import read_json
 
 if TYPE_CHECKING:

@@ -1,0 +1,369 @@
+"""Where the records of runs are kept, and the index of all records below a folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sqlite3
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig, check_how, check_same_run, read_config
+from shoal.experiments.record import _FIELDS, SCHEMA, Row, RunRecord, read_record, row_of, summary
+from shoal.files import check_regular, read_json, write_atomically
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+PLAN = "seeds.json"
+
+
+class Stamp(NamedTuple):
+    """What changes whenever a record is written anew."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+class Store:
+    """A folder of records: one JSON file per run, named by the run's identity.
+
+    A run at work has its log and checkpoints in ``working/IDENTITY`` until its record is kept; predictions
+    stay in ``predictions/IDENTITY``. With ``weights=True``, for runs that differ in their seed alone, each
+    run keeps a whole folder ``seed-N`` with its weights and its record in it.
+
+    The folder may be on a file system that several machines share. What holds there:
+
+    - A record appears whole or not at all, and only after it is there does a worker report it.
+    - A run has one worker at a time (:meth:`claimed`), from the search for its record until the record is
+      kept. One that is started while another still has the run, such as one that a killed command has left,
+      waits and then finds the record, or resumes from the checkpoints.
+    - Where the file system has no locks, two workers may do a run in parallel. Checkpoints are written whole
+      and named by their content, and both come to the same record: only time is lost.
+
+    >>> from shoal.experiments.config import RunConfig
+    >>> Store("runs").find(RunConfig("linear", "erm", steps=4)) is None
+    True
+    """
+
+    def __init__(self, folder: str | Path, *, weights: bool = False) -> None:
+        self.folder, self.weights = Path(folder), weights
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{str(folder)!r} is a file; records need a folder.")
+        self._read: dict[Path, tuple[Stamp, RunRecord]] = {}
+        self._locks: IO[bytes] | None = None
+
+    @property
+    def resume(self) -> str:
+        """What resumes runs that were stopped."""
+        return f"shoal resume {self.folder}" if self.weights else "the same command again"
+
+    def path(self, config: RunConfig) -> Path:
+        return self.workplace(config) / "record.json" if self.weights else self._named("", config, ".json")
+
+    def workplace(self, config: RunConfig) -> Path:
+        """The folder of a run at work, with its log and checkpoints."""
+        return self.folder / f"seed-{config.seed}" if self.weights else self._named("working", config)
+
+    def predictions(self, config: RunConfig) -> Path:
+        return self.workplace(config) / "predictions" if self.weights else self._named("predictions", config)
+
+    def _named(self, folder: str, config: RunConfig, ending: str = "") -> Path:
+        return self.folder / folder / f"{config.identity}{ending}"
+
+    def __getstate__(self) -> dict[str, Any]:  # for workers, which lock and read for themselves
+        return {**self.__dict__, "_read": {}, "_locks": None}
+
+    def run(
+        self,
+        config: RunConfig,
+        device: str | None,
+        tell: Callable[[int, str], None],
+        how: Mapping[str, Any],
+    ) -> RunRecord:
+        """What a worker does: the run itself, in its :meth:`workplace`."""
+        from shoal.experiments import run  # needs torch
+
+        place = self.workplace(config)
+        return run.run(config, device, tell, place, how, None, self.resume, self.weights)
+
+    def save(self, record: RunRecord) -> None:
+        write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict).encode())
+
+    def keep(self, record: RunRecord) -> None:
+        """Predictions, then the record; then nothing else of the run is needed."""
+        if self.weights:  # the run itself has written them
+            return
+        made, kept = self.workplace(record.config) / "predictions", self.predictions(record.config)
+        if made.is_dir():
+            shutil.rmtree(kept, ignore_errors=True)  # of an attempt that was killed here
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made.replace(kept)
+        self.save(record)
+        shutil.rmtree(self.workplace(record.config), ignore_errors=True)
+
+    def fail(self, config: RunConfig, error: str, traceback: str = "") -> RunRecord:
+        """Records that a run failed; its checkpoints stay, and the next call does it again."""
+        record = RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback)
+        with contextlib.suppress(OSError):  # a full disk
+            self.save(record)
+        return record
+
+    def look(self, config: RunConfig) -> RunRecord | None:
+        """The record of a run whatever its status; one of another run in its place is refused."""
+        path = self.path(config)
+        if self.weights:
+            check_same_run(path.parent, config)
+        try:
+            state = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
+        if self._read.get(path, (None,))[0] != stamp:
+            self._read[path] = stamp, read_record(path, config)
+        return self._read[path][1]
+
+    def find(self, config: RunConfig, *, fresh: bool = False) -> RunRecord | None:
+        """The record of a run that finished or diverged.
+
+        With ``fresh`` a network file system is kept from answering by what it remembers.
+        """
+        if fresh:
+            with contextlib.suppress(OSError), os.scandir(self.path(config).parent):
+                pass  # opening a folder asks the server anew what is in it
+        record = self.look(config)
+        return None if record is None or record.status == "failed" else record
+
+    def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
+        """Those still to do, failed ones included; a record that cannot be used raises now, before work."""
+        return [c for c in configs if self.find(c) is None]
+
+    def found(self, configs: Iterable[RunConfig]) -> list[RunRecord]:
+        """The records there are of these configurations, under the labels they have here."""
+        pairs = ((config, self.find(config)) for config in configs)
+        return [replace(record, config=config) for config, record in pairs if record is not None]
+
+    def all(self) -> list[RunRecord]:
+        """Every record, of failed runs too."""
+        return [
+            read_record(p)
+            for p in sorted(self.folder.glob("seed-*/record.json" if self.weights else "*.json"))
+        ]
+
+    # One worker per run. A lock per run with `filelock` (flock) would be inherited by a run's DataLoader
+    # workers and so outlive a killed run, and leave a file per run; parts of one file are locked instead.
+
+    @property
+    def claims(self) -> Path:
+        return self.folder / ".claims"
+
+    def name(self) -> str:
+        """What only those who see this very folder can know."""
+        if not self.claims.exists():
+            write_atomically(self.claims, secrets.token_hex(16).encode())
+        return self.claims.read_text()
+
+    def claim(self, config: RunConfig, lock: bool = True) -> bool:
+        """Takes the run for this process, or gives it back; False where another process has it.
+
+        The lock ends with the process, however that ends.
+        """
+        if fcntl is None:
+            return True
+        if self._locks is None:  # kept open: closing it would give back every run of this process
+            self._locks = self.claims.open("r+b")
+        how = fcntl.LOCK_EX | fcntl.LOCK_NB if lock else fcntl.LOCK_UN
+        try:
+            fcntl.lockf(self._locks, how, 1, int(config.identity[:15], 16))
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:  # there are no locks here
+            pass
+        return True
+
+    @contextlib.contextmanager
+    def claimed(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
+        """Within the block no other process has the run; calls ``wait`` now and then while another has it."""
+        while not self.claim(config):
+            wait()
+            time.sleep(0.2)
+        try:
+            yield
+        finally:
+            self.claim(config, lock=False)
+
+    # Several seeds
+
+    def plan(self, configs: Iterable[RunConfig], how: Mapping[str, Any]) -> None:
+        """Writes down all that is to be run here, for `shoal resume`; refuses other runs than before."""
+        configs = list(configs)
+        self.missing(configs)
+        content = {"runs": [c.to_dict() for c in configs], "how": dict(how)}
+        write_atomically(self.folder / PLAN, json.dumps(content, default=dict).encode())
+
+    def forget_plan(self) -> None:
+        """Unless some run of it has begun; the folder goes too if nothing is in it."""
+        if not any(self.folder.glob("seed-*/config.yaml")):
+            for path in (*self.folder.glob("seed-*/record.json"), self.folder / PLAN, self.claims):
+                path.unlink(missing_ok=True)
+            for folder in (*self.folder.glob("seed-*"), self.folder):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    def planned(self) -> tuple[list[RunConfig], dict[str, Any]] | None:
+        """What :meth:`plan` wrote, each run as it was begun; ``None`` where there is no plan."""
+        path = self.folder / PLAN
+        if not path.exists():
+            return None
+        try:
+            content = read_json(path)
+            configs = [RunConfig.from_dict(run) for run in content["runs"]]
+            how = check_how(content["how"])
+        except OSError as error:
+            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{str(path)!r} is not the plan of several seeds ({summary(error)}).") from error
+        begun = [self.workplace(c) / "config.yaml" for c in configs]
+        return [read_config(p.parent) if p.exists() else c for p, c in zip(begun, configs, strict=True)], how
+
+
+_NAMES = re.compile(r"record\.json|[0-9a-f]{16}\.json")
+
+
+def record_files(folder: Path) -> dict[str, Stamp]:
+    """The records in a folder and below, by their paths from there: those of stores and of run folders."""
+    found: dict[str, Stamp] = {}
+    seen: set[tuple[int, int]] = set()
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        try:
+            at = os.stat(folder / below)
+            if (at.st_dev, at.st_ino) in seen:  # a link that leads back
+                continue
+            seen.add((at.st_dev, at.st_ino))
+            with os.scandir(folder / below) as entries:
+                for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
+                    if _NAMES.fullmatch(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            state = entry.stat()
+                            stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
+                            found[f"{below}{entry.name}"] = stamp
+                    elif entry.is_dir():
+                        waiting.append(f"{below}{entry.name}/")
+        except OSError:
+            if not below:
+                raise
+    return found
+
+
+class Entry(NamedTuple):
+    stamp: Stamp
+    row: Row
+
+
+INDEX = ".results.sqlite"
+INDEX_FROM = 100
+"""Fewer records are read as fast without an index."""
+_FORMAT = [1, SCHEMA, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord)), *_FIELDS]
+"""An index that another version of these has written is made anew: it may hold what is now refused."""
+
+
+def read_row(path: Path) -> Row:
+    return row_of(RunRecord.from_dict(read_json(path)))
+
+
+class Index:
+    """The rows of all records in a folder and below, in an SQLite file so that each record is read once.
+
+    The records are the truth. A row counts only while its record has the size, time and inode it was made
+    from, and an index that cannot be read or written is done without, and made anew where that is possible.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.path = self.folder / INDEX
+
+    def read(self) -> tuple[dict[str, Entry], dict[str, str]]:
+        """Entries by path, and the files that are no records, each with what is wrong."""
+        files, known = record_files(self.folder), self.known()
+        entries, broken, changed = dict[str, Entry](), dict[str, str](), dict[str, Entry]()
+        for path in sorted(files):
+            kept = (known or {}).get(path)
+            if kept is not None and kept.stamp == files[path]:
+                entries[path] = kept
+                continue
+            try:
+                entries[path] = changed[path] = Entry(files[path], read_row(self.folder / path))
+            except FileNotFoundError:
+                continue
+            except ValueError as error:
+                broken[path] = f"{path!r} is not a run record ({summary(error)})."
+            except OSError as error:
+                broken[path] = f"{path!r} cannot be read: {error.strerror}."
+        gone = (known or {}).keys() - entries.keys()
+        if (changed or gone) and len(entries) >= INDEX_FROM:
+            self._write(changed, gone, anew=known is None)
+        return entries, broken
+
+    def known(self) -> dict[str, Entry] | None:
+        """The entries of the index; ``None`` where there is none that can be used."""
+        try:
+            check_regular(self.path)
+            if not self.path.exists():
+                return None
+            with contextlib.closing(self._connected()) as database:
+                if database.execute("PRAGMA user_version").fetchone()[0] != self._version():
+                    return None
+                found = database.execute("SELECT * FROM records").fetchall()
+            if any(zlib.crc32(text.encode()) != checksum for *_, checksum, text in found):
+                return None
+            rows = json.loads(f"[{','.join(text for *_, text in found)}]")
+            return {
+                path: Entry(Stamp(*stamp), dict(row))
+                for (path, *stamp, _, _), row in zip(found, rows, strict=True)
+            }
+        except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def _write(self, changed: Mapping[str, Entry], gone: Iterable[str], anew: bool) -> None:
+        rows = []
+        for path, (stamp, row) in changed.items():
+            text = json.dumps(row, separators=(",", ":"))
+            rows.append((path, *stamp, zlib.crc32(text.encode()), text))
+        try:
+            if anew:
+                for ending in ("", "-journal"):
+                    Path(f"{self.path}{ending}").unlink(missing_ok=True)
+            with contextlib.closing(self._connected()) as database, database:
+                columns = "path TEXT PRIMARY KEY, size INT, modified INT, inode INT, checksum INT, row TEXT"
+                database.execute(f"CREATE TABLE IF NOT EXISTS records ({columns})")
+                database.execute(f"PRAGMA user_version = {self._version()}")
+                database.executemany("DELETE FROM records WHERE path = ?", [(path,) for path in gone])
+                database.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+        except (sqlite3.Error, OSError, ValueError, OverflowError):  # no right to write, a full disk, in use
+            pass
+
+    def _connected(self) -> sqlite3.Connection:
+        database = sqlite3.connect(self.path, timeout=2)
+        database.execute("PRAGMA synchronous = OFF")  # what a power cut spoils is made anew
+        return database
+
+    def _version(self) -> int:
+        return zlib.crc32(json.dumps(_FORMAT).encode()) & 0x7FFFFFFF
