@@ -331,7 +331,7 @@ class TestCommand:
 
         in_process(run_or_stop)
         assert main([*self.GIVEN]) == 130
-        assert "the same command resumes" in capsys.readouterr().err
+        assert "he same command resumes" in capsys.readouterr().err
         assert len(Store("shoal-compare/patients/runs").all()) == 1
 
     def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shlex
 import sys
 import warnings
@@ -359,11 +357,10 @@ class _Job:
 
     @property
     def parallel(self) -> int:
+        from shoal.experiments.execute import PARALLEL, count_cores
         from shoal.training.processes import pick_device
 
-        if self.jobs or pick_device(self.device).type != "cpu":
-            return self.jobs or 10
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.jobs or (count_cores() if pick_device(self.device).type == "cpu" else PARALLEL)
 
     def measured(self) -> float:
         """About how many seconds a run takes: of finished ones, else by the first steps of one."""
@@ -403,11 +400,11 @@ class _Job:
     def counted(self, missing: int) -> str:
         """How many runs there are, of what, how many are not there yet, and how long these take."""
         from shoal.experiments.compare import many
-        from shoal.report.compare import _hours
+        from shoal.experiments.display import duration
 
         design = self.design
         folds, domains = len(design.groups), len(design.held_out)
-        time = f" About {_hours(missing * self.measured() / self.parallel)}." if missing else ""
+        time = f" About {duration(missing * self.measured() / self.parallel)}." if missing else ""
         return (
             f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'row')}, "
             f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
@@ -426,8 +423,7 @@ class _Job:
 
     def execute(self, executor: Any, progress: bool, unable: Mapping[str, str]) -> dict[str, str]:
         """Does what is missing; returns the errors of runs that failed, by their identity."""
-        from shoal.experiments.display import Display
-        from shoal.experiments.execute import execute
+        from shoal.experiments.display import run_shown
 
         missing = len(self.store.missing(self.configs))
         self.say(*(f"not compared: {name} ({why})" for name, why in unable.items()))
@@ -438,12 +434,7 @@ class _Job:
         if progress:
             print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
             self.say(self.counted(missing))
-        display = Display(self.configs, missing) if progress else None
-        watch = {"tell": display.tell, "done": display.done} if display else {}
-        failed = execute(self.configs, self.store, executor, **watch).failed
-        if any(f"[Errno {errno.ENOSPC}]" in why for why in failed.values()):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return failed
+        return run_shown(self.configs, self.store, executor, quiet=not progress).failed
 
     def results(self, criterion: str, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
         """Writes the results down, with a page for data of the user's own."""
