@@ -352,8 +352,9 @@ class _Job:
         except BrokenPipeError:
             raise
         except OSError as error:
-            kept = "Finished runs are kept; the same command resumes."
-            raise InputError(f"{str(self.folder)!r}: {error.strerror or error}. {kept}") from error
+            message = f"{str(self.folder)!r}: {error.strerror or error}."
+            kept = "" if "are kept" in message else " Finished runs are kept; the same command resumes."
+            raise InputError(message + kept) from error
 
     @property
     def parallel(self) -> int:
