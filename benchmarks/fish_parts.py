@@ -12,8 +12,7 @@ import argparse
 from pathlib import Path
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.pool import run_all
-from shoal.experiments.record import Store
+from shoal.experiments.execute import Store, execute
 from shoal.paper.cdsprites import DEMO, Method, configs
 from shoal.paper.views.cdsprites import demo_table
 
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
     given = parser.parse_args()
     store, every = Store(given.out), rows(range(given.seeds))
-    records = store.found(every) if given.no_run else run_all(every, store)
+    records = store.found(every) if given.no_run else execute(every, store).usable()
     print(demo_table(records).text())
 
 

@@ -10,13 +10,11 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.pool import run_all
-from shoal.experiments.record import RunFolders, Store
+from shoal.experiments.execute import Store, execute, make_executor
 from shoal.paper import cdsprites
 
 
@@ -56,10 +54,10 @@ def timed(
     configs: list[RunConfig], device: str, jobs: int | None, deterministic: bool = False
 ) -> tuple[float, dict[str, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
-        store = RunFolders(folder)
+        store = Store(folder, weights=True)
         began = time.monotonic()
         how = {"deterministic": deterministic}
-        run_all(configs, store, device=device, jobs=jobs, how=how)
+        execute(configs, store, make_executor(device=device, jobs=jobs), how=how)
         seconds = time.monotonic() - began
         weights = {c.identity: (store.workplace(c) / "model.safetensors").read_bytes() for c in configs}
     return seconds, weights
@@ -77,7 +75,8 @@ def main() -> int:
     print(f"torch {torch.__version__}, {where}, {given.runs} runs each")
     failed = False
     for name, configs in small(given.runs, cuda).items():
-        run_all(configs[:1], Store(Path(tempfile.mkdtemp())), device=given.device)  # first use of the device
+        first = Store(tempfile.mkdtemp())
+        execute(configs[:1], first, make_executor(device=given.device))  # first use of the device
         alone, _ = timed(configs, given.device, 1)
         beside, _ = timed(configs, given.device, None)
         few = [replace(c, steps=c.steps // 6, eval_every=None) for c in configs[:5]]

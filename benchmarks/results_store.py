@@ -18,8 +18,9 @@ from typing import Any
 
 from shoal.cli import main as shoal
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import INDEX, RunRecord, read_record, record_files
+from shoal.experiments.record import RunRecord, read_record
 from shoal.experiments.results import load
+from shoal.experiments.store import INDEX, record_files
 
 DATASETS = {
     "pacs": ["art", "cartoon", "photo", "sketch"],

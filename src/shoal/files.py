@@ -130,7 +130,7 @@ def parse_json(content: str | bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     text = content if isinstance(content, str) else content.decode("latin-1")
-    if text.count("[") + text.count("{") > DEEPEST:
+    if text.count("[") + text.count("{") > DEEPEST and isinstance(found, (dict, list)):
         _check_depth(found)
     return found
 
@@ -140,8 +140,8 @@ def _check_depth(content: Any) -> None:
     while level := [
         part
         for nest in level
-        if isinstance(nest, dict | list)
-        for part in (nest.values() if isinstance(nest, dict) else nest)
+        for part in (nest.values() if type(nest) is dict else nest)
+        if type(part) is dict or type(part) is list
     ]:
         depth += 1
         if depth > DEEPEST:

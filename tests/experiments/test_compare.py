@@ -676,6 +676,7 @@ class TestCommand:
         in_process(run_or_fail)
         assert main(TINY) == 1
         shown = capsys.readouterr()
+        assert "seed 1: failed: RuntimeError: out of memory" in shown.err
         assert "A run of erm failed: RuntimeError: out of memory" in shown.out
         assert "2 of 8 runs are missing: erm, 75° held out, seed 1, hyperparameter trials 0, 1." in shown.out
         assert sum(r.status == "finished" for r in Store("shoal-compare/runs").all()) == 6

@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.arguments import count
 from shoal.cli.showing import show
 from shoal.errors import InputError
-from shoal.terminal import as_csv
 
 if TYPE_CHECKING:
     from shoal.experiments.results import Results
-    from shoal.report.tables import Table
 
-SUMMARY = "Ask the records of all runs in a folder: a table, groups, CSV."
+SUMMARY = "Query results: a table, groups or CSV of all runs in a folder."
 EXAMPLE = (
     "Example: shoal results shoal-compare --query 'algorithm == \"fish\" and seed < 3 and test > 0.8' "
     "--columns name left_out seed settings.meta_lr test. "
     "Columns are dataset, algorithm, name, left_out, seed, status, metric, step, steps, lr, batch_size, "
     "rule, seconds, device, all fields of the configuration, settings.X, data.X, model.X, optimizer.X; "
     "the scores test, validation and train at the selected step, test_last at the last, by domain test.X. "
-    'A name that has spaces is written data["a name"] in a query. A run that diverged has no scores. '
-    "In Python, shoal.experiments.results.load(RUNS).to_frame() is a frame (pip install 'shoal[tables]')."
+    'A name that has spaces is written data["a name"] in a query. '
+    "A run that diverged or failed has no scores. "
+    "In Python, shoal.results(RUNS).to_frame() is a frame (pip install 'shoal[tables]')."
 )
 SHOWN = 50
 """Rows on a terminal, unless asked for more; files and JSON get all."""
@@ -50,144 +48,101 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows to a file too")
 
 
-def run(given: Any) -> None:
-    from shoal.experiments.results import load
+def run(args: Any) -> None:
+    from shoal.api.results import results as load
+    from shoal.experiments.results import save_csv
     from shoal.training.folder import check_output
 
-    if given.group and given.columns:
+    if args.group and args.columns:
         raise InputError("--columns and --group cannot be had together: groups have columns of their own.")
-    results = load(given.folder)
-    if given.csv:
+    results = load(args.folder)
+    if args.csv:
         paths = [*(row["path"] for row in results.kept), *results.broken]
-        check_output(given.csv, [given.folder / path for path in paths], "--csv")
+        check_output(args.csv, [args.folder / path for path in paths], "--csv")
     if not results:
-        raise InputError(_nothing(results, given.folder))
-    chosen = results.where(given.query) if given.query is not None else results
-    make = _groups if given.group else _runs
-    columns, rows, text = make(chosen, given)
-    if given.csv:
-        _write_csv(given.csv, columns, rows)
-        text += f" Written to {given.csv}."
+        nothing = f"{str(args.folder)!r} holds no record of a run, nor does a folder below it."
+        why = next(iter(results.broken.values()), None)
+        raise InputError(f"no record in {str(args.folder)!r} can be read: {why}" if why else nothing)
+    chosen = results.where(args.query) if args.query is not None else results
+    columns, rows, text = (_groups if args.group else _runs)(chosen, args)
+    if args.csv:
+        try:
+            save_csv(args.csv, columns, rows)
+        except OSError as error:
+            raise InputError(f"--csv {str(args.csv)!r} cannot be written: {error.strerror}.") from error
+        text += f" Written to {args.csv}."
     content = {
         "runs": len(results),
         "matching": len(chosen),
         "duplicates": results.duplicates,
         "broken": dict(results.broken),
-        "rows": [{name: row.get(name) for name in columns} for row in rows] if given.json else [],
+        "rows": [{name: row.get(name) for name in columns} for row in rows] if args.json else [],
     }
-    show(content, "\n".join([text, *_troubles(results)]), given)
+    show(content, "\n".join([text, *_notes(results)]), args)
 
 
 Made = tuple[Sequence[str], list[dict[str, Any]], str]
 """Columns and rows for files, and a text for the terminal."""
+MEASURED = ("runs", "seeds", "diverged", "failed", "mean", "sd")
 
 
-def _runs(results: Results, given: Any) -> Made:
-    results.check(*(given.columns or ()))
-    if given.sort:
-        results = results.sorted(given.sort, given.reverse)
-    columns = given.columns or _usual(results)
-    shown = results.kept[: given.limit or SHOWN]
-    table = _table([_heading(name) for name in columns])
-    for row in shown:
-        table.add(*(_cell(name, row) for name in columns))
-    wide = given.columns or results.filled()
-    rows = list(results.kept[: given.limit])
-    return wide, rows, f"{table.text()}\n\n{_counted(len(shown), len(results), 'run')}.{_scored(results)}"
-
-
-def _groups(results: Results, given: Any) -> Made:
-    from shoal.experiments.results import in_order
-
-    rows = results.group(given.group)
-    columns = list(rows[0]) if rows else [*given.group, "mean"]
-    if given.sort:
-        by = "mean" if given.sort == "test" else given.sort
-        if by not in columns:
-            raise InputError(f"groups cannot be sorted by {given.sort!r}; they have {', '.join(columns)}.")
-        rows = in_order(rows, by, given.reverse)
-    keys = [name for name in columns if name not in MEASURED]
-    lost = any(row["diverged"] for row in rows)
-    metrics = {row["metric"] for row in results.kept if "metric" in row}
-    table = _table(
-        [*map(_heading, keys), "runs", "seeds", *(["diverged"] if lost else []), "test, mean ± sd"]
-    )
-    shown = rows[: given.limit or SHOWN]
-    for row in shown:
-        metric = row.get("metric") or (next(iter(metrics)) if len(metrics) == 1 else None)
-        lost_here = [row["diverged"]] if lost else []
-        table.add(*(_cell(k, row) for k in keys), row["runs"], row["seeds"], *lost_here, _spread(row, metric))
-    counted = f"{_counted(len(shown), len(rows), 'group')} of {_many(len(results), 'run')}."
-    how = " Standard deviations are over seeds; several runs of a seed are averaged first."
-    return columns, rows[: given.limit], f"{table.text()}\n\n{counted}{how}{_scored(results)}"
-
-
-SPLITS = ("train", "validation", "test", "oracle", "id_validation", "id_test")
-MEASURED = ("runs", "seeds", "diverged", "mean", "sd")
-
-
-def _table(headings: Sequence[str]) -> Table:
+def _runs(results: Results, args: Any) -> Made:
+    from shoal.experiments.results import cell
     from shoal.report.tables import Table
 
-    return Table(headings)
+    results.check(*(args.columns or ()))
+    if args.sort:
+        results = results.sorted(args.sort, args.reverse)
+    columns = args.columns or results.usual()
+    shown = results.kept[: args.limit or SHOWN]
+    table = Table(columns)
+    for row in shown:
+        table.add(*(cell(name, row) for name in columns))
+    text = f"{table.text()}\n\n{_counted(len(shown), len(results), 'run')}.{_scored(results)}"
+    return args.columns or results.filled(), list(results.kept[: args.limit]), text
 
 
-def _heading(name: str) -> str:
-    from shoal.terminal import clean
+def _groups(results: Results, args: Any) -> Made:
+    from shoal.experiments.results import cell, in_order, number
+    from shoal.report.tables import Table
 
-    return clean(name)
-
-
-def _usual(results: Results) -> list[str]:
-    """What tells the runs apart, and how they ended."""
-    several = [
-        name
-        for name in ("steps", "batch_size", "lr", "metric")
-        if len({str(row.get(name)) for row in results.kept}) > 1
-    ]
-    present = set(results.filled())
-    names = ["dataset", "name", "left_out", "seed", *several, "test", "validation", "test_last", "seconds"]
-    return [name for name in names if name in present or name in ("name", "test")]
+    rows = results.group(args.group)
+    columns = list(rows[0]) if rows else [*args.group, "mean"]
+    if args.sort:
+        by = "mean" if args.sort == "test" else args.sort
+        if by not in columns:
+            raise InputError(f"groups cannot be sorted by {args.sort!r}; they have {', '.join(columns)}.")
+        rows = in_order(rows, by, args.reverse)
+    keys = [name for name in columns if name not in MEASURED]
+    lost = [name for name in ("diverged", "failed") if any(row[name] for row in rows)]
+    metrics = {row["metric"] for row in results.kept if "metric" in row}
+    table = Table([*keys, "runs", "seeds", *lost, "test, mean ± sd"])
+    shown = rows[: args.limit or SHOWN]
+    for row in shown:
+        metric = row.get("metric") or (next(iter(metrics)) if len(metrics) == 1 else None)
+        spread = next((name for name in lost if row[name]), "–")
+        if row["mean"] is not None:
+            spread = number(row["mean"], metric) + (
+                "" if row["sd"] is None else f" ± {number(row['sd'], metric)}"
+            )
+        counts = (row[name] for name in ("runs", "seeds", *lost))
+        table.add(*(cell(key, row) for key in keys), *counts, spread)
+    counted = f"{_counted(len(shown), len(rows), 'group')} of {_many(len(results), 'run')}."
+    how = " Standard deviations are over seeds; several runs of a seed are averaged first."
+    return columns, rows[: args.limit], f"{table.text()}\n\n{counted}{how}{_scored(results)}"
 
 
 def _scored(results: Results) -> str:
     """What the scores are, and which runs have none."""
     metrics = sorted({row["metric"] for row in results.kept if "metric" in row})
-    if not metrics:
-        return ""
-    lost = sum(row["status"] != "finished" for row in results.kept)
-    without = f" {_many(lost, 'run')} diverged and count for no mean." if lost else ""
-    return f" Scores are {' or '.join(metrics)} at the selected step (…_last: at the last).{without}"
-
-
-def _cell(name: str, row: Mapping[str, Any]) -> str:
-    value, base = row.get(name), name.split(".")[0].removesuffix("_last")
-    score = base in SPLITS
-    if value is None:
-        return str(row["status"]) if score and row.get("status", "finished") != "finished" else "–"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return (
-            _number(value, row.get("metric"))
-            if score
-            else f"{value:.1f}"
-            if name == "seconds"
-            else f"{value:.4g}"
-        )
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else text[:59] + "…"
-
-
-def _number(value: float, metric: str | None) -> str:
-    return f"{value:.3f}" if metric == "accuracy" else f"{value:.4g}"
-
-
-def _spread(row: Mapping[str, Any], metric: str | None) -> str:
-    if row["mean"] is None:
-        return "diverged" if row["diverged"] else "–"
-    spread = "" if row["sd"] is None else f" ± {_number(row['sd'], metric)}"
-    return _number(row["mean"], metric) + spread
+    ended = [row["status"] for row in results.kept]
+    lost = [
+        f" {_many(count, 'run')} {status} and count for no mean."
+        for status in ("diverged", "failed")
+        if (count := ended.count(status))
+    ]
+    scores = f" Scores are {' or '.join(metrics)} at the selected step (…_last: at the last)."
+    return "".join([scores if metrics else "", *lost])
 
 
 def _many(number: int, what: str) -> str:
@@ -199,7 +154,7 @@ def _counted(shown: int, number: int, what: str) -> str:
     return more + _many(number, what) + (f" (more with --limit {number})" if shown == SHOWN < number else "")
 
 
-def _troubles(results: Results) -> list[str]:
+def _notes(results: Results) -> list[str]:
     from shoal.terminal import clean
 
     lines = []
@@ -210,22 +165,3 @@ def _troubles(results: Results) -> list[str]:
     if len(broken) > 8:
         lines.append(f"Not shown either: {len(broken) - 8:,} other files that are no records.")
     return lines
-
-
-def _nothing(results: Results, folder: Path) -> str:
-    if results.broken:
-        return f"no record in {str(folder)!r} can be read: {next(iter(results.broken.values()))}"
-    return f"{str(folder)!r} holds no record of a run, nor does a folder below it."
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    from shoal.files import write_atomically
-
-    def line(row: Mapping[str, Any]) -> list[Any]:
-        values = (row.get(name) for name in columns)
-        return [json.dumps(v) if isinstance(v, list | dict | bool) else v for v in values]
-
-    try:
-        write_atomically(path, as_csv([columns, *map(line, rows)]).encode(errors="replace"))
-    except OSError as error:
-        raise InputError(f"--csv {str(path)!r} cannot be written: {error.strerror}.") from error

@@ -193,16 +193,16 @@ def _add_running(parser: argparse.ArgumentParser) -> None:
 
 
 @in_data_dir
-def run(given: Any) -> None:
+def run(given: Any) -> int:
     from shoal.experiments.run import check
 
     config = configuration(given)
     with warnings_in_words():
         check(config)
-        _run(config, given)
+        return _run(config, given) or 0
 
 
-def _run(config: RunConfig, given: Any) -> None:
+def _run(config: RunConfig, given: Any) -> int | None:
     from shoal.experiments import baselines
     from shoal.experiments.run import Turns
 
@@ -218,16 +218,16 @@ def _run(config: RunConfig, given: Any) -> None:
             with contextlib.suppress(OSError):
                 out.rmdir()  # it was made for this run and nothing is in it
             raise
-        return
+        return None
     if given.seeds:
         show_chosen(given)
-        several(config, given.seeds, out, how, given)
-        return
+        return several(config, given.seeds, out, how, given)
     make_folder(out, given.dataset, run=True)
     turns = Turns(config, given.device, not given.json, out, how, given.wandb)
     if turns.training is not None:  # after all that could be wrong
         show_chosen(given)
     show_run(turns.to_the_end(), out, given)
+    return None
 
 
 def _of_baseline(given: Any) -> RunConfig:
@@ -314,7 +314,7 @@ def configuration(given: Any) -> RunConfig:
     return config
 
 
-def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given: Any) -> None:
+def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given: Any) -> int:
     """The same run with several seeds, each in a folder of its own."""
     from shoal.training.processes import together
 
@@ -324,4 +324,4 @@ def several(config: RunConfig, seeds: int, out: Path, how: dict[str, Any], given
         raise InputError("--wandb logs one run; give --seed instead of --seeds.")
     make_folder(out, given.dataset)
     configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
-    run_seeds(configs, out, how, given)
+    return run_seeds(configs, out, how, given)

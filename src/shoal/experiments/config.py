@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ class RunConfig:
             )
         for name, (types, words) in _TYPES.items():
             value = getattr(self, name)
+            if value is None and value is _DEFAULTS.get(name, 0):
+                continue
             if not isinstance(value, types) or isinstance(value, bool):
                 raise InputError(f"{name} must be {words}, got {repr(value)[:40]}.")
             if isinstance(value, int) and abs(value) >= 2**63:
@@ -153,7 +156,7 @@ class RunConfig:
     def name(self) -> str:
         return self.label or self.algorithm
 
-    @property
+    @cached_property
     def identity(self) -> str:
         """A short name for what is run, the same on every machine: changes whenever a field does.
 
@@ -172,7 +175,8 @@ class RunConfig:
     def from_dict(cls, content: Mapping[str, Any]) -> RunConfig:
         if not isinstance(content, Mapping):
             raise InputError(f"a run configuration must be a mapping, got {content!r}.")
-        check_names("field of a run configuration:", content, _TYPES)
+        if not content.keys() <= _TYPES.keys():
+            check_names("field of a run configuration:", content, _TYPES)
         if missing := set(REQUIRED) - set(content):
             raise InputError(f"a run configuration lacks {', '.join(sorted(missing))}.")
         config = cls(**content)
@@ -184,13 +188,14 @@ class RunConfig:
 
 
 REQUIRED = ("dataset", "algorithm", "steps")
+_DEFAULTS: dict[str, Any] = {}
 _TYPES: dict[str, tuple[Any, str]] = {}
 """By field: what it may be in a file, and that in words."""
 for _field in fields(RunConfig):
     _kinds = str(_field.type).split(" | ")
     _words = " or ".join(_KINDS[kind][1] for kind in _kinds if kind != "None")
     _TYPES[_field.name] = tuple(_KINDS[kind][0] for kind in _kinds), _words
-_DEFAULTS = asdict(RunConfig("", "", 1))
+_DEFAULTS |= asdict(RunConfig("", "", 1))
 
 
 def read_file(folder: Path) -> dict[str, Any]:

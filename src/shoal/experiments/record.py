@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -96,11 +96,7 @@ class RunRecord:
             shown = [("all", scores["average"]), *names[:10]]
             rows += [(split, n, metric, "–" if _finite(v) is None else f"{v:.4g}") for n, v in shown]
             rows += [(split, f"… {len(names) - 10:,} more", "", "")] * (len(names) > 10)
-        cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
-        head, *body = [f"<tr>{row}</tr>" for row in cells]
-        head = head.replace("<td>", "<th>").replace("</td>", "</th>")
-        words = html.escape(f"{title}. {self.rule}. {self.error}".rstrip(" ."))
-        return f"<table><caption>{words}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
+        return html_table(f"{title}. {self.rule}. {self.error}".rstrip(" ."), rows)
 
     def to_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "config": self.config.to_dict()}
@@ -116,6 +112,15 @@ class RunRecord:
         made = _of_fit(content) if "options" in config else RunConfig.from_dict(config)
         tuples = {name: tuple(content.get(name, ())) for name in lists}
         return cls(**{"schema": 1, **content, **tuples, "config": made})
+
+
+def html_table(caption: str, rows: Iterable[Iterable[object]]) -> str:
+    """A table for notebooks; the first row has the names of columns."""
+    cells = ["".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows]
+    head, *body = [f"<tr>{row}</tr>" for row in cells]
+    head = head.replace("<td>", "<th>").replace("</td>", "</th>")
+    words = html.escape(caption)
+    return f"<table><caption>{words}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table>"
 
 
 def _of_fit(content: Mapping[str, Any]) -> RunConfig:
@@ -153,7 +158,8 @@ _KINDS: Mapping[str, Any] = {
     "schema": int,
 }
 _NEEDED = ("status", "history", "selected", "rule", "seconds", "environment")
-_FIELDS = ("config", *_KINDS)
+_FIELDS = {"config", *_KINDS}
+_SCORES = ("mean", "loss", "average")
 
 
 def check_record(content: Any) -> Mapping[str, Any]:
@@ -161,7 +167,8 @@ def check_record(content: Any) -> Mapping[str, Any]:
     content = _mapping("a record", content)
     if type(version := content.get("schema", 1)) is int and version > SCHEMA:
         raise InputError(f"it is of schema {version}, and this version of Shoal reads up to {SCHEMA}: update")
-    check_names("field of a record:", content, _FIELDS)
+    if not content.keys() <= _FIELDS:
+        check_names("field of a record:", content, sorted(_FIELDS))
     for name, kind in _KINDS.items():
         if name in content or name in _NEEDED:
             value = content.get(name)
@@ -174,7 +181,8 @@ def check_record(content: Any) -> Mapping[str, Any]:
                 raise _wrong(name, value)
     for point in (*content["history"], *content.get("warm_up", ())):
         _counts("measurement", point, "step", "passes")
-        _numbers("measurement", {"loss": point.get("loss")})
+        if type(point.get("loss")) is not float:
+            _numbers("measurement", {"loss": point.get("loss")})
         check_scores(point.get("scores"))
     count, selected = len(content["history"]), content["selected"]
     if count and not -1 <= selected < count:
@@ -189,10 +197,13 @@ def check_record(content: Any) -> Mapping[str, Any]:
 def check_scores(content: Any) -> None:
     """Refuses what is not scores by split."""
     for split, scores in _mapping("scores", content).items():
-        found, measures = _mapping("scores", scores), _mapping("scores", scores).get("metrics") or {}
-        _numbers(f"score of {split!r}", {k: found.get(k) for k in ("mean", "loss", "average")})
+        found = _mapping("scores", scores)
+        measures = found.get("metrics") or {}
+        if not _PLAIN.issuperset(map(type, map(found.get, _SCORES))):
+            _numbers(f"score of {split!r}", {name: found.get(name) for name in _SCORES})
         _numbers("domains", found.get("domains"))
-        _numbers("metrics", measures)
+        if measures:
+            _numbers("metrics", measures)
         for name, values in _mapping("by_domain", found.get("by_domain") or {}).items():
             _numbers(str(name), values)
         if not isinstance(found.get("metric"), str):
@@ -202,16 +213,16 @@ def check_scores(content: Any) -> None:
         selects, sizes = found.get("selects"), found.get("sizes") or []
         if selects is not None and not (isinstance(selects, str) and selects in measures):
             raise _wrong("selects", selects)
-        if not isinstance(sizes, list | tuple):
+        if not isinstance(sizes, (list, tuple)):
             raise _wrong("sizes", sizes)
-        for size in sizes:
-            _counts("sizes", {"size": size}, "size")
+        if sizes and not ({*map(type, sizes)} == {int} and 0 <= min(sizes) <= max(sizes) < 2**63):
+            raise InputError(f"{_wrong('sizes', sizes)}, no whole numbers")
 
 
 def _check_agreement(point: Any) -> None:
     _counts("agreement", point, "step")
-    names = ("mean_cosine", "mean_inner_product", "sign_agreement")
-    _numbers("agreement", {name: point.get(name) for name in names})
+    means = ("mean_cosine", "mean_inner_product", "sign_agreement")
+    _numbers("agreement", {name: point.get(name) for name in means})
     _numbers("layers", point.get("layers") or {})
     matrix = point.get("matrix") or ()
     names = (matrix if isinstance(matrix, Mapping) else point).get("domains") or ()
@@ -229,14 +240,21 @@ def _wrong(what: str, value: Any) -> InputError:
 
 
 def _mapping(what: str, content: Any) -> Mapping[str, Any]:
-    if not isinstance(content, Mapping):
+    if type(content) is not dict and not isinstance(content, Mapping):
         raise _wrong(what, content)
-    return content
+    found: Mapping[str, Any] = content
+    return found
+
+
+_PLAIN = {float, type(None)}
 
 
 def _numbers(what: str, content: Any) -> None:
     """Checks that these are numbers or ``None``."""
-    for name, value in _mapping(what, content).items():
+    values = _mapping(what, content)
+    if _PLAIN.issuperset(map(type, values.values())):  # most are, and records are many
+        return
+    for name, value in values.items():
         plain = type(value) is float or value is None
         if not plain and not (type(value) is int and abs(value) < 2**63):
             raise InputError(f"{_wrong(str(name), value)}, no number, in {what}")

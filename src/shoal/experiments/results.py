@@ -5,38 +5,32 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import math
+import json
 import operator
-import statistics
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import Row
+from shoal.experiments.record import Row, html_table
+from shoal.experiments.statistics import mean_sd, spread  # noqa: F401  # it was here
 from shoal.experiments.store import Index
+from shoal.files import write_atomically
+from shoal.terminal import as_csv, clean
 
-_FIRST = (
-    "dataset",
-    "algorithm",
-    "name",
-    "left_out",
-    "seed",
-    "status",
-    "metric",
-    "test",
-    "validation",
-    "train",
-)
-_THEN = ("test_last", "validation_last", "train_last", "step", "steps", "lr", "batch_size", "rule", "seconds")
-_LAST = ("device", "skipped", "error", "identity", "path")
-_PLAIN = [f.name for f in fields(RunConfig) if f.name != "label" and not str(f.type).startswith("Mapping")]
-_CONFIG = tuple(name for name in _PLAIN if name not in (*_FIRST, *_THEN, *_LAST))
-COLUMNS = (*_FIRST, *_THEN, *_CONFIG, *_LAST)
+SPLITS = ("train", "validation", "test", "oracle", "id_validation", "id_test")
+
+_FIRST = "dataset algorithm name left_out seed status metric test validation train test_last validation_last"
+_THEN = "train_last step steps lr batch_size rule seconds"
+_LAST = "device skipped error identity path"
+_CONFIG = [f.name for f in fields(RunConfig) if f.name != "label" and not str(f.type).startswith("Mapping")]
+COLUMNS = tuple(dict.fromkeys([*f"{_FIRST} {_THEN}".split(), *_CONFIG, *_LAST.split()]))
 """The columns that there always are, if only with nothing in them.
 
 Others are ``settings.X``, ``data.X``, ``model.X``, ``optimizer.X``; by domain ``test.X``, ``test_last.X``.
@@ -44,7 +38,7 @@ Others are ``settings.X``, ``data.X``, ``model.X``, ``optimizer.X``; by domain `
 
 
 def load(folder: str | Path) -> Results:
-    """The records in ``folder`` and below, each run once: of several with one identity the newest."""
+    """The records in ``folder`` and below; see :func:`shoal.results`."""
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     try:
@@ -61,7 +55,15 @@ def load(folder: str | Path) -> Results:
 
 @dataclass(frozen=True)
 class Results:
-    """Rows by run. A value that a run lacks, such as a setting of another algorithm, is left out."""
+    """Rows by run. A value that a run lacks, such as a setting of another algorithm, is left out.
+
+    >>> runs = Results([{"name": "erm", "seed": 0, "test": 0.7}, {"name": "fish", "seed": 0, "test": 0.8}])
+    >>> print(runs.where("test > 0.75"))
+    name  test
+    fish  0.8
+    >>> [(row["name"], row["mean"]) for row in runs.group(["name"])]
+    [('erm', 0.7), ('fish', 0.8)]
+    """
 
     kept: Sequence[Row]
     duplicates: int = 0
@@ -112,7 +114,7 @@ class Results:
         return replace(self, kept=in_order(self.kept, by, reverse))
 
     def group(self, by: Sequence[str], value: str = "test") -> list[Row]:
-        """A row a group: ``runs``, ``seeds``, ``diverged``, and ``mean`` and ``sd`` of ``value`` over seeds.
+        """``runs``, ``seeds``, ``diverged``, ``failed``, and ``mean`` and ``sd`` of ``value`` over seeds.
 
         Several runs of a seed are averaged first, so that ``sd`` is of seeds and not of settings. Different
         metrics are never averaged: they make groups of their own.
@@ -131,17 +133,53 @@ class Results:
     def to_frame(self, columns: Sequence[str] | None = None) -> Any:
         """A pandas ``DataFrame``, by default of every column in which something is; needs ``shoal[tables]``.
 
-        A row a run; what a run lacks is NaN among numbers and ``None`` among lists and truth values.
-
-        >>> from shoal.experiments.results import load
-        >>> frame = load("runs").to_frame()  # doctest: +SKIP
-        >>> frame.groupby(["dataset", "algorithm"])["test"].mean()  # doctest: +SKIP
+        A row per run; what a run lacks is NaN among numbers and ``None`` among lists and truth values.
         """
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
             raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
         return pandas.DataFrame({n: self.column(n) for n in (self.filled() if columns is None else columns)})
+
+    def usual(self) -> list[str]:
+        """The columns that tell the runs apart, and how they ended."""
+        several = [
+            name
+            for name in ("steps", "batch_size", "lr", "metric")
+            if len({str(row.get(name)) for row in self.kept}) > 1
+        ]
+        present = set(self.filled())
+        names = [
+            "dataset",
+            "name",
+            "left_out",
+            "seed",
+            *several,
+            "test",
+            "validation",
+            "test_last",
+            "seconds",
+        ]
+        return [name for name in names if name in present or name in ("name", "test")]
+
+    def _cells(self, most: int = 50) -> list[list[str]]:
+        columns = self.usual()
+        rows = [[cell(name, row) for name in columns] for row in self.kept[:most]]
+        return [[clean(text) for text in row] for row in [columns, *rows]]
+
+    def __str__(self) -> str:
+        cells = self._cells()
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells]
+        return "\n".join([*lines, *([f"… {len(self)} runs"] if len(self) >= len(cells) else [])])
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first runs."""
+        return html_table(f"{len(self)} runs", self._cells())
+
+    def save(self, path: str | Path, columns: Sequence[str] | None = None) -> None:
+        """Writes the runs to a CSV file, by default with every column in which something is."""
+        save_csv(path, self.filled() if columns is None else columns, self.kept)
 
     def check(self, *names: str) -> None:
         """Refuses the first that is no column."""
@@ -161,6 +199,33 @@ class Results:
         return kinds.pop() if len(kinds) == 1 else None
 
 
+def cell(name: str, row: Mapping[str, Any]) -> str:
+    """A value of a row as tables show it."""
+    value = row.get(name)
+    score = name.split(".")[0].removesuffix("_last") in SPLITS
+    if value is None:
+        return str(row["status"]) if score and row.get("status", "finished") != "finished" else "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return (
+            number(value, row.get("metric")) if score else f"{value:{'.1f' if name == 'seconds' else '.4g'}}"
+        )
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def number(value: float, metric: str | None) -> str:
+    return f"{value:.3f}" if metric == "accuracy" else f"{value:.4g}"
+
+
+def save_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Rows as CSV; lists and truth values as JSON."""
+    values = ([row.get(name) for name in columns] for row in rows)
+    lines = ([json.dumps(v) if isinstance(v, list | dict | bool) else v for v in row] for row in values)
+    write_atomically(Path(path), as_csv([columns, *lines]).encode(errors="replace"))
+
+
 def in_order(rows: Iterable[Row], by: str, reverse: bool = False) -> list[Row]:
     """Numbers before text; what is missing comes last either way."""
     rows = list(rows)
@@ -176,26 +241,22 @@ def _order(value: Any) -> tuple[int, Any]:
 def _summary(rows: Sequence[Row], value: str) -> Row:
     seeds: dict[Any, list[float]] = {}
     for row in rows:
-        if isinstance(number := row.get(value), int | float):
-            seeds.setdefault(row.get("seed"), []).append(number)
-    each = [statistics.fmean(numbers) for numbers in seeds.values()]
+        if isinstance(score := row.get(value), int | float):
+            seeds.setdefault(row.get("seed"), []).append(score)
+    mean, sd = mean_sd(fmean(scores) for scores in seeds.values())
+    ended = Counter(row.get("status") for row in rows)
     return {
         "runs": len(rows),
         "seeds": len({row.get("seed") for row in rows}),
-        "diverged": sum(row.get("status") != "finished" for row in rows),
-        "mean": statistics.fmean(each) if each else None,
-        "sd": statistics.stdev(each) if len(each) > 1 else None,
+        "diverged": ended["diverged"],
+        "failed": ended["failed"],
+        "mean": mean,
+        "sd": sd,
     }
 
 
-NUMBERS, TEXT, TRUTH, LIST, NOTHING, CHOICE = (
-    "numbers",
-    "text",
-    "true or false",
-    "lists",
-    "nothing",
-    "a choice",
-)
+NUMBERS, TEXT, TRUTH, LIST, NOTHING = "numbers", "text", "true or false", "lists", "nothing"
+CHOICE = "a choice"
 
 
 def _kind(value: Any) -> str:
@@ -358,16 +419,3 @@ def _check_kinds(one: _Side, other: _Side) -> None:
 def _short(text: str) -> str:
     text = " ".join(text.split())
     return text if len(text) <= 60 else text[:59] + "…"
-
-
-def spread(values: Sequence[float | None], metric: str | None) -> dict[str, Any]:
-    """One value a seed, ``None`` where there is none; mean, deviation and standard error of those known."""
-    known = [v for v in values if v is not None]
-    sd = statistics.stdev(known) if len(known) > 1 else None
-    return {
-        "metric": metric,
-        "values": list(values),
-        "mean": statistics.fmean(known) if known else None,
-        "sd": sd,
-        "se": None if sd is None else sd / math.sqrt(len(known)),
-    }

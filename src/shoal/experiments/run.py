@@ -274,9 +274,13 @@ class Turns:
             "how": self.how,
             **surroundings(training.device, processes.count),
         }
-        make = Journal if self.weights else partial(Working, signals, bool(self.how.get("checkpoint_every")))
-        options = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
-        with make(self.folder, processes, config=written, **options) as journal:
+        make: Any = Journal
+        if not self.weights:
+            make = partial(Working, signals, bool(self.how.get("checkpoint_every")))
+        keep, resume = training.options.keep, self.going_on
+        with make(
+            self.folder, processes, keep=keep, wandb=self.wandb, config=written, going_on=resume
+        ) as journal:
             journal.begin(written)
             yield from self._train(training, journal, signals)
             assert self.record is not None

@@ -281,7 +281,13 @@ class Entry(NamedTuple):
 INDEX = ".results.sqlite"
 INDEX_FROM = 100
 """Fewer records are read as fast without an index."""
-_FORMAT = [1, SCHEMA, *(f.name for f in fields(RunConfig)), *(f.name for f in fields(RunRecord)), *_FIELDS]
+_FORMAT = [
+    1,
+    SCHEMA,
+    *(f.name for f in fields(RunConfig)),
+    *(f.name for f in fields(RunRecord)),
+    *sorted(_FIELDS),
+]
 """An index that another version of these has written is made anew: it may hold what is now refused."""
 
 
