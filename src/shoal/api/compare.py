@@ -215,7 +215,8 @@ def compare(
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(120, 3))
-        >>> data = x, np.where(x[:, 0] > 0, "yes", "no"), np.repeat(["oslo", "lima", "rome"], 40)
+        >>> y = np.where(x[:, 0] + rng.normal(size=120) > 0, "yes", "no")
+        >>> data = x, y, np.repeat(["oslo", "lima", "rome"], 40)
         >>> found = compare(data, algorithms="erm", seeds=1, search=1, steps=30, progress=False)
         >>> [row["rank"] is not None for row in found.result["rows"]]
         [True, True, True, True]
@@ -229,10 +230,20 @@ def compare(
 
     if together():
         raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
-    where_run = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
+    where_run: dict[str, Any] = {
+        "address": address,
+        "gpus_per_run": gpus_per_run,
+        "cpus_per_run": cpus_per_run,
+    }
     executor = make_executor(engine, device=device, jobs=jobs, **where_run)
     asked, everyone = _algorithms(algorithms)
-    table = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    table: dict[str, Any] = {
+        "label": label,
+        "domain": domain,
+        "group": group,
+        "task": task,
+        "drop": list(drop),
+    }
     table |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     given = {**(data_options or {}), **({} if columns is None else {"columns": list(columns)})}
     source = find_source(data, data_options=given, folder=out, home=HOME, **table)
