@@ -289,7 +289,8 @@ def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured)
 )
 def test_what_cannot_be_is_one_line(more: list[str], says: str, table: list[str], capsys: Captured) -> None:
     pytest.importorskip("sklearn")
-    assert main(["train", *more, *table, "--label", "ill", "--out", "run"]) == 2
+    algorithm, *options = more
+    assert main(["train", algorithm, *table, "--label", "ill", "--out", "run", *options]) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]  # after the column report
     assert not Path("run").exists()
 

@@ -297,7 +297,11 @@ class TestCommand:
         said = "shoal: 'shoal-compare/patients': No space left on device. Finished runs"
         in_process(full)  # a run that fails for it
         assert main(few) == 2
-        assert capsys.readouterr().err.splitlines()[-1].startswith(said)
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith(
+            "shoal: 'shoal-compare/patients': OSError: [Errno 28] No space left on device. F"
+        )
+        assert last.count("Finished runs are kept") == 1
         in_process()
         with monkeypatch.context() as patch:
             patch.setattr("shoal.api.compare.write_atomically", full)
@@ -331,7 +335,7 @@ class TestCommand:
 
         in_process(run_or_stop)
         assert main([*self.GIVEN]) == 130
-        assert "the same command resumes" in capsys.readouterr().err
+        assert "he same command resumes" in capsys.readouterr().err
         assert len(Store("shoal-compare/patients/runs").all()) == 1
 
     def test_a_quantity_is_said_and_scored_by_its_error(self, capsys: Captured) -> None:

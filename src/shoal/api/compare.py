@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import shlex
 import sys
 import warnings
@@ -165,42 +163,60 @@ def compare(
     best. Runs are kept in ``out``: the same call again does what is missing.
 
     Args:
-        data: a DataFrame; arrays (X, y, domains); a table (.csv, .parquet, .xlsx); a folder of images as
-            folder/domain/class; a dataset's name; or a Hugging Face dataset. What is in memory is written to
-            ``out`` once.
-        label: of a table, the column to predict; ``domain`` is the one that tells where a row is from.
-        group: the column that names the entity of a row, such as a patient.
-        task: by default as the label looks.
-        columns: the features; by default all columns but ``drop``.
+        data: a dataset (see `shoal list datasets`), a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or a
+            folder of images as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains) or a
+            Hugging Face dataset, which are written to ``out`` once.
+        label: the column to predict.
+        domain: the column that tells where a row is from.
+        group: the column that names the entity of a row, such as a patient: rows of one entity stay on one
+            side of every split.
+        task: classification or regression (default: as the label looks).
+        columns: the features (default: all columns but those to drop).
+        drop: columns not to use.
         kinds: numeric, boolean, date, categorical or text, for columns that look otherwise.
-        decimal: the decimal mark, where columns leave it open; ``day_first``: whether 3/4/2020 is in April.
-        data_options: the dataset's own.
-        algorithms: names, or ``"all"``; ``"fish:regrouped"`` is the control of Fish with random grouping.
-        baselines: whether scikit-learn's take part.
-        held_out: domains to hold out; by default each that can be scored.
-        folds: in how many groups domains are held out (default: one by one up to ten, else ten).
-        seeds: how many; ``search`` is the number of hyperparameter trials per row and seed.
-        budget: minutes; to stay within them there are fewer trials, then fewer seeds, then fewer folds.
+        decimal: the decimal mark, where columns leave it open.
+        day_first: whether 3/4/2020 is in April, where columns leave it open.
+        data_options: the dataset's options.
+        algorithms: which, or all (default: all, for data of your own a few and controls); fish:regrouped is
+            the control of Fish with random grouping.
+        baselines: whether scikit-learn's gradient boosting and the other baselines take part.
+        held_out: domains to hold out (default: each that can be scored, or the dataset's own test domain).
+        folds: hold domains out in so many groups (default: one by one up to ten, else ten).
+        seeds: how many, from 0 on.
+        search: hyperparameter trials per row and seed: the defaults, then random search.
+        budget: minutes to stay within: fewer hyperparameter trials, then fewer seeds, then fewer folds.
         criterion: rank and recommend by the average over held-out domains or by the worst one.
-        metric: selects on validation and is compared.
-        steps: of every run; with ``batch_size`` they go by the size of a table.
-        domains_per_step: by default all up to 16, else 5.
-        model: one of Shoal's, of timm's, or a text encoder; with ``model_options`` and ``weights``.
-        freeze_backbone: whether only the head is trained, on features that are computed once.
-        lr: the learning rate; by default it follows the model.
-        schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or warmup:50,cosine.
-        eval_every: steps between evaluations (default: a tenth of all) of ``eval_limit`` examples per split.
-        out: the folder for runs and results (default: shoal-compare, with a folder in it for data of yours).
-        device: with ``jobs``, ``engine`` and what follows: where runs happen, and how many in parallel.
+        metric: selects on validation and is compared: AUC, "macro F1" … (default: the dataset's own).
+        steps: meta-steps of every run (default: 1000; for a table by its size).
+        batch_size: examples per batch (default: 32; for a table by its size).
+        domains_per_step: domains per step (default: all up to 16, else 5).
+        model: one of Shoal's, of timm's, or a text encoder: its name or folder (default: the dataset's own).
+        model_options: the model's options.
+        weights: start from these: safetensors, or a .pt that holds weights only.
+        freeze_backbone: train only the head, on features that are computed once (images are not augmented).
+        optimizer: of every run.
+        lr: learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models).
+        schedule: how it changes: constant, cosine, linear, step:0.96:1000, warmup:50, or warmup:50,cosine.
+        eval_every: steps between evaluations (default: a tenth of all).
+        eval_limit: score about so many examples of a split (default: all).
+        precision: of every run (default: fp32).
+        out: where runs and results go (default: shoal-compare, with a folder in it for data of yours).
+        device: cpu, cuda, cuda:1 … (default: cuda where there is one).
+        jobs: runs in parallel (default: one per core, or ten on CUDA).
+        engine: processes on this machine, or a Ray cluster.
+        address: Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine).
+        gpus_per_run: Ray: such as 0.25 (default: 1, on the CPU 0).
+        cpus_per_run: Ray: (default: 1).
         progress: whether what happens is shown on stderr.
         run: ``False`` shows the results of finished runs and runs nothing.
-        plan: writes the plan of runs and stops; later calls with this ``out`` must match it.
+        plan: write the plan of runs and stop; later calls with this folder must match it.
 
     Example:
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(120, 3))
-        >>> data = x, np.where(x[:, 0] > 0, "yes", "no"), np.repeat(["oslo", "lima", "rome"], 40)
+        >>> y = np.where(x[:, 0] + rng.normal(size=120) > 0, "yes", "no")
+        >>> data = x, y, np.repeat(["oslo", "lima", "rome"], 40)
         >>> found = compare(data, algorithms="erm", seeds=1, search=1, steps=30, progress=False)
         >>> [row["rank"] is not None for row in found.result["rows"]]
         [True, True, True, True]
@@ -214,10 +230,20 @@ def compare(
 
     if together():
         raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
-    where_run = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
+    where_run: dict[str, Any] = {
+        "address": address,
+        "gpus_per_run": gpus_per_run,
+        "cpus_per_run": cpus_per_run,
+    }
     executor = make_executor(engine, device=device, jobs=jobs, **where_run)
     asked, everyone = _algorithms(algorithms)
-    table = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    table: dict[str, Any] = {
+        "label": label,
+        "domain": domain,
+        "group": group,
+        "task": task,
+        "drop": list(drop),
+    }
     table |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     given = {**(data_options or {}), **({} if columns is None else {"columns": list(columns)})}
     source = find_source(data, data_options=given, folder=out, home=HOME, **table)
@@ -354,16 +380,16 @@ class _Job:
         except BrokenPipeError:
             raise
         except OSError as error:
-            kept = "Finished runs are kept; the same command resumes."
-            raise InputError(f"{str(self.folder)!r}: {error.strerror or error}. {kept}") from error
+            message = f"{str(self.folder)!r}: {error.strerror or error}."
+            kept = "" if "are kept" in message else " Finished runs are kept; the same command resumes."
+            raise InputError(message + kept) from error
 
     @property
     def parallel(self) -> int:
+        from shoal.experiments.execute import PARALLEL, count_cores
         from shoal.training.processes import pick_device
 
-        if self.jobs or pick_device(self.device).type != "cpu":
-            return self.jobs or 10
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.jobs or (count_cores() if pick_device(self.device).type == "cpu" else PARALLEL)
 
     def measured(self) -> float:
         """About how many seconds a run takes: of finished ones, else by the first steps of one."""
@@ -403,11 +429,11 @@ class _Job:
     def counted(self, missing: int) -> str:
         """How many runs there are, of what, how many are not there yet, and how long these take."""
         from shoal.experiments.compare import many
-        from shoal.report.compare import _hours
+        from shoal.experiments.display import duration
 
         design = self.design
         folds, domains = len(design.groups), len(design.held_out)
-        time = f" About {_hours(missing * self.measured() / self.parallel)}." if missing else ""
+        time = f" About {duration(missing * self.measured() / self.parallel)}." if missing else ""
         return (
             f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'row')}, "
             f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
@@ -426,8 +452,7 @@ class _Job:
 
     def execute(self, executor: Any, progress: bool, unable: Mapping[str, str]) -> dict[str, str]:
         """Does what is missing; returns the errors of runs that failed, by their identity."""
-        from shoal.experiments.display import Display
-        from shoal.experiments.execute import execute
+        from shoal.experiments.display import run_shown
 
         missing = len(self.store.missing(self.configs))
         self.say(*(f"not compared: {name} ({why})" for name, why in unable.items()))
@@ -438,12 +463,7 @@ class _Job:
         if progress:
             print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
             self.say(self.counted(missing))
-        display = Display(self.configs, missing) if progress else None
-        watch = {"tell": display.tell, "done": display.done} if display else {}
-        failed = execute(self.configs, self.store, executor, **watch).failed
-        if any(f"[Errno {errno.ENOSPC}]" in why for why in failed.values()):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return failed
+        return run_shown(self.configs, self.store, executor, quiet=not progress).failed
 
     def results(self, criterion: str, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
         """Writes the results down, with a page for data of the user's own."""

@@ -11,13 +11,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import platform
 import time
 import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,14 +24,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.run import of_same_run, validated
+from shoal.experiments.run import _loaded, of_same_run
 from shoal.experiments.search import Space
 from shoal.models import FeatureModel, build
 from shoal.settings import Range, check, log2, log10, search_space
@@ -43,7 +40,7 @@ from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.metrics import Outcome, chosen
 from shoal.training.processes import Processes
-from shoal.training.summary import about, surroundings
+from shoal.training.summary import about, environment, surroundings
 
 Array = NDArray[Any]
 
@@ -77,12 +74,8 @@ class RidgeSettings:
     alpha: Annotated[float, Range(0, search=log10(-2, 3))] = 1.0
 
 
-SETTINGS: dict[str, type] = {
-    MAJORITY: object,
-    BOOSTING: BoostingSettings,
-    LOGISTIC: LogisticSettings,
-    RIDGE: RidgeSettings,
-}
+SETTINGS: dict[str, type] = {MAJORITY: object, BOOSTING: BoostingSettings}
+SETTINGS |= {LOGISTIC: LogisticSettings, RIDGE: RidgeSettings}
 SPACES: dict[str, Space] = {name: search_space(taken) for name, taken in SETTINGS.items()}
 TREES, LOOK = 200, 20
 """How many rounds of boosting there are at most, and after how many the model is judged. A round is one tree,
@@ -178,6 +171,7 @@ def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
     for number, point in enumerate(points[best:]):
         if point.scores["validation"].better_than(points[best].scores["validation"]):
             best = number
+    versions = {} if lacking() else {"scikit-learn": metadata.version("scikit-learn")}
     record = RunRecord(
         config=config,
         status="finished",
@@ -185,7 +179,7 @@ def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
         selected=best,
         rule="best on validation" if "validation" in data.splits else "last step",
         seconds=round(time.perf_counter() - began, 3),
-        environment=_environment(),
+        environment=environment(torch.device("cpu")) | versions,
         notes={**data.notes, **({"boosting": fitted.note} if fitted.note else {})},
     )
     return record, fitted.network(points[best].step)
@@ -193,16 +187,10 @@ def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
 
 def _data(config: RunConfig) -> DomainData:
     options = json.dumps(dict(config.data_options), sort_keys=True)
-    return _loaded(config.dataset, options, config.holdout, os.environ.get(VARIABLE))
-
-
-@lru_cache(maxsize=1)
-def _loaded(dataset: str, options: str, holdout: float | None, root: str | None) -> DomainData:
-    """Neighbouring runs share their data; ``root`` is where files were looked for."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # whoever planned the runs has said them
-        data = sets.load(dataset, **json.loads(options))
-    return data if holdout is None else validated(data, holdout)
+        root = os.environ.get(VARIABLE)
+        return _loaded(config.dataset, options, config.holdout, torch.device("cpu"), root)
 
 
 def _scores(data: DomainData, metric: str | None, outputs: Array) -> dict[str, Scores]:
@@ -247,7 +235,11 @@ class Fitted:
     def outputs(self, x: Array) -> Iterable[tuple[int, Array]]:
         """Steps, and the outputs for all of ``x`` there: log-probabilities of classes, or numbers."""
         for step, found in self._looks(x):
-            yield step, found if self.classes is None else _logarithms(found, self.known, self.classes)
+            if self.classes is not None:  # also of classes that no training example has
+                shares = np.full((len(x), self.classes), LEAST)
+                shares[:, self.known] = np.maximum(found, LEAST)
+                found = np.log(shares)
+            yield step, found
 
     def _looks(self, x: Array) -> Iterable[tuple[int, Array]]:
         if self.constant is not None:
@@ -391,22 +383,3 @@ def _model(config: RunConfig, classes: int | None, features: int) -> Any:
     from sklearn.linear_model import LogisticRegression, Ridge
 
     return Ridge(**settings) if classes is None else LogisticRegression(max_iter=1000, **settings)
-
-
-def _logarithms(shares: Array, known: Array, classes: int) -> Array:
-    """Of the probability of every class, also of those that no training example has."""
-    found = np.full((len(shares), classes), LEAST)
-    found[:, known] = shares
-    return np.log(np.maximum(found, LEAST))
-
-
-def _environment() -> dict[str, str]:
-    import shoal
-
-    return {
-        "shoal": shoal.__version__,
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        **({} if lacking() else {"scikit-learn": metadata.version("scikit-learn")}),
-        "device": "cpu",
-    }

@@ -65,7 +65,7 @@ TIMED_STEPS, TIMED_SECONDS = 30, 5.0
 """How much of a run is done to tell how long it takes, at most."""
 STATES = ("scored", "failed", "missing", "diverged", "undefined")
 
-HeldOut = str | None | Sequence[str]
+HeldOut = str | None | Sequence[str | None]
 """One domain, the dataset's own test split, or several domains together."""
 Row = Mapping[str, Any]
 
@@ -572,14 +572,14 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
     ``low`` and ``high`` are ``None`` with fewer than three domains; ``None`` where a trial has no score.
     """
     names = list(one["domains"])
-    a, b = ([mean_of(row["domains"][n]["values"]) for n in names] for row in (one, other))
-    if not names or None in a or None in b:
+    means = ([mean_of(row["domains"][n]["values"]) for n in names] for row in (one, other))
+    a, b = ([value for value in own if value is not None] for own in means)
+    if not names or len(a) + len(b) < 2 * len(names):
         return None
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    values = {name: x - y for name, (x, y) in zip(names, pairs, strict=True)}
+    values = {name: x - y for name, x, y in zip(names, a, b, strict=True)}
     low = high = None
     if len(values) >= LEAST_DOMAINS:
-        _, low, high, _ = paired_interval(*zip(*pairs, strict=True), level=level)
+        _, low, high, _ = paired_interval(a, b, level)
     return {"values": values, "mean": mean_of(values.values()), "low": low, "high": high, "level": level}
 
 

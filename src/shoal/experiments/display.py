@@ -69,8 +69,10 @@ class Display:
     def _which(self, config: RunConfig) -> str:
         """A run among others: what they mostly differ in."""
         number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-        names = config.protocol.get("leave_out") or [config.data_options.get("test")]
-        held_out = f", held out: {clean(' and '.join(map(str, names)))}" if names[0] is not None else ""
+        test = config.protocol.get("leave_out") or config.data_options.get("test")
+        names = test if isinstance(test, list | tuple) else [test]
+        shown = " and ".join(map(str, names)) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
+        held_out = f", held out: {clean(shown)}" if test else ""
         dataset = f"{config.dataset}, " if self.several else ""
         return f"{dataset}{config.name}{number}{held_out}, seed {config.seed}"
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InputError
+from shoal.experiments.display import duration as _hours
 from shoal.files import dump_json
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean
@@ -193,13 +194,10 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     domains, metric = about["domains"], result["metric"]
     rows = {row["algorithm"]: row for row in result["rows"]}
     if about["take"] is None:
-        begin = rows[about["begin"]]
-        lines = [
-            f"No recommendation: {_many(domains, 'held-out domain')} cannot support a conclusion; "
-            f"at least {about['needed']} are needed.",
-            f"Begin with {_called(begin)}, the simplest of the rows. {_achieved(begin, domains, metric)}",
-        ]
-        return [clean(line) for line in lines]
+        begin, few = rows[about["begin"]], _many(domains, "held-out domain")
+        why = f"{few} cannot support a conclusion; at least {about['needed']} are needed."
+        first = f"Begin with {_called(begin)}, the simplest of the rows. {_achieved(begin, domains, metric)}"
+        return [clean(f"No recommendation: {why}"), clean(first)]
     take, best = rows[about["take"]], rows[about["best"]]
     chance = about.get("majority")
     if chance is None or chance["better"]:
@@ -256,7 +254,7 @@ def _gap(about: Mapping[str, Any], metric: str | None) -> str:
 
 def _expected(row: Mapping[str, Any], domains: int, result: Mapping[str, Any]) -> str:
     metric, units = result["metric"], f" ({result['units']})" if result.get("units") else ""
-    average, worst = _score(row["average"]["mean"], metric), _score(row["worst"]["mean"], metric)
+    average, worst = (_score(row[part]["mean"], metric) for part in ("average", "worst"))
     return (
         f"Its expected {metric} in a new domain is about {average}, the average over {domains} held-out "
         f"domains; in the worst of them ({row['worst']['domain']}) it was {worst}{units}."
@@ -264,13 +262,12 @@ def _expected(row: Mapping[str, Any], domains: int, result: Mapping[str, Any]) -
 
 
 def _achieved(row: Mapping[str, Any], domains: int, metric: str | None) -> str:
-    average, worst = _score(row["average"]["mean"], metric), _score(row["worst"]["mean"], metric)
+    average, worst = (_score(row[part]["mean"], metric) for part in ("average", "worst"))
+    where = row["worst"]["domain"]
     if domains == 1:
-        return f"Its {metric} in {row['worst']['domain']} was {worst}."
-    return (
-        f"In {domains} held-out domains its {metric} was {average} on average and {worst} in the worst "
-        f"({row['worst']['domain']})."
-    )
+        return f"Its {metric} in {where} was {worst}."
+    both = f"{average} on average and {worst} in the worst ({where})"
+    return f"In {domains} held-out domains its {metric} was {both}."
 
 
 def _against_majority(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -300,12 +297,12 @@ def _why(
         if near is not None:
             lead = f"It has the best {by}, and no simpler row is within one standard error of it"
             return f"{lead}: {near['row']} is worse by {_gap(near, metric)} ({which})."
-        next_best = (
+        worse = (
             f" The next best, {second['row']}, is worse by {_gap(second, metric)} ({which})."
             if second
             else ""
         )
-        return f"It has the best {by}, and no row is simpler.{next_best}"
+        return f"It has the best {by}, and no row is simpler.{worse}"
     return (
         f"It is the simplest row within one standard error of the best {by}, that of "
         f"{_scores(best, metric)}: the difference is {_gap(about['behind'], metric)} ({which})."
@@ -316,39 +313,35 @@ def _many(number: int, what: str) -> str:
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
-def _hours(seconds: float) -> str:
-    if seconds < 600:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 36_000 else f"{seconds / 3600:.1f} h"
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:NAMED])) + ", …" * (len(names) > NAMED)
 
 
 def _troubles(result: Mapping[str, Any]) -> list[str]:
-    reasons: dict[str, list[str]] = {}
-    for name, why in result.get("unable", {}).items():
-        reasons.setdefault(why, []).append(name)
-    lines = [f"Not compared: {', '.join(names)} ({why})." for why, names in reasons.items()]
+    unable = result.get("unable", {})
+    lines = [
+        f"Not compared: {', '.join(name for name in unable if unable[name] == why)} ({why})."
+        for why in dict.fromkeys(unable.values())
+    ]
     lines += [f"A run of {name} failed: {why}" for name, why in result.get("failed", {}).items()]
     diverged = {r["algorithm"]: r["runs_diverged"] for r in result["rows"] if r["runs_diverged"]}
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
         lines.append(f"Runs that diverged, and were not chosen: {who}.")
-    if excluded := result.get("excluded"):
-        from shoal.experiments.compare import by_reason
+    for what, part in (("Trained on but not held out", "excluded"), ("Warning, held-out domains", "warned")):
+        if reasons := result.get(part):
+            from shoal.experiments.compare import by_reason
 
-        lines += [f"Trained on but not held out: {line}." for line in by_reason(excluded)]
-    if warned := result.get("warned"):
-        from shoal.experiments.compare import by_reason
-
-        lines += [f"Warning, held-out domains: {line}." for line in by_reason(warned)]
+            lines += [f"{what}: {line}." for line in by_reason(reasons)]
     for measure, names in result.get("undefined", {}).items():
-        which = ", ".join(map(repr, names[:NAMED])) + ", …" * (len(names) > NAMED)
-        lines.append(f"{measure} is undefined in {which}; its average is over the other domains.")
+        lines.append(f"{measure} is undefined in {_some(names)}; its average is over the other domains.")
     trials = result.get("trials") or []  # a sweep's result has none
-    if undefined := dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined"):
-        named = ", ".join(map(repr, list(undefined)[:NAMED])) + ", …" * (len(undefined) > NAMED)
+    if undefined := list(dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined")):
         some = any(t["left_out"] in undefined and t["status"] == "scored" for t in trials)
         what = "In some trials no score" if some else "No score"
-        lines.append(f"{what} with {named} held out: its measure is undefined there or on validation.")
+        lines.append(
+            f"{what} with {_some(undefined)} held out: its measure is undefined there or on validation."
+        )
     if missing := result["missing"]:
         more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
         which = "; ".join(missing[:NAMED]) + more
@@ -361,10 +354,15 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     return [clean(line) for line in lines]
 
 
+def _parts(result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The recommendation, and how it came about."""
+    first = recommended(result)
+    return first, [line for line in words(result) if line not in first]
+
+
 def text(result: Mapping[str, Any]) -> str:
     """For a terminal: the recommendation, the table, then how it came about."""
-    first = recommended(result)
-    rest = [line for line in words(result) if line not in first]
+    first, rest = _parts(result)
     if (many := len(result["left_out"])) > BESIDE:
         rest.append(f"The scores in each of the {many:,} domains are in the files.")
     shown = table(result, _cut, BESIDE).text()
@@ -377,11 +375,7 @@ def _cut(name: str) -> str:
 
 def markdown(result: Mapping[str, Any]) -> str:
     heading = f"# Algorithms on {in_markdown(result.get('title') or result['dataset'])}"
-    first = recommended(result)
-    lead, rest = (
-        [f"- {in_markdown(line)}" for line in lines]
-        for lines in (first, [line for line in words(result) if line not in first])
-    )
+    lead, rest = ([f"- {in_markdown(line)}" for line in lines] for lines in _parts(result))
     shown = table(result, html.escape).markdown()
     return "\n".join([heading, "", *lead, *([""] if lead else []), shown, "", *rest, ""])
 
@@ -409,10 +403,8 @@ def as_json(result: Mapping[str, Any]) -> str:
 
 def as_html(result: Mapping[str, Any]) -> str:
     """For a notebook."""
-    first = recommended(result)
-    rest = [line for line in words(result) if line not in first]
-    lead, notes = ("".join(f"<p>{html.escape(line)}</p>" for line in lines) for lines in (first, rest))
-    return f"{lead}{table(result, most=BESIDE).html()}{notes}"
+    lead, rest = ("".join(f"<p>{html.escape(line)}</p>" for line in lines) for lines in _parts(result))
+    return f"{lead}{table(result, most=BESIDE).html()}{rest}"
 
 
 FILES = {".md": markdown, ".csv": as_csv, ".json": as_json}
