@@ -47,7 +47,7 @@ def load(folder: str | Path) -> Results:
         raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from error
     newest: dict[str, tuple[int, str]] = {}
     for path, (stamp, row) in entries.items():
-        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp.modified, path))
+        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp[1], path))
     rows = [{**entries[path].row, "path": path} for _, path in newest.values()]
     rows.sort(key=lambda r: (str(r["dataset"]), str(r["name"]), r.get("left_out", ""), r["seed"], r["path"]))
     return Results(rows, len(entries) - len(rows), broken)
