@@ -190,7 +190,7 @@ def make_executor(
         return cluster.Ray(address, device, gpus_per_run, cpus_per_run, jobs)
     for name, value in (("address", address), ("gpus_per_run", gpus_per_run), ("cpus_per_run", cpus_per_run)):
         if value is not None:
-            raise InputError(f"{name} belongs to engine='ray'.")
+            raise InputError(f"{name}= belongs to engine='ray'.")
     return Local(device, jobs)
 
 
@@ -291,7 +291,7 @@ def _steps(
 
     if store.find(config, fresh=True) is not None:
         return
-    if baselines.is_one(config):
+    if baselines.is_one(config) or type(store).run is not Store.run:
         store.keep(store.run(config, device, tell, how))
         return
     place = store.workplace(config)
