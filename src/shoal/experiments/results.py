@@ -59,8 +59,8 @@ class Results:
 
     >>> runs = Results([{"name": "erm", "seed": 0, "test": 0.7}, {"name": "fish", "seed": 0, "test": 0.8}])
     >>> print(runs.where("test > 0.75"))
-    name  test
-    fish  0.8
+    name  seed  test
+    fish  0     0.8
     >>> [(row["name"], row["mean"]) for row in runs.group(["name"])]
     [('erm', 0.7), ('fish', 0.8)]
     """
