@@ -35,7 +35,7 @@ Stamp = tuple[int, int, int]
 
 def _stamp(path: str | Path) -> Stamp:
     state = os.stat(path)
-    return state.st_size, state.st_mtime_ns, state.st_ino
+    return state.st_size, state.st_mmodifiedns, state.st_ino
 
 
 class Store:
@@ -55,7 +55,7 @@ class Store:
       and named by their content, and both come to the same record: only time is lost.
 
     >>> from shoal.experiments.config import RunConfig
-    >>> Store("runs").find(RunConfig("linear", "erm", steps=4)) is None
+    >>> Store("empty").find(RunConfig("linear", "erm", steps=4)) is None
     True
     """
 
@@ -334,9 +334,11 @@ class Index:
             if any(zlib.crc32(text.encode()) != checksum for *_, checksum, text in found):
                 return None
             rows = json.loads(f"[{','.join(text for *_, text in found)}]")
+            if any(type(row) is not dict for row in rows):
+                return None
+            pairs = zip(found, rows, strict=True)
             return {
-                path: Entry(tuple(stamp), dict(row))
-                for (path, *stamp, _, _), row in zip(found, rows, strict=True)
+                path: Entry((size, modified, inode), row) for (path, size, modified, inode, *_), row in pairs
             }
         except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
