@@ -35,7 +35,7 @@ Stamp = tuple[int, int, int]
 
 def _stamp(path: str | Path) -> Stamp:
     state = os.stat(path)
-    return state.st_size, state.st_mmodifiedns, state.st_ino
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 class Store:
