@@ -427,7 +427,7 @@ class TestRun:
         assert Store(tmp_path).find(wild) == found
 
     def test_what_is_stored_is_not_run_again(self, tmp_path: Path) -> None:
-        store, finished = Store(tmp_path), []
+        store, finished = Store(tmp_path), list[RunRecord]()
         stored = record()
         store.save(stored)
         named = [replace(TINY, label="first"), *CONFIGS[1:]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import ATTEMPTS, Store, Workers, execute, settle
+from shoal.experiments.execute import ATTEMPTS, Store, Streams, Workers, execute, settle
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 
@@ -59,6 +60,57 @@ def test_every_run_is_recorded_as_if_it_ran_alone(tmp_path: Path) -> None:
     assert len(again.records) == 6
     assert "again" not in seen
     assert not children()
+
+
+class Stream:
+    """Stands for a CUDA stream where there is no CUDA."""
+
+    def __init__(self, device: object) -> None:
+        self.entered = 0
+
+    def synchronize(self) -> None:
+        self.entered += 1
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
+    monkeypatch.setattr("torch.cuda.Stream", Stream)
+    monkeypatch.setattr("torch.cuda.stream", contextlib.nullcontext)
+    monkeypatch.setattr("shoal.experiments.execute._small", lambda turns: True)
+    return Streams("cpu", 3)
+
+
+def test_runs_that_take_turns_are_what_they_are_alone(streams: Streams, tmp_path: Path) -> None:
+    wanted, seen, told = configs(5), list[str](), list[str]()
+    bad = RunConfig("linear", "erm", 5, model="sprite-cnn", label="bad")
+    store = Store(tmp_path)
+    outcome = execute(
+        [*wanted[:1], bad, *wanted[1:]],
+        store,
+        streams,
+        tell=lambda config, step, note: told.append(config.label),
+        done=lambda record: seen.append(record.config.label),
+    )
+    assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in wanted]
+    assert outcome.failed.keys() == {bad.identity}
+    assert sorted(seen) == ["0", "1", "2", "3", "4", "bad"]
+    assert set(told[: told.index("2")]) == {"0", "1"}  # in parallel
+    assert not any((tmp_path / "working").glob("*/config.yaml"))
+
+
+def test_runs_that_take_turns_are_stopped_together(streams: Streams, tmp_path: Path) -> None:
+    wanted, store = configs(4, 200), Store(tmp_path)
+
+    def stop(config: RunConfig, step: int, note: str) -> None:
+        if config.label == "1":
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="The same command resumes"):
+        execute(wanted, store, streams, tell=stop)
+    assert len(list((tmp_path / "working").glob("*/checkpoints/step-*"))) >= 2
+    assert store.missing(wanted) == wanted
+    outcome = execute(wanted, store, streams)
+    assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in wanted]
 
 
 def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> None:

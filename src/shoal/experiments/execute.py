@@ -190,7 +190,7 @@ def make_executor(
         return cluster.Ray(address, device, gpus_per_run, cpus_per_run, jobs)
     for name, value in (("address", address), ("gpus_per_run", gpus_per_run), ("cpus_per_run", cpus_per_run)):
         if value is not None:
-            raise InputError(f"{name} belongs to engine='ray'.")
+            raise InputError(f"{name}= belongs to engine='ray'.")
     return Local(device, jobs)
 
 
@@ -291,7 +291,7 @@ def _steps(
 
     if store.find(config, fresh=True) is not None:
         return
-    if baselines.is_one(config):
+    if baselines.is_one(config) or type(store).run is not Store.run:
         store.keep(store.run(config, device, tell, how))
         return
     place = store.workplace(config)
@@ -335,7 +335,7 @@ class Workers:
                     assert job is not None
                     if message is None:
                         tally.lost(job, f"exit code {worker.process.exitcode}")
-                        worker.restart()
+                        worker.start()
                     elif len(message) == 2:
                         if tell:
                             tell(job, *message)
@@ -346,7 +346,8 @@ class Workers:
                     worker.give(tally.waiting)
         finally:
             for worker in workers:
-                worker.stop()
+                if worker.job:
+                    worker.process.terminate()
             for worker in workers:
                 worker.end()
 
@@ -369,9 +370,9 @@ class Worker:
     def __init__(self, device: str, store: Store, how: dict[str, Any]) -> None:
         self.device, self.store, self.how = device, store, how
         self.job: RunConfig | None = None
-        self._start()
+        self.start()
 
-    def _start(self) -> None:
+    def start(self) -> None:
         # Not "fork": a forked child may inherit a lock that a torch thread holds, and cannot use CUDA.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
@@ -398,14 +399,6 @@ class Worker:
             self.process.join()
             return None
         return message
-
-    def restart(self) -> None:
-        self.pipe.close()
-        self._start()
-
-    def stop(self) -> None:
-        if self.job:
-            self.process.terminate()
 
     def end(self) -> None:
         if self.job:

@@ -142,20 +142,11 @@ def _of_fit(content: Mapping[str, Any]) -> RunConfig:
 
 
 _KINDS: Mapping[str, Any] = {
-    "status": str,
-    "history": (list, tuple),
-    "selected": int,
-    "rule": str,
+    **dict.fromkeys(("status", "rule", "error", "traceback"), str),
+    **dict.fromkeys(("history", "warm_up", "agreement"), (list, tuple)),
+    **dict.fromkeys(("selected", "skipped", "schema"), int),
+    **dict.fromkeys(("environment", "notes", "files"), Mapping),
     "seconds": (int, float),
-    "environment": Mapping,
-    "error": str,
-    "warm_up": (list, tuple),
-    "skipped": int,
-    "notes": Mapping,
-    "agreement": (list, tuple),
-    "files": Mapping,
-    "traceback": str,
-    "schema": int,
 }
 _NEEDED = ("status", "history", "selected", "rule", "seconds", "environment")
 _FIELDS = {"config", *_KINDS}

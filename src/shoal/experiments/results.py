@@ -47,7 +47,7 @@ def load(folder: str | Path) -> Results:
         raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from error
     newest: dict[str, tuple[int, str]] = {}
     for path, (stamp, row) in entries.items():
-        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp.modified, path))
+        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp[1], path))
     rows = [{**entries[path].row, "path": path} for _, path in newest.values()]
     rows.sort(key=lambda r: (str(r["dataset"]), str(r["name"]), r.get("left_out", ""), r["seed"], r["path"]))
     return Results(rows, len(entries) - len(rows), broken)
@@ -59,8 +59,8 @@ class Results:
 
     >>> runs = Results([{"name": "erm", "seed": 0, "test": 0.7}, {"name": "fish", "seed": 0, "test": 0.8}])
     >>> print(runs.where("test > 0.75"))
-    name  test
-    fish  0.8
+    name  seed  test
+    fish  0     0.8
     >>> [(row["name"], row["mean"]) for row in runs.group(["name"])]
     [('erm', 0.7), ('fish', 0.8)]
     """
@@ -257,6 +257,14 @@ def _summary(rows: Sequence[Row], value: str) -> Row:
 
 NUMBERS, TEXT, TRUTH, LIST, NOTHING = "numbers", "text", "true or false", "lists", "nothing"
 CHOICE = "a choice"
+_EXAMPLE = 'write a query such as: algorithm == "fish" and seed < 3'
+_DEEPEST, _LONGEST = 50, 10_000
+Condition = Callable[[Row], bool]
+_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    **{ast.Eq: operator.eq, ast.Lt: operator.lt, ast.LtE: operator.le},
+    **{ast.Gt: operator.gt, ast.GtE: operator.ge, ast.In: lambda part, whole: part in whole},
+}
+_NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In}
 
 
 def _kind(value: Any) -> str:
@@ -264,9 +272,6 @@ def _kind(value: Any) -> str:
         if isinstance(value, types):
             return kind
     return NOTHING if value is None else LIST
-
-
-Condition = Callable[[Row], bool]
 
 
 class _Side(NamedTuple):
@@ -277,18 +282,11 @@ class _Side(NamedTuple):
     value: Callable[[Row], Any]
     column: bool = False
 
-
-_ORDERS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.Is: operator.eq,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_NEGATED = {ast.NotEq: ast.Eq, ast.IsNot: ast.Is, ast.NotIn: ast.In}
-_EXAMPLE = 'write a query such as: algorithm == "fish" and seed < 3'
-_DEEPEST, _LONGEST = 50, 10_000
+    def check(self, other: _Side) -> None:
+        """Refuses what is of another kind."""
+        if self.kind and other.kind and self.kind != other.kind:
+            parts = [f"{s.text} {'holds' if s.column else 'is'} {s.kind}" for s in (self, other)]
+            raise InputError(f"{parts[0]}, but {parts[1]}: they cannot be compared.")
 
 
 class _Query:
@@ -311,9 +309,8 @@ class _Query:
             raise InputError("the query is nested too deeply.")
         if isinstance(node, ast.BoolOp):
             parts = [self._condition(part, depth + 1) for part in node.values]
-            if isinstance(node.op, ast.And):
-                return lambda row: all(part(row) for part in parts)
-            return lambda row: any(part(row) for part in parts)
+            joined = all if isinstance(node.op, ast.And) else any
+            return lambda row: joined(part(row) for part in parts)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self._condition(node.operand, depth + 1)
             return lambda row: not inner(row)
@@ -328,8 +325,7 @@ class _Query:
 
     def _side(self, node: ast.expr) -> _Side:
         text = _short(ast.get_source_segment(self.text, node) or "")
-        name = _name(node)
-        if name is not None:
+        if (name := _name(node)) is not None:
             self.results.check(name)
             return _Side(name, self.results.kind(name), lambda row: row.get(name), column=True)
         if isinstance(node, ast.List | ast.Tuple | ast.Set):
@@ -354,28 +350,34 @@ def _name(node: ast.expr) -> str | None:
 
 
 def _constant(node: ast.expr, text: str) -> Any:
-    sign = 1
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        sign, node = -1, node.operand
-    value: Any = node.value if isinstance(node, ast.Constant) else ...
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    inner = node.operand if isinstance(node, ast.UnaryOp) and negative else node
+    value: Any = inner.value if isinstance(inner, ast.Constant) else ...
     known = value is None or isinstance(value, bool | int | float | str)
-    if not known or (sign < 0 and _kind(value) != NUMBERS):
+    if not known or (negative and _kind(value) != NUMBERS):
         raise InputError(f"{text!r} is neither a column nor a value; {_EXAMPLE}")
-    return -value if sign < 0 else value
+    return -value if negative else value
 
 
 def _compared(one: _Side, op: type[ast.cmpop], other: _Side) -> Condition:
+    """Whether it holds in a row; ``in`` looks into a list of values, a column of lists, or text."""
     if op in _NEGATED:
         holds = _compared(one, _NEGATED[op], other)
         return lambda row: not holds(row)
-    if op is ast.In:
-        return _contained(one, other)
+    if op is ast.In and other.kind == CHOICE:
+        for value in other.value({}):
+            if value is not None:
+                one.check(_Side(repr(value), _kind(value), lambda row: None))
+        return lambda row: one.value(row) in other.value(row)
+    if op is ast.In and (not other.column or other.kind in (NUMBERS, TRUTH)):
+        raise InputError(f"nothing can be in {other.text}; write for example: seed in [0, 1]")
     kinds = {one.kind, other.kind}
     if NOTHING in kinds and op in (ast.Eq, ast.Is):
         return lambda row: one.value(row) is None and other.value(row) is None
-    if op is ast.Is or kinds & {NOTHING, CHOICE}:
+    if op is ast.Is or (op is not ast.In and kinds & {NOTHING, CHOICE}):
         raise InputError(f"{one.text} and {other.text} cannot be compared like that; {_EXAMPLE}")
-    _check_kinds(one, other)
+    if op is not ast.In or other.kind == TEXT:
+        one.check(other)
     order = _ORDERS[op]
 
     def compare(row: Row) -> bool:
@@ -386,34 +388,6 @@ def _compared(one: _Side, op: type[ast.cmpop], other: _Side) -> Condition:
             return False
 
     return compare
-
-
-def _contained(one: _Side, other: _Side) -> Condition:
-    """In a list of values, in a column of lists, or as a part of text."""
-    if other.kind == CHOICE:
-        for value in other.value({}):
-            if value is not None:
-                _check_kinds(one, _Side(repr(value), _kind(value), lambda row: None))
-        return lambda row: one.value(row) in other.value(row)
-    if not other.column or other.kind in (NUMBERS, TRUTH):
-        raise InputError(f"nothing can be in {other.text}; write for example: seed in [0, 1]")
-    if other.kind == TEXT:
-        _check_kinds(one, other)
-
-    def contain(row: Row) -> bool:
-        a, b = one.value(row), other.value(row)
-        try:
-            return a is not None and b is not None and a in b
-        except TypeError:
-            return False
-
-    return contain
-
-
-def _check_kinds(one: _Side, other: _Side) -> None:
-    if one.kind and other.kind and one.kind != other.kind:
-        says = [f"{s.text} {'holds' if s.column else 'is'} {s.kind}" for s in (one, other)]
-        raise InputError(f"{says[0]}, but {says[1]}: they cannot be compared.")
 
 
 def _short(text: str) -> str:

@@ -121,24 +121,9 @@ def prepare(
 
 
 SAME = (
-    "steps",
-    "batch_size",
-    "domains_per_step",
-    "settings",
-    "draw",
-    "seed",
-    "warm_start",
-    "eval_every",
-    "eval_limit",
-    "select",
-    "patience",
-    "precision",
-    "clip",
-    "accumulate",
-    "average",
-    "average_start",
-    "on_nan",
-    "metric",
+    *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "eval_every"),
+    *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
+    *("on_nan", "metric"),
 )
 """What a run's configuration and a training's options call by the same name."""
 
@@ -269,18 +254,13 @@ class Turns:
             yield from self._train(self.training, None, signals)
             return
         training, processes = self.training, self.training.processes
-        written = {
-            "run": self.config.to_dict(),
-            "how": self.how,
-            **surroundings(training.device, processes.count),
-        }
+        where = surroundings(training.device, processes.count)
+        written = {"run": self.config.to_dict(), "how": self.how, **where}
         make: Any = Journal
         if not self.weights:
             make = partial(Working, signals, bool(self.how.get("checkpoint_every")))
-        keep, resume = training.options.keep, self.going_on
-        with make(
-            self.folder, processes, keep=keep, wandb=self.wandb, config=written, going_on=resume
-        ) as journal:
+        more = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
+        with make(self.folder, processes, config=written, **more) as journal:
             journal.begin(written)
             yield from self._train(training, journal, signals)
             assert self.record is not None
@@ -292,10 +272,8 @@ class Turns:
                     write_predictions(training, self.config, self.folder)
             if finished and self.weights:
                 record = self.record.to_dict()
-                recipe = {
-                    "name": self.config.model or training.data.model,
-                    "options": self.config.model_options,
-                }
+                model = self.config.model or training.data.model
+                recipe = {"name": model, "options": self.config.model_options}
                 files = partial(beside, training, recipe, record, journal)
                 checksums = journal.finish(training.model.state_dict(), record, files)
                 self.record = replace(self.record, files=checksums)

@@ -60,19 +60,9 @@ class RunStatus:
             trained.append(record["history"][-1]["step"])
         checkpoint, step, seconds = _checkpoint(folder / "checkpoints")
         seconds = max([seconds, *(line.get("seconds") or 0.0 for line in lines[-1:])])
-        return cls(
-            folder=str(folder),
-            state=state,
-            step=max([*trained, step]),
-            steps=run.get("steps", 0),
-            config=config,
-            last=lines[-1] if lines else {},
-            scores=scores,
-            rule=rule,
-            checkpoint=checkpoint,
-            error=record.get("error", ""),
-            seconds=record["seconds"] if record else seconds,
-        )
+        seconds, error = record.get("seconds", seconds), record.get("error", "")
+        steps, last = (max([*trained, step]), run.get("steps", 0)), lines[-1] if lines else {}
+        return cls(str(folder), state, *steps, config, last, scores, rule, checkpoint, error, seconds)
 
     @property
     def line(self) -> str:

@@ -29,12 +29,13 @@ except ImportError:  # Windows
 PLAN = "seeds.json"
 
 
-class Stamp(NamedTuple):
-    """What changes whenever a record is written anew."""
+Stamp = tuple[int, int, int]
+"""Size, time and inode of a file: what changes whenever a record is written anew."""
 
-    size: int
-    modified: int
-    inode: int
+
+def _stamp(path: str | Path) -> Stamp:
+    state = os.stat(path)
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 class Store:
@@ -54,7 +55,7 @@ class Store:
       and named by their content, and both come to the same record: only time is lost.
 
     >>> from shoal.experiments.config import RunConfig
-    >>> Store("runs").find(RunConfig("linear", "erm", steps=4)) is None
+    >>> Store("empty").find(RunConfig("linear", "erm", steps=4)) is None
     True
     """
 
@@ -127,12 +128,11 @@ class Store:
         if self.weights:
             check_same_run(path.parent, config)
         try:
-            state = path.stat()
+            stamp = _stamp(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-        stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
         if self._read.get(path, (None,))[0] != stamp:
             self._read[path] = stamp, read_record(path, config)
         return self._read[path][1]
@@ -246,30 +246,23 @@ _NAMES = re.compile(r"record\.json|[0-9a-f]{16}\.json")
 
 def record_files(folder: Path) -> dict[str, Stamp]:
     """The records in a folder and below, by their paths from there: those of stores and of run folders."""
+    os.scandir(folder).close()  # raises where it cannot be read
     found: dict[str, Stamp] = {}
     seen: set[tuple[int, int]] = set()
-    waiting = [""]
-    while waiting:
-        below = waiting.pop()
-        try:
-            at = os.stat(folder / below)
-            if (at.st_dev, at.st_ino) in seen:  # a link that leads back
+    start = len(os.path.join(folder, ""))
+    for place, folders, files in os.walk(folder, followlinks=True):
+        with contextlib.suppress(OSError):
+            state = os.stat(place)
+            if (state.st_dev, state.st_ino) in seen:  # a link that leads back
+                folders.clear()
                 continue
-            seen.add((at.st_dev, at.st_ino))
-            with os.scandir(folder / below) as entries:
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if _NAMES.fullmatch(entry.name):
-                        with contextlib.suppress(FileNotFoundError):
-                            state = entry.stat()
-                            stamp = Stamp(state.st_size, state.st_mtime_ns, state.st_ino)
-                            found[f"{below}{entry.name}"] = stamp
-                    elif entry.is_dir():
-                        waiting.append(f"{below}{entry.name}/")
-        except OSError:
-            if not below:
-                raise
+            seen.add((state.st_dev, state.st_ino))
+        for name in (*files, *folders):
+            if _NAMES.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    path = os.path.join(place, name)
+                    found[path[start:].replace(os.sep, "/")] = _stamp(path)
+        folders[:] = [name for name in folders if name[0] != "." and not _NAMES.fullmatch(name)]
     return found
 
 
@@ -341,9 +334,11 @@ class Index:
             if any(zlib.crc32(text.encode()) != checksum for *_, checksum, text in found):
                 return None
             rows = json.loads(f"[{','.join(text for *_, text in found)}]")
+            if any(type(row) is not dict for row in rows):
+                return None
+            pairs = zip(found, rows, strict=True)
             return {
-                path: Entry(Stamp(*stamp), dict(row))
-                for (path, *stamp, _, _), row in zip(found, rows, strict=True)
+                path: Entry((size, modified, inode), row) for (path, size, modified, inode, *_), row in pairs
             }
         except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
