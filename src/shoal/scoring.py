@@ -35,10 +35,7 @@ Array = NDArray[Any]
 UNKNOWN, UNLABELLED = -2, -1
 SHOWN = 20
 """Domains and columns in the text; the rest is in :meth:`Score.to_dict`."""
-BY_DOMAIN = {
-    "classification": ("accuracy", "AUC", "average precision"),
-    "regression": ("MAE", "RMSE", "R²"),
-}
+BY_DOMAIN = {"classification": ("accuracy", "AUC", "average precision"), "regression": ("MAE", "RMSE", "R²")}
 
 
 @dataclass(frozen=True)

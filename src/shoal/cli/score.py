@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.arguments import add_device, count, seed, warnings_in_words, workers
+from shoal.cli.arguments import add_device, seed, warnings_in_words
+from shoal.cli.predict import add_reading
 from shoal.cli.showing import show
 
 SUMMARY = "Score a trained model on labelled data: metrics per domain with intervals, calibration, drift."
@@ -28,16 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE.json", help="everything as JSON (in a folder: score.json)"
     )
-    parser.add_argument(
-        "--bad-images",
-        choices=("stop", "skip"),
-        default="stop",
-        help="at an image that cannot be read (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=count, default=256, help="examples per batch (default: %(default)s)"
-    )
-    parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
+    add_reading(parser)
     parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (default: %(default)s)")
     add_device(parser)
 
