@@ -293,17 +293,12 @@ def load(
 
 def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> nn.Module:
     """The network that ``inputs.json`` describes, with random weights: whatever it was, none are fetched."""
+    call = "shoal.load(FOLDER, model=MODULE)"
     if about is None:
-        raise InputError(
-            f"{str(place)!r} has no {ABOUT}, which says what the model is; give the network: "
-            "shoal.load(FOLDER, model=MODULE)."
-        )
+        raise InputError(f"{str(place)!r} has no {ABOUT}, which says what the model is; give it: {call}.")
     if "name" not in about.model:
-        own = about.model.get("class", "a class of its own")
-        raise InputError(
-            f"the model in {str(place)!r} is a network of your own ({own}); give one built in the same way: "
-            "shoal.load(FOLDER, model=MODULE)."
-        )
+        own = f"a network of your own ({about.model.get('class', 'a class of its own')})"
+        raise InputError(f"the model in {str(place)!r} is {own}; give one built in the same way: {call}.")
     name = _name(place, about)
     options = about.model.get("options") or {}
     if not isinstance(options, dict):
@@ -413,11 +408,8 @@ def train_command(config: RunConfig) -> str:
     held_out = config.protocol.get("leave_out") or []
     data = {**config.data_options, **({"test": held_out[0]} if len(held_out) == 1 else {})}
     words = ["shoal", "train", config.algorithm, config.dataset]
-    for option, pairs in (
-        ("--data", data),
-        ("--set", config.settings),
-        ("--model-set", config.model_options),
-    ):
+    named = {"--data": data, "--set": config.settings, "--model-set": config.model_options}
+    for option, pairs in named.items():
         words += [option, *(f"{name}={_yaml(value)}" for name, value in pairs.items())] if pairs else []
     baseline = is_one(config)
     for name in ("seed", "metric") if baseline else OPTIONS:

@@ -104,7 +104,7 @@ def diagnose(
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
     day_first: bool | None = None,
-    options: Mapping[str, Any] | None = None,
+    data_options: Mapping[str, Any] | None = None,
     model: str | Callable[[int], nn.Module] | None = None,
     steps: int = 150,
     seed: int = 0,
@@ -142,7 +142,7 @@ def diagnose(
         kinds: of a table: what columns hold, where the guess is wrong, such as ``{"zip": "categorical"}``.
         decimal: of a table: the decimal mark, where columns leave it open.
         day_first: of a table: whether 3/4/2020 is in April, where columns leave it open.
-        options: of a dataset with a name or of a Hugging Face dataset: its options.
+        data_options: of a dataset with a name or of a Hugging Face dataset: its options.
         model: a name, or a function that makes a fresh model from a seed. By default the dataset's own; for
             images and text a small network on a fixed embedding.
         steps: of each short training.
@@ -164,32 +164,27 @@ def diagnose(
     columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     columns = {name: value for name, value in columns.items() if value not in (None, [])}
-    loaded, name = _loaded(data, columns, dict(options or {}))
+    loaded, name = _loaded(data, columns, dict(data_options or {}))
     if hasattr(loaded.examples, "unguarded"):
         loaded = replace(loaded, examples=loaded.examples.unguarded())
 
     def make(seed: int) -> nn.Module:
         return build(str(model), input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
 
-    shown = _Progress() if progress else None
-    try:
-        result = run(
-            loaded,
-            make if isinstance(model, str) else model,
-            steps=steps,
-            seed=seed,
-            batch_size=batch_size,
-            lr=lr,
-            examples=examples,
-            max_domains=max_domains,
-            budget=budget,
-            device=device,
-            tell=shown.tell if shown else None,
-        )
-    finally:
-        if shown:
-            shown.end()
-    told = {**columns, **({"options": dict(options)} if options else {})}
+    result = run(
+        loaded,
+        make if isinstance(model, str) else model,
+        steps=steps,
+        seed=seed,
+        batch_size=batch_size,
+        lr=lr,
+        examples=examples,
+        max_domains=max_domains,
+        budget=budget,
+        device=device,
+        tell=_progress() if progress else None,
+    )
+    told = {**columns, **({"data_options": dict(data_options)} if data_options else {})}
     told |= {"model": model} if isinstance(model, str) else {}
     suspect = [*columns.get("drop", ()), *view.to_drop(result.to_dict())]
     found = Diagnosis(**vars(result), name=name, compare=_call(data, told))
@@ -231,23 +226,18 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
     return from_table(data, **columns, **options), "data"
 
 
-class _Progress:
+def _progress() -> Callable[[str, int, int], None]:
     """On stderr: a bar on a terminal, elsewhere one line per phase."""
+    phases: set[str] = set()
 
-    def __init__(self) -> None:
-        self.terminal, self.phase = sys.stderr.isatty(), ""
-
-    def tell(self, phase: str, done: int, total: int) -> None:
-        if self.terminal:
-            full = 24 * done // max(total, 1)
+    def tell(phase: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
             clear_line(sys.stderr)
-            sys.stderr.write(f"[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
+            bar = f"[{'#' * (24 * done // max(total, 1)):-<24}] {phase}: {done:,} of {total:,}"
+            sys.stderr.write(bar if done < total else "")
             sys.stderr.flush()
-        elif phase != self.phase:
+        elif phase not in phases:
             print(phase, file=sys.stderr, flush=True)
-        self.phase = phase
+        phases.add(phase)
 
-    def end(self) -> None:
-        if self.terminal and self.phase:
-            clear_line(sys.stderr)
-            sys.stderr.flush()
+    return tell
