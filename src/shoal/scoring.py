@@ -25,7 +25,7 @@ from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.experiments.drift import ColumnDrift, Drift
-from shoal.experiments.statistics import Estimate, calibration, classification, regression
+from shoal.experiments.statistics import Estimate, calibration, classification, need_scipy, regression
 from shoal.files import dump_json, write_atomically
 from shoal.report.tables import Table, clean
 from shoal.settings import Seed, checked
@@ -99,8 +99,10 @@ class Score:
 
     def to_frame(self) -> Any:
         """A pandas frame with a row per domain, and one of all rows: each metric and its interval."""
-        import pandas
-
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
         rows = []
         for group in (*self.domains, self.overall):
             row: dict[str, Any] = {"domain": group.name, "rows": group.rows, "seen": group.seen}
@@ -269,6 +271,7 @@ def score(
         bad_images: ``stop`` at an image that cannot be read, or ``skip`` it.
         seed: of the bootstrap.
     """
+    need_scipy()
     trained = model if isinstance(model, Trained) else load(model, device=device)
     kind = str(trained.inputs.get("kind", "array"))
     if kind == "array":
@@ -322,10 +325,6 @@ def _predicted(
     return np.concatenate(outputs), names
 
 
-def _classes(trained: Trained) -> tuple[str, ...]:
-    return trained.class_names or tuple(map(str, range(trained.about.classes or 0)))
-
-
 def _from_table(trained: Trained, data: Any, label: str | None, domain: str | None) -> _Truth:
     rows = rows_of(data)
     if rows is None:
@@ -344,7 +343,30 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
         notes.append(f"There is no column {where!r} with domains, so all rows are one group.")
         where = None
     drift = _drift(trained, rows, notes)
-    return _read(trained, rows, wanted, where, drift, notes)
+    features = [column.name for column in drift.columns] if drift else []
+    needed = list(dict.fromkeys([wanted, *([where] if where else []), *features]))
+    values, places, known = list[Array](), list[Array](), dict[str, int]()
+    other: Counter[str] = Counter()
+    read = _Labels(trained)
+    for part in rows.parts(needed, ROWS):  # of features only counts are kept
+        values.append(read(part[wanted], other))
+        if where is not None:
+            distinct, codes = part[where].encoded
+            to = np.array([*(known.setdefault(t, len(known)) if t else -1 for t in distinct), -1], np.int64)
+            places.append(to[codes])
+        if drift is not None:
+            drift.add(part)
+    if not values:
+        raise InputError(f"{rows.where} has no rows.")
+    every = np.concatenate(values)
+    found = np.concatenate(places) if places else np.full(len(every), -1)
+    numeric = trained.about.classes is None
+    unlabelled = int((np.isnan(every) if numeric else every == UNLABELLED).sum())
+    unlabelled -= other.total() if numeric else 0
+    if where is not None and (gone := int((found < 0).sum())):
+        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
+    moved = drift.result() if drift is not None else None
+    return _Truth(wanted, where, every, found, list(known), unlabelled, other, moved, notes)
 
 
 def _described(trained: Trained) -> Mapping[str, Any]:
@@ -372,40 +394,11 @@ def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
         raise InputError(f"the summary of the training columns is damaged ({error!r}).") from error
 
 
-def _read(
-    trained: Trained, rows: Rows, label: str, domain: str | None, drift: Drift | None, notes: list[str]
-) -> _Truth:
-    """One pass over the table; of features only counts are kept."""
-    features = [column.name for column in drift.columns] if drift else []
-    needed = list(dict.fromkeys([label, *([domain] if domain else []), *features]))
-    values, places, known = list[Array](), list[Array](), dict[str, int]()
-    other: Counter[str] = Counter()
-    read = _Labels(trained)
-    for part in rows.parts(needed, ROWS):
-        values.append(read(part[label], other))
-        if domain is not None:
-            distinct, codes = part[domain].encoded
-            to = np.array([*(known.setdefault(t, len(known)) if t else -1 for t in distinct), -1], np.int64)
-            places.append(to[codes])
-        if drift is not None:
-            drift.add(part)
-    if not values:
-        raise InputError(f"{rows.where} has no rows.")
-    every = np.concatenate(values)
-    found = np.concatenate(places) if places else np.full(len(every), -1)
-    missing = np.isnan(every) if trained.about.classes is None else every == UNLABELLED
-    unlabelled = int(missing.sum()) - (other.total() if trained.about.classes is None else 0)
-    if domain is not None and (gone := int((found < 0).sum())):
-        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
-    moved = drift.result() if drift is not None else None
-    return _Truth(label, domain, every, found, list(known), unlabelled, other, moved, notes)
-
-
 class _Labels:
     """A column of labels as classes of a model, or as numbers."""
 
     def __init__(self, trained: Trained) -> None:
-        self.classes = {name: n for n, name in enumerate(_classes(trained))}
+        self.classes = {name: n for n, name in enumerate(trained.classes)}
         try:
             self.how = Format(**(_described(trained).get("how") or {}))
         except TypeError as error:
@@ -437,7 +430,7 @@ def _from_paths(paths: Sequence[str], trained: Trained) -> _Truth:
     if min(depths) < 2 or (len(depths & {2}) and len(depths) > 1):
         raise InputError("images must be in folders as domain/class/image, or all as class/image.")
     nested = min(depths) > 2
-    classes = {name: n for n, name in enumerate(_classes(trained))}
+    classes = {name: n for n, name in enumerate(trained.classes)}
     labels = [part[1] if nested else part[0] for part in parts]
     values = np.array([classes.get(name, UNKNOWN) for name in labels])
     other = Counter(name for name in labels if name not in classes)
@@ -485,7 +478,7 @@ def _scored(
         rows=len(truth.values),
         overall=overall,
         domains=tuple(groups),
-        class_names=() if numeric else _classes(trained),
+        class_names=() if numeric else trained.classes,
         unlabelled=truth.unlabelled,
         unreadable=other if numeric else {},
         unknown={} if numeric else other,
@@ -502,7 +495,7 @@ def _nothing(truth: _Truth, trained: Trained) -> InputError:
     some = quoted(truth.other)
     if trained.about.classes is None:
         return InputError(f"the label {truth.label!r} holds {some}; this model predicts numbers.")
-    known = ", ".join(map(repr, _classes(trained)[:10]))
+    known = ", ".join(map(repr, trained.classes[:10]))
     return InputError(
         f"no row has a class of the model: the label {truth.label!r} is {some}; it knows {known}."
     )

@@ -132,6 +132,11 @@ class Trained(nn.Module):
         return self.about.class_names
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names, or numbers where they have none; empty in regression."""
+        return self.class_names or tuple(map(str, range(self.about.classes or 0)))
+
+    @property
     def inputs(self) -> Mapping[str, Any]:
         return self.about.inputs
 

@@ -161,7 +161,7 @@ def test_an_example_in_two_domains_counts_in_the_smaller() -> None:
     splits = {"train": Domains.from_indices({"all": np.arange(120), "some": np.arange(40)})}
     sample = bench.draw(DomainData(data.examples, splits, 2, (6,), "mlp"), 0, 1000, 5)
     assert dict(zip(sample.names, sample.sizes, strict=True)) == {"all": 80, "some": 40}
-    assert sample.overlapping == 40
+    assert sample.rest["overlapping"] == 40
 
 
 @pytest.mark.parametrize("shifted", [False, True])

@@ -129,10 +129,9 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
 
     source: Any = given.data[0] if len(given.data) == 1 else given.data
     reader = model.reader(bad=given.bad_images, column=given.column, names=given.id)
-    classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
     row = "file" if model.inputs.get("kind") == "image" else "row"
     columns = [given.id or row, PREDICTION]
-    wanted = classes if given.proba else ()
+    wanted = model.classes if given.proba else ()
     titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
     table = Csv(file, raw=given.raw_csv) if file is not None else None
     rows: list[dict[str, Any]] = []

@@ -112,22 +112,22 @@ def diagnose(
     """
     statistics.need_scipy()
     begun, say = time.perf_counter(), tell or (lambda phase, done, total: None)
-    reduced: list[str] = []
+    end, reduced = begun + (math.inf if budget is None else budget), list[str]()
 
     def left() -> float:
-        return math.inf if budget is None else begun + budget - time.perf_counter()
+        return end - time.perf_counter()
 
     where = pick_device(device)
     sample = draw(data, seed, examples, max_domains, seconds=left() / 3, tell=say)
     if sample.unread:
         reduced.append(f"{sample.unread:,} examples were not read")
     shifts = find_shifts(sample, seed, regroupings, say)
-    flat = isinstance(sample.x, Tensor) and sample.x.ndim == 2
-    make = model_factory or (_builder(data.model, data.input_shape, data.classes) if flat else None)
-    plan = None
+    make, plan, count = model_factory, None, len(sample.names)
+    if make is None and isinstance(sample.x, Tensor) and sample.x.ndim == 2:
+        make = _builder(data.model, data.input_shape, data.classes)
     if make is not None:
         trainer = _Trainer(sample, make, where, batch_size, lr)
-        plan = _planned(trainer, len(sample.names), steps, seed, left())
+        plan = _planned(trainer, count, steps, seed, left())
         if plan is None:
             reduced.append("a small network on a fixed embedding was trained instead of the model")
     embedded = plan is None
@@ -135,7 +135,7 @@ def diagnose(
         small = replace(sample, x=torch.as_tensor(sample.features).float())
         make = _builder(SMALL, tuple(small.x.shape[1:]), data.classes)
         trainer = _Trainer(small, make, where, batch_size, lr)
-        plan = _planned(trainer, len(sample.names), steps, seed, left()) or (min(steps, FEWEST), 2)
+        plan = _planned(trainer, count, steps, seed, left()) or (min(steps, FEWEST), 2)
     trainer.steps, count = plan
     if trainer.steps < steps:
         reduced.append(f"trainings have {trainer.steps} steps instead of {steps}")
@@ -146,16 +146,13 @@ def diagnose(
     questions = holm([*shifts.questions, *agreement])
     options = {"steps": trainer.steps, "batch_size": batch_size, "lr": lr, "seed": seed}
     options |= {"regroupings": regroupings, "repeats": REPEATS, "level": LEVEL, "least": LEAST}
-    tested = {"tested": len(shifts.rows), "relation_tested": shifts.relation.tested}
+    options |= {"tested": len(shifts.rows), "relation_tested": shifts.relation.tested}
     return Diagnosis(
         task="regression" if data.classes is None else "classification",
         table=data.inputs.get("kind") == "table",
         domains=sample.described(),
-        too_small=sample.too_small,
-        not_drawn=sample.not_drawn,
         examples=len(sample.y),
-        examples_in_all=sample.in_all,
-        overlapping=sample.overlapping,
+        **sample.rest,
         questions=questions,
         effects={**label_effects(sample.codes, sample.groups), "overlap": shifts.relation.overlap},
         columns=described_columns(shifts, questions),
@@ -164,7 +161,7 @@ def diagnose(
         average=average,
         gradients=gradients,
         reduced=tuple(reduced),
-        settings={**options, "embedded": embedded, **tested},
+        settings={**options, "embedded": embedded},
         seconds=round(time.perf_counter() - begun, 3),
     )
 
@@ -198,12 +195,10 @@ class Sample:
     features: Array
     columns: tuple[Parts, ...]
     """For flat inputs, how each column became features."""
-    too_small: Mapping[str, int]
-    not_drawn: int
-    in_all: int
-    overlapping: int
-    unread: int = 0
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...]
+    unread: int
+    rest: Mapping[str, Any]
+    """What was not drawn, as a diagnosis says it."""
 
     @property
     def codes(self) -> Array:
@@ -275,12 +270,14 @@ def draw(
         classes=data.classes,
         features=features(x),
         columns=columns_of(data, x),
-        too_small={own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
-        not_drawn=len(large) - len(picked),
-        in_all=len(distinct),
-        overlapping=overlapping,
-        unread=len(index) - len(read),
         class_names=data.class_names,
+        unread=len(index) - len(read),
+        rest={
+            "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
+            "not_drawn": len(large) - len(picked),
+            "examples_in_all": len(distinct),
+            "overlapping": overlapping,
+        },
     )
 
 
