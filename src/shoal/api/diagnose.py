@@ -6,13 +6,15 @@ import html
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
 from shoal.experiments import diagnosis
 from shoal.files import dump_json, write_atomically
+from shoal.report import diagnose as view
+from shoal.report import plots
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
@@ -42,18 +44,12 @@ class Diagnosis(diagnosis.Diagnosis):
 
     def reading(self) -> list[str]:
         """The conclusions, one sentence or two each."""
-        from shoal.report import diagnose as view
-
         return view.reading(super().to_dict(), self.compare, self.without)
 
     def __str__(self) -> str:
-        from shoal.report import diagnose as view
-
         return view.text(super().to_dict(), self.compare, self.without)
 
     def _repr_html_(self) -> str:
-        from shoal.report import diagnose as view
-
         tables = "\n".join(table.html() for table in view.tables(super().to_dict()))
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading())
         return f"{tables}\n<ul>{lines}</ul>"
@@ -71,14 +67,10 @@ class Diagnosis(diagnosis.Diagnosis):
 
     def figure(self) -> Any:
         """A matplotlib figure: labels, the probe's confusion, the gap, and cosines of gradients."""
-        from shoal.report import diagnose as view
-
         return view.figure(super().to_dict(), self.name)
 
     def save(self, path: str | Path) -> list[Path]:
         """Writes ``diagnosis.json`` and, with matplotlib, its figure to a folder; returns the files."""
-        from shoal.report import plots
-
         folder = Path(path).expanduser()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -155,11 +147,8 @@ def diagnose(
         device: such as ``"cuda"``; by default CUDA where there is one.
         progress: whether to show progress on stderr.
     """
-    from dataclasses import replace
-
     from shoal.experiments.diagnose import diagnose as run
     from shoal.models import build
-    from shoal.report import diagnose as view
 
     columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
@@ -171,19 +160,10 @@ def diagnose(
     def make(seed: int) -> nn.Module:
         return build(str(model), input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
 
-    result = run(
-        loaded,
-        make if isinstance(model, str) else model,
-        steps=steps,
-        seed=seed,
-        batch_size=batch_size,
-        lr=lr,
-        examples=examples,
-        max_domains=max_domains,
-        budget=budget,
-        device=device,
-        tell=_progress() if progress else None,
-    )
+    given: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "lr": lr}
+    given |= {"examples": examples, "max_domains": max_domains, "budget": budget, "device": device}
+    tell = _progress() if progress else None
+    result = run(loaded, make if isinstance(model, str) else model, tell=tell, **given)
     told = {**columns, **({"data_options": dict(data_options)} if data_options else {})}
     told |= {"model": model} if isinstance(model, str) else {}
     suspect = [*columns.get("drop", ()), *view.to_drop(result.to_dict())]

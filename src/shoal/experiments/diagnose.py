@@ -96,15 +96,11 @@ def diagnose(
     device: str | None = None,
     tell: Tell | None = None,
 ) -> Diagnosis:
-    """Tests all domains of a dataset for shifts, whatever split they are in, and trains on them shortly.
-
-    It is a look at data before training and not a test of a method: the domains that a benchmark would hold
-    out are looked at as well. At most ``max_domains`` and ``examples`` in all are drawn, by ``seed``.
+    """What :func:`shoal.diagnose` does, of a dataset that is loaded.
 
     Args:
         model_factory: makes a fresh model from a seed. By default, the dataset's own for flat features; for
             images and text a small network on a fixed embedding.
-        steps: of each short ERM training, by Adam with learning rate ``lr``.
         regroupings: random regroupings per question; the smallest p is 1 in one more than that, and with
             fewer than 179 none could be small enough to count.
         budget: seconds to aim at, or None. Where a step of training costs too much, there are fewer steps,
@@ -684,9 +680,8 @@ def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -
     """ERM in ``count`` held-out domains, and with a random group of the same size held out instead.
 
     Each example is predicted by models that were not trained on it, once without its whole domain and once
-    without as many others from the held-out domains: as many examples are trained on, from the same initial
-    weights. Everything is repeated, and intervals hold the spread of the paired difference over examples and
-    that over repeats.
+    without as many others from the held-out domains, from the same initial weights. Everything is repeated;
+    intervals hold the spread of the paired difference over examples and that over repeats.
     """
     groups = sample.groups
     held = np.sort(permute(key(seed, PICK, 1), len(sample.names), np.arange(count)))
