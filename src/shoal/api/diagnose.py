@@ -201,7 +201,7 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
         return from_arrays(*data, **columns, **options), "data"
     if missing := [name for name in ("label", "domain") if name not in columns]:
         raise InputError(f"say which column is the {missing[0]}: {missing[0]}='…'.")
-    if hasattr(data, "features") and hasattr(data, "column_names"):
+    if type(data).__module__.partition(".")[0] == "datasets":
         return from_hf(data, **columns, **options), "data"
     return from_table(data, **columns, **options), "data"
 

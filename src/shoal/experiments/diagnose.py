@@ -47,7 +47,7 @@ from shoal.experiments.shift_tests import (
     shuffles,
     squared_distances,
 )
-from shoal.gradients import gradient
+from shoal.gradients import cosines, gradient
 from shoal.models import build
 from shoal.settings import Count, Range, Seed, checked
 from shoal.training.processes import pick_device
@@ -753,9 +753,9 @@ def agreement_question(
     above = np.triu_indices(count, 1)
 
     def low(g: Array) -> Array:
-        cosines = cosine_matrix(products, g)
-        each = (cosines.sum(1) - np.diag(cosines)) / (count - 1)
-        return np.array([each.mean(), cosines[above].min(), *each])
+        matrix = cosine_matrix(products, g)
+        each = (matrix.sum(1) - np.diag(matrix)) / (count - 1)
+        return np.array([each.mean(), matrix[above].min(), *each])
 
     found = low(groups)
     by_chance = np.array([low(g) for g in shuffles(groups, regroupings, seed)])
@@ -801,10 +801,7 @@ def cosine_matrix(products: Array, groups: Array) -> Array:
     """Cosines between the mean gradients of groups of chunks."""
     means = one_hot(groups).T
     means = means / means.sum(1, keepdims=True)
-    inner = means @ products @ means.T
-    norms = np.sqrt(np.maximum(np.diag(inner), 0))
-    scale = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
-    return np.asarray(inner * scale[:, None] * scale[None])
+    return np.asarray(cosines(torch.as_tensor(means @ products @ means.T)))
 
 
 def _tuples(matrix: Array) -> tuple[tuple[float, ...], ...]:
