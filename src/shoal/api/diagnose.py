@@ -71,9 +71,8 @@ class Diagnosis(diagnosis.Diagnosis):
 
     def save(self, path: str | Path) -> list[Path]:
         """Writes ``diagnosis.json`` and, with matplotlib, its figure to a folder; returns the files."""
-        folder = Path(path).expanduser()
+        folder = _folder(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "diagnosis.json", dump_json(self.to_dict()))
             try:
                 pictures = plots.save(self.figure(), folder / "diagnosis")
@@ -150,6 +149,8 @@ def diagnose(
     from shoal.experiments.diagnose import diagnose as run
     from shoal.models import build
 
+    if out is not None:
+        _folder(out)
     columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     columns = {name: value for name, value in columns.items() if value not in (None, [])}
@@ -160,6 +161,8 @@ def diagnose(
     def make(seed: int) -> nn.Module:
         return build(str(model), input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
 
+    if isinstance(model, str):
+        make(seed)  # before any work: is there such a model, and does it take these inputs?
     given: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "lr": lr}
     given |= {"examples": examples, "max_domains": max_domains, "budget": budget, "device": device}
     tell = _progress() if progress else None
@@ -172,6 +175,15 @@ def diagnose(
     if out is not None:
         found.save(out)
     return found
+
+
+def _folder(path: str | Path) -> Path:
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out={str(path)!r} cannot be a folder: {error.strerror}.") from error
+    return folder
 
 
 def _call(data: Any, told: Mapping[str, Any]) -> str:
