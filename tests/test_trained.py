@@ -1020,3 +1020,19 @@ def test_a_model_in_memory_predicts_and_is_exported(classifier: Path, table: Pat
     assert json.loads(made.about.read_text())["export"]["format"] == "safetensors"
     with pytest.raises(InputError, match="unknown format 'onx'"):
         model.export(tmp_path / "x", "onx")
+
+
+def test_a_text_model_in_memory_has_its_tokenizer(text_model: Path, tmp_path: Path) -> None:
+    """Files that the summary refers to are kept as long as the model is."""
+    from shoal.trained import Trained
+
+    saved = shoal.load(text_model)
+    content = json.loads((text_model / "inputs.json").read_text())
+    folder = text_model / "tokenizer"
+    files = {f"tokenizer/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    model = Trained.in_memory(saved.model, content, files)
+    texts = ["a good day", "a bad night"]
+    assert model.predict(texts).tolist() == saved.predict(texts).tolist()
+    made = model.export(tmp_path / "text.safetensors")
+    assert (tmp_path / "text.safetensors.tokenizer").is_dir()
+    assert made.difference == 0

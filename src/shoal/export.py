@@ -278,7 +278,7 @@ def _scaled(graph: Graph, x: str, missing: str, scale: Mapping[str, Any]) -> lis
 def _number(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
     missing = graph.add("IsNaN", x)
     found = _scaled(graph, x, missing, about.get("scaling", about))
-    return found + [graph.floats(missing)] * bool(about["indicator"])
+    return found + ([graph.floats(missing)] if about["indicator"] else [])
 
 
 def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
@@ -304,7 +304,7 @@ def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
     hour = graph.add("Mul", graph.add("Sub", days, whole), graph.constant(24))
     parts = zip((x, month, weekday, hour), about["parts"], strict=True)
     found = [feature for part, scale in parts for feature in _scaled(graph, part, missing, scale)]
-    return found + [graph.floats(missing)] * bool(about["indicator"])
+    return found + ([graph.floats(missing)] if about["indicator"] else [])
 
 
 def _category(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
