@@ -1035,4 +1035,4 @@ def test_a_text_model_in_memory_has_its_tokenizer(text_model: Path, tmp_path: Pa
     assert model.predict(texts).tolist() == saved.predict(texts).tolist()
     made = model.export(tmp_path / "text.safetensors")
     assert (tmp_path / "text.safetensors.tokenizer").is_dir()
-    assert made.difference == 0
+    assert made.difference < 1e-6

@@ -184,7 +184,7 @@ def to_onnx(plain: nn.Module, network: nn.Module, x: Any, path: Path) -> Run:
     weight = sum(value.nbytes for value in plain.state_dict().values())
     if weight > LARGEST:
         raise InputError(f"the weights take {weight:,} bytes and ONNX holds 2 GiB: format 'torch-export'.")
-    names = {"input_names": list(_parts(x)), "output_names": ["output"]}
+    names: dict[str, Any] = {"input_names": list(_parts(x)), "output_names": ["output"]}
     with _quiet("ONNX"):
         program = torch.onnx.export(network, **_traced(network, x), **names, dynamo=True, verbose=False)
         assert program is not None

@@ -53,6 +53,9 @@ _WRONG = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, Arit
 """What networks raise that are built from, or given, what they are not made for."""
 
 
+_PARTS = ("input_shape", "classes", "class_names", "model", "inputs")
+
+
 @dataclass(frozen=True)
 class About:
     """How to build and feed a trained model: the content of ``inputs.json``."""
@@ -66,11 +69,10 @@ class About:
 
     @classmethod
     def read(cls, path: Path) -> About:
-        content = _json(path)
+        content: Any = _json(path)
         if content.get("format") != FORMAT:
             raise _damaged(path, f"its format is {content.get('format')!r}, not {FORMAT}")
-        shape, classes = content.get("input_shape"), content.get("classes")
-        names, model, inputs = (content.get(name) for name in ("class_names", "model", "inputs"))
+        shape, classes, names, model, inputs = map(content.get, _PARTS)
 
         def need(sound: bool, why: str) -> None:
             if not sound:
@@ -105,6 +107,7 @@ class Trained(nn.Module):
         super().__init__()
         self.model = model
         self.about, self.folder, self.record = about, folder, record
+        self.kept: tempfile.TemporaryDirectory[str] | None = None
         self.eval()
 
     @classmethod
@@ -121,8 +124,8 @@ class Trained(nn.Module):
         about = replace(about, input_shape=tuple(about.input_shape), class_names=tuple(about.class_names))
         made = cls(model, about, None, record)
         if files:  # of a tokenizer, which is read from a folder
-            made._kept = tempfile.TemporaryDirectory(prefix="shoal-")
-            made.folder = Path(made._kept.name)
+            made.kept = tempfile.TemporaryDirectory(prefix="shoal-")
+            made.folder = Path(made.kept.name)
             for name, text in files.items():
                 write_atomically(made.folder / name, text)
         return made

@@ -151,7 +151,13 @@ def diagnose(
 
     if out is not None:
         _folder(out)
-    columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    columns: dict[str, Any] = {
+        "label": label,
+        "domain": domain,
+        "group": group,
+        "task": task,
+        "drop": list(drop),
+    }
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     columns = {name: value for name, value in columns.items() if value not in (None, [])}
     loaded, name = _loaded(data, columns, dict(data_options or {}))
@@ -210,7 +216,8 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
     if isinstance(data, DomainData):
         return data, "data"
     if isinstance(data, tuple) and len(data) == 3:
-        return from_arrays(*data, **columns, **options), "data"
+        x, y, domains = data
+        return from_arrays(x, y, domains, **columns, **options), "data"
     if missing := [name for name in ("label", "domain") if name not in columns]:
         raise InputError(f"say which column is the {missing[0]}: {missing[0]}='…'.")
     if type(data).__module__.partition(".")[0] == "datasets":

@@ -707,8 +707,8 @@ def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -
         over_examples = (inside - outside).var(ddof=1) / len(inside)
         halves.append(float(np.sqrt(statistics.Z**2 * over_examples + t**2 * over_repeats)))
         found.append(_gap(sample.names[d], inside.mean(), outside.mean(), sign, halves[-1]))
-    both = (sign * float(np.mean([getattr(g, way) for g in found])) for way in ("in_domain", "held_out"))
-    return tuple(found), _gap("average", *both, sign, float(np.linalg.norm(halves)) / count)
+    inside, outside = (sign * np.mean([(g.in_domain, g.held_out) for g in found], 0)).tolist()
+    return tuple(found), _gap("average", inside, outside, sign, float(np.linalg.norm(halves)) / count)
 
 
 def _gap(name: str, inside: float, outside: float, sign: int, half: float) -> Gap:
