@@ -31,7 +31,7 @@ from shoal.gradients import gip, gradient
 from shoal.report import diagnose as view
 from shoal.report import figures
 
-CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu"}
+CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu", "budget": None}  # whatever the load
 
 
 def linear(seed: int) -> nn.Module:
@@ -681,7 +681,7 @@ def frame(rows: int = 150) -> dict[str, Any]:
     return {"age": age, "bmi": rng.normal(25, 3, rows), "ill": (rng.random(rows) < 0.5) * 1, "site": site}
 
 
-FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False}
+FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False, "budget": None}
 
 
 def test_the_function_takes_frames_files_arrays_names_and_datasets(tmp_path: Path) -> None:
