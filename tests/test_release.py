@@ -290,6 +290,7 @@ CALLS = [
     ("timm", "command('train erm cdsprites --model resnet18 --steps 1 --out timm')"),
     ("text", "command('train erm linear --model distilbert-base-uncased --steps 1 --out text')"),
     ("hf", "from shoal.data import from_hf; from_hf([], label='y', domain='d')"),
+    ("stats", "command('diagnose linear')"),
     ("tables", "command('compare table.parquet --label y --domain d')"),
     ("tables", "from shoal.experiments.results import load; load('runs').to_frame()"),
     ("onnx", "command('export runs/one --format onnx --out model.onnx')"),

@@ -107,7 +107,7 @@ class TestNumbers:
             "oslo": "training",
         }
         assert found.worst is not None
-        assert found.worst.name in found.text().split("Worst domain by accuracy: ")[1]
+        assert found.worst.name in str(found).split("Worst domain by accuracy: ")[1]
         assert found.drift is not None
         assert {one.column for one in found.drift} == {"age", "colour"}
         assert not any(one.flags for one in found.drift)
@@ -123,7 +123,7 @@ class TestNumbers:
         assert found.overall.metrics["average precision"].value == pytest.approx(
             metrics.average_precision_score(y, p)
         )
-        assert "positive class" not in found.text()
+        assert "positive class" not in str(found)
 
     def test_regression_in_its_own_units(self, runs: dict[str, Path]) -> None:
         content = new()
@@ -159,8 +159,8 @@ class TestWhatIsLeftOut:
         known = shoal.score(runs["ill"], {name: v[6:] for name, v in content.items()})
         assert known.overall == found.overall
         right = (found.overall.metrics["accuracy"].value or 0) * 294
-        assert f"Counted as errors, the accuracy would be {right / 297:.3f}" in " ".join(found.text().split())
-        assert "3 rows without a label" in found.text()
+        assert f"Counted as errors, the accuracy would be {right / 297:.3f}" in " ".join(str(found).split())
+        assert "3 rows without a label" in str(found)
 
     def test_labels_of_a_regression(self, runs: dict[str, Path]) -> None:
         found = shoal.score(runs["stay"], new(stay=lambda v: ["long", None, *map(str, v[2:])]))
@@ -193,7 +193,7 @@ class TestWhatIsLeftOut:
         found = shoal.score(runs["ill"], content)
         bergen = next(group for group in found.domains if group.name == "bergen")
         assert bergen.metrics["AUC"].undefined == "one class"
-        assert re.search(r"bergen .* new .*undefined: one class", found.text())
+        assert re.search(r"bergen .* new .*undefined: one class", str(found))
 
     def test_a_domain_without_labels_and_rows_without_a_domain(self, runs: dict[str, Path]) -> None:
         content = new(site=lambda v: ["", None, *v[2:]])
@@ -203,21 +203,21 @@ class TestWhatIsLeftOut:
         found = shoal.score(runs["ill"], content)
         assert next(group for group in found.domains if group.name == "bergen").rows == 0
         assert any("2 rows without a domain" in note for note in found.notes)
-        found.text()
+        str(found)
 
     def test_no_domains(self, runs: dict[str, Path]) -> None:
         content = new()
         del content["site"]
         found = shoal.score(runs["ill"], content)
         assert found.domains == ()
-        assert "There is no column 'site' with domains" in found.text()
+        assert "There is no column 'site' with domains" in str(found)
         assert shoal.score(runs["ill"], content, domain="colour").domains[0].name == "blue"
 
     def test_one_row(self, runs: dict[str, Path]) -> None:
         for label in LABELS:
             found = shoal.score(runs[label], {name: v[:1] for name, v in new().items()})
             assert found.overall.rows == 1
-            assert "nan" not in found.text().lower()
+            assert "nan" not in str(found).lower()
             json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -225,9 +225,9 @@ def test_drift_is_named(runs: dict[str, Path]) -> None:
     found = shoal.score(runs["ill"], new(age=lambda v: [x + 15 for x in v]))
     assert found.drift is not None
     assert [one.column for one in found.drift if one.flags] == ["age"]
-    assert re.search(r"1 of 2 differs more.*\n\n.*\n.*\nage .* median \d+\.\d+, now 6", found.text())
+    assert re.search(r"1 of 2 differs more.*\n\n.*\n.*\nage .* median \d+\.\d+, now 6", str(found))
     strange = shoal.score(runs["ill"], new(colour=lambda v: ["pink" if x == "red" else x for x in v]))
-    assert "never seen in training ('pink')" in strange.text()
+    assert "never seen in training ('pink')" in str(strange)
 
 
 def test_a_model_without_summaries(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_model_without_summaries(runs: dict[str, Path], tmp_path: Path) -> Non
     (old / "record.json").unlink()
     found = shoal.score(old, new())
     assert found.drift is None
-    assert "drift cannot be shown" in found.text()
+    assert "drift cannot be shown" in str(found)
     assert {group.seen for group in found.domains} == {""}
     for wrong in (
         {**training, "age": {}},

@@ -236,7 +236,7 @@ def test_ids_and_predictions_are_not_called_the_same(
 ) -> None:
     (tmp_path / "t.csv").write_text("age,ward,prediction\n40,a,x\n")
     assert main(["predict", str(classifier), str(tmp_path / "t.csv"), "--id", "prediction", "--json"]) == 2
-    assert "--id prediction: what is predicted has this name" in capsys.readouterr().err
+    assert "--id prediction: the output has a column of this name" in capsys.readouterr().err
     assert main(["predict", str(classifier), str(tmp_path / "t.csv"), "--json"]) == 0
 
 
@@ -981,7 +981,7 @@ def test_pictures_of_another_size_than_the_networks(picture_model: Path, tmp_pat
     about = json.loads(path.read_text())
     about["inputs"]["size"] = 10**9
     path.write_text(json.dumps(about))
-    with pytest.raises(InputError, match="pictures of size 1000000000 are not of shape"):
+    with pytest.raises(InputError, match="images of size 1000000000 are not of shape"):
         shoal.load(tmp_path / "run")
 
 
@@ -1002,3 +1002,37 @@ def test_an_export_copies_nothing_that_a_strangers_folder_links_to(text_model: P
     made = {path.name for path in (tmp_path / "out" / "m.tokenizer").iterdir()}
     assert "tokenizer.json" in made
     assert "notes.txt" not in made
+
+
+def test_a_model_in_memory_predicts_and_is_exported(classifier: Path, table: Path, tmp_path: Path) -> None:
+    """What `Fit` does: the model and what the summary says of it, without a folder."""
+    from shoal.trained import Trained
+
+    saved = shoal.load(classifier)
+    content = json.loads((classifier / "inputs.json").read_text())
+    model = Trained.in_memory(saved.model, content)
+    assert model.about == saved.about
+    assert model.folder is None
+    assert "from" not in repr(model)
+    assert model.predict(table).tolist() == saved.predict(table).tolist()
+    made = model.export(tmp_path / "model.safetensors")
+    assert made.path.exists()
+    assert json.loads(made.about.read_text())["export"]["format"] == "safetensors"
+    with pytest.raises(InputError, match="unknown format 'onx'"):
+        model.export(tmp_path / "x", "onx")
+
+
+def test_a_text_model_in_memory_has_its_tokenizer(text_model: Path, tmp_path: Path) -> None:
+    """Files that the summary refers to are kept as long as the model is."""
+    from shoal.trained import Trained
+
+    saved = shoal.load(text_model)
+    content = json.loads((text_model / "inputs.json").read_text())
+    folder = text_model / "tokenizer"
+    files = {f"tokenizer/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    model = Trained.in_memory(saved.model, content, files)
+    texts = ["a good day", "a bad night"]
+    assert model.predict(texts).tolist() == saved.predict(texts).tolist()
+    made = model.export(tmp_path / "text.safetensors")
+    assert (tmp_path / "text.safetensors.tokenizer").is_dir()
+    assert made.difference < 1e-6

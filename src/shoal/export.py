@@ -31,18 +31,15 @@ from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
 from shoal.files import read_bytes, replacing, write_atomically
-from shoal.trained import Trained
+from shoal.trained import Trained, first_line
 from shoal.training.folder import check_output, files_of
 
 TOLERANCE = 1e-4
-SIZES = (1, 5)
-"""Batches that are compared."""
-ROWS = (1, 100)
-"""Raw rows that are compared, of a model of tables."""
-TRACED = 3  # examples with which a graph is made: neither of the above
-"""Files of a run, beside which an export may be."""
+SIZES, ROWS, TRACED = (1, 5), (1, 100), 3
+"""Batches that are compared; raw rows that are, of a model of tables; with how many a graph is traced."""
 LARGEST = 2**31 - 2**24
 """Bytes of an ONNX file, whose format ends at 2 GiB."""
+ENDINGS = {".onnx": "onnx", ".pt2": "torch-export", ".safetensors": "safetensors"}
 
 Run = Callable[[Any], Tensor]
 """From a model's input to its output."""
@@ -60,37 +57,42 @@ class Exported:
     """Where it takes raw columns: each one's ``name``, ``kind``, and the ``input`` of the graph for it."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "file": str(self.path),
-            "about": str(self.about),
-            "largest_difference": self.difference,
-            "batch_sizes": list(self.sizes),
-            "columns": list(self.columns),
-        }
+        files = {"file": str(self.path), "about": str(self.about), "largest_difference": self.difference}
+        return {**files, "batch_sizes": list(self.sizes), "columns": list(self.columns)}
 
 
-def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = False) -> Exported:
-    """Writes the model to ``path`` in one of :data:`FORMATS`; other batch sizes than those tried fit too.
+def export(
+    trained: Trained, path: str | Path, format: str | None = None, *, prepared: bool = False
+) -> Exported:
+    """Writes a trained model for other programs; batches may have any size. ::
+
+        shoal.load("runs/fish").export("fish.onnx")
 
     An ONNX file of a model of tables takes raw columns, unless ``prepared`` numbers are asked for. Random
     input goes through both at two batch sizes. If outputs differ by more than 1e-4 nothing is written.
+
+    Args:
+        path: the file; beside it ``FILE.json`` says how raw input is prepared, and the names of classes.
+        format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"``, by default what the file's ending says.
     """
+    path = Path(path).expanduser()
+    format = ENDINGS.get(path.suffix, "onnx") if format is None else format
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
-    path = Path(path).expanduser()
-    check_output(path, files_of(trained.folder))
+    inputs = files_of(trained.folder) if trained.folder else []
+    check_output(path, inputs)
     about = path.with_name(f"{path.name}.json")
-    check_output(about, files_of(trained.folder))
+    check_output(about, inputs)
     plain = trained.to("cpu").model
-    samples = [sample(trained, size, seed) for seed, size in enumerate(SIZES)]
+    samples = [sample(trained, size, seed) for seed, size in enumerate((*SIZES, TRACED))]
     network = Network(plain, list(samples[0])).eval() if isinstance(samples[0], Mapping) else plain
     raw = format == "onnx" and not prepared and trained.inputs.get("kind") == "table"
     columns: list[dict[str, Any]] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
-        run = FORMATS[format](trained, network, sample(trained, TRACED, len(SIZES)), made)
-        difference = max(_difference(plain, run, x) for x in samples)
+        run = FORMATS[format](plain, network, samples[-1], made)
+        difference = max(_difference(plain, run, x) for x in samples[:-1])
         if raw:
             with _quiet("ONNX"):
                 columns = with_columns(trained, made)
@@ -98,13 +100,14 @@ def export(trained: Trained, path: str | Path, format: str, *, prepared: bool = 
         if not difference <= TOLERANCE:
             raise InputError(
                 f"the exported model's outputs differ by up to {difference:.3g} from the model's, more than "
-                f"{TOLERANCE}; nothing was written. Try another --format."
+                f"{TOLERANCE}; nothing was written. Try another format."
             )
         with replacing(path) as target, made.open("rb") as whole:
             shutil.copyfileobj(whole, target)
     written = {"format": format, "file": path.name, **({"columns": columns} if raw else {})}
     content = {**trained.about.to_dict(), "export": written}
-    if trained.inputs.get("tokenizer") == TOKENIZER and (trained.folder / TOKENIZER).is_dir():
+    tokenizer = trained.folder / TOKENIZER if trained.folder else None
+    if trained.inputs.get("tokenizer") == TOKENIZER and tokenizer and tokenizer.is_dir():
         beside = path.with_name(f"{path.name}.{TOKENIZER}")
         # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
         for name, text in trained.reader().kept()[1].items():
@@ -136,83 +139,61 @@ def sample(trained: Trained, size: int, seed: int) -> Any:
     return trained.reader().sample(size, seed)
 
 
-def _parts(x: Any) -> tuple[Tensor, ...]:
-    return tuple(x.values()) if isinstance(x, Mapping) else (x,)
+def _parts(x: Any) -> dict[str, Tensor]:
+    return dict(x) if isinstance(x, Mapping) else {"x": x}
 
 
-def _names(x: Any) -> list[str]:
-    return list(x) if isinstance(x, Mapping) else ["x"]
-
-
-def _dynamic(x: Any) -> tuple[dict[int, Any], ...]:
-    """Which sizes are open: the batch, and of texts their length as far as the network has places."""
+def _traced(network: nn.Module, x: Any) -> dict[str, Any]:
+    """The arguments of torch's exporters: open is the batch, and of text its length."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim.AUTO
-    return tuple({0: batch, 1: length} if isinstance(x, Mapping) else {0: batch} for _ in _parts(x))
+    shapes: Any = ({0: batch},)
+    if isinstance(network, Network):  # several arguments under one star are one that is a tuple
+        shapes = (tuple({0: batch, 1: length} for _ in _parts(x)),)
+    return {"args": tuple(_parts(x).values()), "dynamic_shapes": shapes}
 
 
 def _difference(plain: nn.Module, run: Run, x: Any) -> float:
     with torch.inference_mode():
         wanted = plain(x)
-    found = run(x)
+    with torch.no_grad():
+        found = run(x)
     if found.shape != wanted.shape:
         raise InputError(f"the exported model gives {tuple(found.shape)}, not {tuple(wanted.shape)}.")
     return float((found - wanted).abs().max())
 
 
-def to_safetensors(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
+def to_safetensors(plain: nn.Module, network: nn.Module, x: Any, path: Path) -> Run:
     """The weights alone, which are read back into the model."""
-    weights = {k: v.detach().clone().contiguous() for k, v in trained.model.state_dict().items()}
-    path.write_bytes(save(weights))
-
-    def run(x: Any) -> Tensor:
-        again = load_file(path)
-        with torch.inference_mode():
-            found: Tensor = torch.func.functional_call(trained.model, again, (x,))
-        return found
-
-    return run
+    path.write_bytes(save({k: v.detach().clone().contiguous() for k, v in plain.state_dict().items()}))
+    return lambda x: torch.func.functional_call(plain, load_file(path), (x,))
 
 
-def to_torch_export(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
+def to_torch_export(plain: nn.Module, network: nn.Module, x: Any, path: Path) -> Run:
     """A program of torch.export, for ``torch.export.load``."""
     with _quiet("torch.export"):
-        program = torch.export.export(network, _parts(x), dynamic_shapes=_shapes(network, x))
-        torch.export.save(program, path)
+        torch.export.save(torch.export.export(network, **_traced(network, x)), path)
         again = torch.export.load(path).module()
-
-    def run(x: Any) -> Tensor:
-        with torch.no_grad():
-            found: Tensor = again(*_parts(x))
-        return found
-
-    return run
+    return lambda x: again(*_parts(x).values())
 
 
-def to_onnx(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
+def to_onnx(plain: nn.Module, network: nn.Module, x: Any, path: Path) -> Run:
     """An ONNX file, which onnxruntime runs."""
-    need_onnx()
-    weight = sum(value.nbytes for value in trained.model.state_dict().values())
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"format 'onnx' needs {package}: pip install 'shoal[onnx]'.")
+    weight = sum(value.nbytes for value in plain.state_dict().values())
     if weight > LARGEST:
-        raise InputError(
-            f"the weights take {weight:,} bytes and an ONNX file holds 2 GiB: --format torch-export."
-        )
+        raise InputError(f"the weights take {weight:,} bytes and ONNX holds 2 GiB: format 'torch-export'.")
+    names: dict[str, Any] = {"input_names": list(_parts(x)), "output_names": ["output"]}
     with _quiet("ONNX"):
-        program = torch.onnx.export(
-            network,
-            _parts(x),
-            dynamo=True,
-            dynamic_shapes=_shapes(network, x),
-            input_names=_names(x),
-            output_names=["output"],
-            verbose=False,
-        )
+        program = torch.onnx.export(network, **_traced(network, x), **names, dynamo=True, verbose=False)
         assert program is not None
         program.save(path, external_data=False)  # one file
         session = _session(path)
 
     def run(x: Any) -> Tensor:
-        given = {name: part.numpy() for name, part in zip(_names(x), _parts(x), strict=True)}
-        return torch.from_numpy(session.run(None, given)[0])
+        arrays = {name: part.numpy() for name, part in _parts(x).items()}
+        return torch.from_numpy(session.run(None, arrays)[0])
 
     return run
 
@@ -220,17 +201,6 @@ def to_onnx(trained: Trained, network: nn.Module, x: Any, path: Path) -> Run:
 def _session(path: Path) -> Any:
     onnxruntime = importlib.import_module("onnxruntime")
     return onnxruntime.InferenceSession(read_bytes(path, None), providers=["CPUExecutionProvider"])
-
-
-def _shapes(network: nn.Module, x: Any) -> Any:
-    """As torch wants it: several arguments under one star are one argument that is a tuple."""
-    return (_dynamic(x),) if isinstance(network, Network) else _dynamic(x)
-
-
-def need_onnx() -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"--format onnx needs {package}: pip install 'shoal[onnx]'.")
 
 
 @contextlib.contextmanager
@@ -245,9 +215,8 @@ def _quiet(what: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # the exporters and the networks they trace raise whatever they like
-        said = [line.strip() for line in str(error).splitlines() if line.strip()]
-        first = said[0][:200] if said else type(error).__name__
-        raise InputError(f"this model cannot be made into a graph for {what}: {first}") from error
+        why = first_line(error)[:200]
+        raise InputError(f"this model cannot be made into a graph for {what}: {why}") from error
     finally:
         logging.disable(level)
 
@@ -309,7 +278,7 @@ def _scaled(graph: Graph, x: str, missing: str, scale: Mapping[str, Any]) -> lis
 def _number(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
     missing = graph.add("IsNaN", x)
     found = _scaled(graph, x, missing, about.get("scaling", about))
-    return [*found, *([graph.floats(missing)] if about["indicator"] else [])]
+    return found + ([graph.floats(missing)] if about["indicator"] else [])
 
 
 def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
@@ -335,7 +304,7 @@ def _date(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
     hour = graph.add("Mul", graph.add("Sub", days, whole), graph.constant(24))
     parts = zip((x, month, weekday, hour), about["parts"], strict=True)
     found = [feature for part, scale in parts for feature in _scaled(graph, part, missing, scale)]
-    return [*found, *([graph.floats(missing)] if about["indicator"] else [])]
+    return found + ([graph.floats(missing)] if about["indicator"] else [])
 
 
 def _category(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
@@ -344,18 +313,9 @@ def _category(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
     width = len(about["values"]) + bool(about["other"])
     other = width - 1 if about["other"] else -1
     at = graph.add(
-        "LabelEncoder",
-        x,
-        keys_strings=list(place),
-        values_int64s=list(place.values()),
-        default_int64=other,
+        "LabelEncoder", x, keys_strings=list(place), values_int64s=list(place.values()), default_int64=other
     )
     return [graph.floats(graph.add("Equal", at, graph.constant(np.arange(width), np.int64)))]
-
-
-def _text(graph: Graph, x: str, about: Mapping[str, Any]) -> list[str]:
-    """A hash of words has no ONNX operator: these come prepared."""
-    return [x]
 
 
 EXPRESSED: dict[str, tuple[Callable[[Graph, str, Mapping[str, Any]], list[str]], str, str]] = {
@@ -363,7 +323,8 @@ EXPRESSED: dict[str, tuple[Callable[[Graph, str, Mapping[str, Any]], list[str]],
     "boolean": (_number, "DOUBLE", "0 or 1; missing: NaN"),
     "date": (_date, "DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
     "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: empty, NA, - …"),
-    "text": (_text, "FLOAT", "not raw: a bag of words, prepared as FILE.json says"),
+    # A hash of words has no ONNX operator.
+    "text": (lambda graph, x, about: [x], "FLOAT", "not raw: a bag of words, prepared as FILE.json says"),
 }
 """Of each kind of column: what becomes of it, as what type it comes, and what that is in words."""
 
@@ -412,53 +373,46 @@ def _answers(trained: Trained, graph: Graph, output: str) -> list[Any]:
     def given(name: str, kind: int, *shape: int) -> Any:
         return graph.helper.make_tensor_value_info(name, kind, ["n", *shape])
 
-    types, classes = graph.types, trained.about.classes
+    types, classes, names = graph.types, trained.about.classes, trained.class_names
     if classes is None:
         units = trained.inputs.get("label") or {}
         found = graph.add("Cast", output, to=types.DOUBLE)
         found = graph.add("Mul", found, graph.constant(units.get("scale", 1.0)))
         graph.add("Add", found, graph.constant(units.get("mean", 0.0)), output="prediction")
         return [given("prediction", types.DOUBLE)]
-    best = graph.add("ArgMax", output, axis=1, keepdims=0)
-    if trained.class_names:
-        names = graph.constant(np.array(trained.class_names, object), object)
-        graph.add("Gather", names, best, output="label")
-    else:
-        graph.add("Identity", best, output="label")
+    best = [graph.add("ArgMax", output, axis=1, keepdims=0)]
+    if names:
+        best.insert(0, graph.constant(np.array(names, object), object))
+    graph.add("Gather" if names else "Identity", *best, output="label")
     graph.add("Softmax", output, output="probabilities", axis=1)
     graph.add("Identity", output, output="logits")
-    return [
-        given("label", types.STRING if trained.class_names else types.INT64),
-        given("probabilities", types.FLOAT, classes),
-        given("logits", types.FLOAT, classes),
-    ]
+    label = given("label", types.STRING if names else types.INT64)
+    return [label, *(given(name, types.FLOAT, classes) for name in ("probabilities", "logits"))]
 
 
 def _raw_difference(trained: Trained, path: Path, columns: Sequence[Mapping[str, Any]], rows: int) -> float:
     """Between what the file and the model make of random raw rows; of numbers, in units of their spread."""
     random = np.random.default_rng(rows)
-    known = {about["name"]: about for about in trained.inputs["columns"]}
-    raw = {name: _random_cells(about, random, rows) for name, about in known.items()}
-    source_reader = trained.reader()
-    told, at = dict[str, Any](), 0
-    prepared = np.concatenate([batch.x for batch in source_reader.batches(raw, rows)])
-    steps = {step.name: step for step in source_reader.preprocessing.steps}  # type: ignore[attr-defined]
+    raw = {c["name"]: _random_cells(c, random, rows) for c in trained.inputs["columns"]}
+    reader: Any = trained.reader()
+    prepared = np.concatenate([batch.x for batch in reader.batches(raw, rows)])
+    widths = {step.name: step.width for step in reader.preprocessing.steps}
+    inputs, at = dict[str, Any](), 0
     for column in columns:
         name = column["name"]
-        cells = prepared[:, at : at + steps[name].width] if column["kind"] == "text" else raw[name][:, None]
-        at += steps[name].width
+        cells = prepared[:, at : at + widths[name]] if column["kind"] == "text" else raw[name][:, None]
+        at += widths[name]
         if column["kind"] == "date":
             days = cells.astype("datetime64[s]")
             cells = np.where(np.isnat(days), np.nan, days.astype(np.int64) / 86400)
-        told[column["input"]] = cells
-    answers = _session(path).run(["prediction" if trained.about.classes is None else "logits"], told)[0]
-    wanted = np.concatenate([output for _, output in trained.outputs(source_reader, raw, rows)])
+        inputs[column["input"]] = cells
+    regression = trained.about.classes is None
+    answers = _session(path).run(["prediction" if regression else "logits"], inputs)[0]
+    wanted = np.concatenate([output for _, output in trained.outputs(reader, raw, rows)])
     if answers.shape != wanted.shape:
         raise InputError(f"the exported model gives {answers.shape}, not {wanted.shape}.")
-    units = (
-        1.0 if trained.about.classes is not None else (trained.inputs.get("label") or {}).get("scale", 1.0)
-    )
-    return float(np.abs(answers - wanted).max() / units)
+    scale = (trained.inputs.get("label") or {}).get("scale", 1.0) if regression else 1.0
+    return float(np.abs(answers - wanted).max() / scale)
 
 
 def _random_cells(about: Mapping[str, Any], random: np.random.Generator, rows: int) -> NDArray[Any]:
@@ -478,7 +432,7 @@ def _random_cells(about: Mapping[str, Any], random: np.random.Generator, rows: i
     return np.array(words, object)[random.integers(0, len(words), rows)]
 
 
-FORMATS: dict[str, Callable[[Trained, nn.Module, Any, Path], Run]] = {
+FORMATS: dict[str, Callable[[nn.Module, nn.Module, Any, Path], Run]] = {
     "onnx": to_onnx,
     "torch-export": to_torch_export,
     "safetensors": to_safetensors,

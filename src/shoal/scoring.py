@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from shoal.data.reading import Column, Rows, objects, rows_of
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.experiments.drift import ColumnDrift, Drift
-from shoal.experiments.statistics import Estimate, calibration, classification, regression
+from shoal.experiments.statistics import Estimate, calibration, classification, need_scipy, regression
+from shoal.files import dump_json, write_atomically
 from shoal.report.tables import Table, clean
 from shoal.settings import Seed, checked
 from shoal.trained import Trained, load, probabilities
@@ -34,10 +35,7 @@ Array = NDArray[Any]
 UNKNOWN, UNLABELLED = -2, -1
 SHOWN = 20
 """Domains and columns in the text; the rest is in :meth:`Score.to_dict`."""
-BY_DOMAIN = {
-    "classification": ("accuracy", "AUC", "average precision"),
-    "regression": ("MAE", "RMSE", "R²"),
-}
+BY_DOMAIN = {"classification": ("accuracy", "AUC", "average precision"), "regression": ("MAE", "RMSE", "R²")}
 
 
 @dataclass(frozen=True)
@@ -51,13 +49,12 @@ class Group:
     """Of a domain: ``training``, ``held out`` (the test domain of the training) or ``new``."""
 
     def to_dict(self) -> dict[str, Any]:
-        metrics = {name: estimate.to_dict() for name, estimate in self.metrics.items()}
-        return {"name": self.name, "rows": self.rows, "seen": self.seen, "metrics": metrics}
+        return {**vars(self), "metrics": {name: found.to_dict() for name, found in self.metrics.items()}}
 
 
 @dataclass(frozen=True)
 class Score:
-    """What :func:`score` found; ``print`` shows it, :meth:`to_dict` has all of it as plain data."""
+    """The result of :func:`score`; ``print`` shows it, :meth:`to_dict` has all of it as plain data."""
 
     model: str
     data: str
@@ -88,36 +85,49 @@ class Score:
         return min(known, key=lambda g: sign * (g.metrics[name].value or 0.0), default=None)
 
     def to_dict(self) -> dict[str, Any]:
+        content = {k: v for k, v in vars(self).items() if k not in ("unlabelled", "unreadable", "unknown")}
+        left_out = {"unlabelled": self.unlabelled, "unreadable": dict(self.unreadable)}
         return {
-            **{"model": self.model, "data": self.data, "task": self.task, "label": self.label},
-            **{"domain": self.domain, "rows": self.rows, "overall": self.overall.to_dict()},
+            **content,
+            "overall": self.overall.to_dict(),
             "domains": [group.to_dict() for group in self.domains],
             "class_names": list(self.class_names),
-            "left_out": {
-                "unlabelled": self.unlabelled,
-                "unreadable": dict(self.unreadable),
-                "unknown_classes": dict(self.unknown),
-            },
-            "calibration": self.calibration,
+            "left_out": {**left_out, "unknown_classes": dict(self.unknown)},
             "drift": None if self.drift is None else [column.to_dict() for column in self.drift],
             "notes": list(self.notes),
         }
 
-    def text(self) -> str:
-        """For a terminal."""
-        blocks = [self._head(), _overall(self.overall).text()]
-        if self.domains:
-            blocks.append(
-                f"By domain ({clean(str(self.domain))})\n\n{self._by_domain().text()}{self._after()}"
-            )
-        if self.calibration is not None:
-            blocks.append(f"{self._calibrated()}\n\n{_bins(self.calibration).text()}")
-        blocks.append(self._drifted())
-        blocks += [textwrap.fill(clean(note), 100) for note in self.notes]
-        return "\n\n".join(block for block in blocks if block)
+    def to_frame(self) -> Any:
+        """A pandas frame with a row per domain, and one of all rows: each metric and its interval."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+        rows = []
+        for group in (*self.domains, self.overall):
+            row: dict[str, Any] = {"domain": group.name, "rows": group.rows, "seen": group.seen}
+            for name, found in group.metrics.items():
+                row |= {name: found.value, f"{name} low": found.low, f"{name} high": found.high}
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Writes :meth:`to_dict` as JSON to a file, or to ``score.json`` in a folder."""
+        path = Path(path).expanduser()
+        path = path if path.suffix.lower() == ".json" else path / "score.json"
+        try:
+            write_atomically(path, dump_json(self.to_dict()))
+        except OSError as error:
+            raise InputError(f"out={str(path)!r} cannot be written: {error.strerror}.") from error
+        return path
 
     def __str__(self) -> str:
-        return self.text()
+        by_domain = f"By domain ({clean(str(self.domain))})\n\n{self._by_domain().text()}{self._after()}"
+        blocks = [self._head(), _overall(self.overall).text(), by_domain if self.domains else ""]
+        if self.calibration is not None:
+            blocks.append(f"{self._calibrated()}\n\n{_bins(self.calibration).text()}")
+        blocks += [self._drifted(), *(_filled(note) for note in self.notes)]
+        return "\n\n".join(block for block in blocks if block)
 
     def _repr_html_(self) -> str:
         tables = [_overall(self.overall), *([self._by_domain()] if self.domains else [])]
@@ -131,18 +141,15 @@ class Score:
         ]
         if self.unlabelled:
             lines.append(f"Left out: {_rows(self.unlabelled)} without a label.")
-        if self.unreadable:
-            count = sum(self.unreadable.values())
+        if count := sum(self.unreadable.values()):
             lines.append(f"Left out: {_rows(count)} whose label is no number: {quoted(self.unreadable)}.")
-        if self.unknown:
-            count = sum(self.unknown.values())
+        if count := sum(self.unknown.values()):
             right = (self.overall.metrics["accuracy"].value or 0.0) * self.overall.rows
-            wrong = right / (self.overall.rows + count)
             lines.append(
                 f"Left out: {_rows(count)} of classes that the model does not know: {quoted(self.unknown)}. "
-                f"Counted as errors, the accuracy would be {wrong:.3f}."
+                f"Counted as errors, the accuracy would be {right / (self.overall.rows + count):.3f}."
             )
-        return "\n".join(textwrap.fill(clean(line), 100) for line in lines)
+        return "\n".join(map(_filled, lines))
 
     def _by_domain(self) -> Table:
         names = BY_DOMAIN[self.task]
@@ -157,41 +164,43 @@ class Score:
         rest = f"\n… {more:,} more domains (all of them in the JSON)" if more > 0 else ""
         name, worst = BY_DOMAIN[self.task][0], self.worst
         if worst is not None and len(self.domains) > 1:
-            value = worst.metrics[name].value
-            rest += f"\n\nWorst domain by {name}: {clean(worst.name)} ({_number(value)})."
+            value = _number(worst.metrics[name].value)
+            rest += f"\n\nWorst domain by {name}: {clean(worst.name)} ({value})."
         return rest
 
     def _calibrated(self) -> str:
         assert self.calibration is not None
         error, chance = self.calibration["error"], self.calibration["chance"]
         what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
-        verdict = (
-            "the probabilities are off by more than sampling explains"
-            if error > chance
-            else "no sign that the probabilities are off"
+        good, bad = (
+            "no sign that the probabilities are off",
+            "the probabilities are off by more than sampling",
         )
-        line = (
+        return _filled(
             f"Calibration of the probability of {what}: expected calibration error {error:.3f} (95 in 100 "
-            f"perfectly calibrated models stay below {chance:.3f} with so many rows): {verdict}."
+            f"perfectly calibrated models stay below {chance:.3f} with so many rows): "
+            f"{f'{bad} explains' if error > chance else good}."
         )
-        return textwrap.fill(clean(line), 100)
 
     def _drifted(self) -> str:
         if not self.drift:
             return ""
-        flagged = [column for column in self.drift if column.flags]
-        told = [column for column in self.drift if column.words()][:SHOWN]
-        count = f"{len(flagged) or 'none'} of {len(self.drift)} differ{'s' * (len(flagged) < 2)}"
-        line = f"Columns against training: {count} more than sampling explains"
-        return f"{line}.\n\n{_columns(told).text()}" if told else f"{line}."
+        flagged = sum(bool(column.flags) for column in self.drift)
+        different = [column for column in self.drift if column.words()]
+        count = f"{flagged or 'none'} of {len(self.drift)} differ{'s' * (flagged < 2)}"
+        table = f"\n\n{_columns(different).text()}" if different else ""
+        return f"Columns against training: {count} more than sampling explains.{table}"
+
+
+def _filled(line: str) -> str:
+    return textwrap.fill(clean(line), 100)
 
 
 def _overall(group: Group) -> Table:
     table = Table(["all rows", "value", "95 % interval"])
     for name, estimate in group.metrics.items():
         ends = "–" if estimate.low is None else f"{_number(estimate.low)} to {_number(estimate.high)}"
-        value = f"undefined: {estimate.undefined}" if estimate.undefined else _number(estimate.value)
-        table.add(name, value, ends)
+        table.add(name, _cell(replace(estimate, low=None)), ends)
     return table
 
 
@@ -199,9 +208,8 @@ def _bins(content: Mapping[str, Any]) -> Table:
     table = Table(["probability", "rows", "mean predicted", "observed (95 %)"])
     for row in content["bins"]:
         observed = _cell(Estimate(row["observed"], row["low"], row["high"]))
-        table.add(
-            f"{row['from']:.1f}–{row['to']:.1f}", f"{row['count']:,}", f"{row['predicted']:.3f}", observed
-        )
+        ends = f"{row['from']:.1f}–{row['to']:.1f}"
+        table.add(ends, f"{row['count']:,}", f"{row['predicted']:.3f}", observed)
     return table
 
 
@@ -224,11 +232,10 @@ def _number(value: float | None) -> str:
 
 
 def _cell(estimate: Estimate) -> str:
-    if estimate.value is None:
-        return f"undefined: {estimate.undefined}" if estimate.undefined else "–"
-    if estimate.low is None:
-        return _number(estimate.value)
-    return f"{_number(estimate.value)} ({_number(estimate.low)} to {_number(estimate.high)})"
+    if estimate.undefined:
+        return f"undefined: {estimate.undefined}"
+    ends = f" ({_number(estimate.low)} to {_number(estimate.high)})" if estimate.low is not None else ""
+    return f"{_number(estimate.value)}{ends}"
 
 
 # Scoring
@@ -264,6 +271,7 @@ def score(
         bad_images: ``stop`` at an image that cannot be read, or ``skip`` it.
         seed: of the bootstrap.
     """
+    need_scipy()
     trained = model if isinstance(model, Trained) else load(model, device=device)
     kind = str(trained.inputs.get("kind", "array"))
     if kind == "array":
@@ -317,10 +325,6 @@ def _predicted(
     return np.concatenate(outputs), names
 
 
-def _classes(trained: Trained) -> tuple[str, ...]:
-    return trained.class_names or tuple(map(str, range(trained.about.classes or 0)))
-
-
 def _from_table(trained: Trained, data: Any, label: str | None, domain: str | None) -> _Truth:
     rows = rows_of(data)
     if rows is None:
@@ -339,7 +343,30 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
         notes.append(f"There is no column {where!r} with domains, so all rows are one group.")
         where = None
     drift = _drift(trained, rows, notes)
-    return _read(trained, rows, wanted, where, drift, notes)
+    features = [column.name for column in drift.columns] if drift else []
+    needed = list(dict.fromkeys([wanted, *([where] if where else []), *features]))
+    values, places, known = list[Array](), list[Array](), dict[str, int]()
+    other: Counter[str] = Counter()
+    read = _Labels(trained)
+    for part in rows.parts(needed, ROWS):  # of features only counts are kept
+        values.append(read(part[wanted], other))
+        if where is not None:
+            distinct, codes = part[where].encoded
+            to = np.array([*(known.setdefault(t, len(known)) if t else -1 for t in distinct), -1], np.int64)
+            places.append(to[codes])
+        if drift is not None:
+            drift.add(part)
+    if not values:
+        raise InputError(f"{rows.where} has no rows.")
+    every = np.concatenate(values)
+    found = np.concatenate(places) if places else np.full(len(every), -1)
+    numeric = trained.about.classes is None
+    unlabelled = int((np.isnan(every) if numeric else every == UNLABELLED).sum())
+    unlabelled -= other.total() if numeric else 0
+    if where is not None and (gone := int((found < 0).sum())):
+        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
+    moved = drift.result() if drift is not None else None
+    return _Truth(wanted, where, every, found, list(known), unlabelled, other, moved, notes)
 
 
 def _described(trained: Trained) -> Mapping[str, Any]:
@@ -347,9 +374,8 @@ def _described(trained: Trained) -> Mapping[str, Any]:
     about = trained.inputs.get("label") or {}
     if not isinstance(about, Mapping):
         raise InputError("the description of the label is damaged: it is no mapping.")
-    for name in ("name", "domain"):
-        if not isinstance(about.get(name, ""), str | None):
-            raise InputError(f"the description of the label is damaged: its {name} is no text.")
+    if wrong := [name for name in ("name", "domain") if not isinstance(about.get(name, ""), str | None)]:
+        raise InputError(f"the description of the label is damaged: its {wrong[0]} is no text.")
     return about
 
 
@@ -368,40 +394,11 @@ def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
         raise InputError(f"the summary of the training columns is damaged ({error!r}).") from error
 
 
-def _read(
-    trained: Trained, rows: Rows, label: str, domain: str | None, drift: Drift | None, notes: list[str]
-) -> _Truth:
-    """One pass over the table; of features only counts are kept."""
-    features = [column.name for column in drift.columns] if drift else []
-    needed = list(dict.fromkeys([label, *([domain] if domain else []), *features]))
-    values, places, known = list[Array](), list[Array](), dict[str, int]()
-    other: Counter[str] = Counter()
-    read = _Labels(trained)
-    for part in rows.parts(needed, ROWS):
-        values.append(read(part[label], other))
-        if domain is not None:
-            distinct, codes = part[domain].encoded
-            to = np.array([*(known.setdefault(t, len(known)) if t else -1 for t in distinct), -1], np.int64)
-            places.append(to[codes])
-        if drift is not None:
-            drift.add(part)
-    if not values:
-        raise InputError(f"{rows.where} has no rows.")
-    every = np.concatenate(values)
-    found = np.concatenate(places) if places else np.full(len(every), -1)
-    missing = np.isnan(every) if trained.about.classes is None else every == UNLABELLED
-    unlabelled = int(missing.sum()) - (other.total() if trained.about.classes is None else 0)
-    if domain is not None and (gone := int((found < 0).sum())):
-        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
-    moved = drift.result() if drift is not None else None
-    return _Truth(label, domain, every, found, list(known), unlabelled, other, moved, notes)
-
-
 class _Labels:
     """A column of labels as classes of a model, or as numbers."""
 
     def __init__(self, trained: Trained) -> None:
-        self.classes = {name: n for n, name in enumerate(_classes(trained))}
+        self.classes = {name: n for n, name in enumerate(trained.classes)}
         try:
             self.how = Format(**(_described(trained).get("how") or {}))
         except TypeError as error:
@@ -413,25 +410,17 @@ class _Labels:
             other.update(wrong)
             return values
         distinct, codes = column.encoded
-        alike = _categories(distinct)
-        to = np.array([*(self._class(t, a) for t, a in zip(distinct, alike, strict=True)), UNLABELLED])
+        names, alike = categories_of(Column(strings=objects(distinct)))  # where 1.0 is 1
+        to = np.full(len(distinct) + 1, UNLABELLED)
+        for place, (text, code) in enumerate(zip(distinct, alike.tolist(), strict=True)):
+            if text in self.classes:
+                to[place] = self.classes[text]
+            elif code >= 0 and not is_missing(text):
+                to[place] = self.classes.get(str(names[code]), UNKNOWN)
+            if to[place] == UNKNOWN:
+                other[str(text)] += int((codes == place).sum())
         found: Array = to[codes]
-        for place in np.flatnonzero(to[:-1] == UNKNOWN).tolist():
-            other[str(distinct[place])] += int((codes == place).sum())
         return found
-
-    def _class(self, text: str, alike: str | None) -> int:
-        if text in self.classes:
-            return self.classes[text]
-        if alike is None or is_missing(text):
-            return UNLABELLED
-        return self.classes.get(alike, UNKNOWN)
-
-
-def _categories(distinct: Array) -> list[str | None]:
-    """Each text as a category: 1.0 is 1."""
-    names, codes = categories_of(Column(strings=objects(distinct)))
-    return [None if code < 0 else str(names[code]) for code in codes.tolist()]
 
 
 def _from_paths(paths: Sequence[str], trained: Trained) -> _Truth:
@@ -441,7 +430,7 @@ def _from_paths(paths: Sequence[str], trained: Trained) -> _Truth:
     if min(depths) < 2 or (len(depths & {2}) and len(depths) > 1):
         raise InputError("images must be in folders as domain/class/image, or all as class/image.")
     nested = min(depths) > 2
-    classes = {name: n for n, name in enumerate(_classes(trained))}
+    classes = {name: n for n, name in enumerate(trained.classes)}
     labels = [part[1] if nested else part[0] for part in parts]
     values = np.array([classes.get(name, UNKNOWN) for name in labels])
     other = Counter(name for name in labels if name not in classes)
@@ -471,31 +460,28 @@ def _scored(
     measure = regression if numeric else classification
     overall = Group("all rows", int(keep.sum()), measure(predicted, y, seed))
     seen = _seen(trained.record)
-    groups = []
+    groups, none = [], dict.fromkeys(overall.metrics, Estimate(None))
     places = truth.places[keep]
     order = np.argsort(places, kind="stable")
     bounds = np.searchsorted(places[order], np.arange(len(truth.names) + 1))
     for n in sorted(range(len(truth.names)), key=lambda n: truth.names[n]):
         name, rows = truth.names[n], order[bounds[n] : bounds[n + 1]]
-        role = "" if not seen else seen.get(name, "new")
-        if len(rows):
-            groups.append(Group(name, len(rows), measure(predicted[rows], y[rows], seed), role))
-        else:
-            groups.append(Group(name, 0, dict.fromkeys(overall.metrics, Estimate(None)), role))
-    source = repr(str(data)) if isinstance(data, str | Path) else "the table"
+        metrics = measure(predicted[rows], y[rows], seed) if len(rows) else none
+        groups.append(Group(name, len(rows), metrics, seen.get(name, "new") if seen else ""))
+    other = dict(truth.other.most_common())
     return Score(
-        model=str(trained.folder),
-        data=source,
+        model=str(trained.folder or trained),
+        data=repr(str(data)) if isinstance(data, str | Path) else "the table",
         task="regression" if numeric else "classification",
         label=truth.label,
         domain=truth.domain,
         rows=len(truth.values),
         overall=overall,
         domains=tuple(groups),
-        class_names=() if numeric else _classes(trained),
+        class_names=() if numeric else trained.classes,
         unlabelled=truth.unlabelled,
-        unreadable=dict(truth.other.most_common()) if numeric else {},
-        unknown={} if numeric else dict(truth.other.most_common()),
+        unreadable=other if numeric else {},
+        unknown={} if numeric else other,
         calibration=None if numeric else calibration(predicted, y, seed),
         drift=None if truth.drift is None else tuple(truth.drift),
         notes=(*truth.notes, *(note for note in notes if "not used" not in note and "never saw" not in note)),
@@ -509,7 +495,7 @@ def _nothing(truth: _Truth, trained: Trained) -> InputError:
     some = quoted(truth.other)
     if trained.about.classes is None:
         return InputError(f"the label {truth.label!r} holds {some}; this model predicts numbers.")
-    known = ", ".join(map(repr, _classes(trained)[:10]))
+    known = ", ".join(map(repr, trained.classes[:10]))
     return InputError(
         f"no row has a class of the model: the label {truth.label!r} is {some}; it knows {known}."
     )

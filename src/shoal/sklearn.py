@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -55,46 +56,29 @@ ModelMaker = Callable[[tuple[int, ...], int | None], nn.Module]
 OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn reads the parameters off __init__, and shows them
 class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has no types
     """What both estimators share: the parameters, the training and the model's outputs."""
 
     # With metadata routing enabled, whoever is given groups hands them on to `fit` unasked.
     __metadata_request__fit: ClassVar[dict[str, bool]] = {"groups": True}
 
-    def __init__(
-        self,
-        algorithm: str | type[Algorithm] = "fish",
-        *,
-        model: str | ModelMaker | None = None,
-        settings: Mapping[str, Any] | None = None,
-        steps: int | None = None,
-        batch_size: int = 32,
-        domains_per_step: int | None = None,
-        draw: str | None = None,
-        lr: float = 1e-3,
-        optimizer: str | OptimizerMaker = "adam",
-        validation: float | None = None,
-        patience: int | None = None,
-        standardize: bool = True,
-        random_state: Any = None,
-        device: str | torch.device | None = None,
-        verbose: int = 0,
-    ) -> None:
-        self.algorithm = algorithm
-        self.model = model
-        self.settings = settings
-        self.steps = steps
-        self.batch_size = batch_size
-        self.domains_per_step = domains_per_step
-        self.draw = draw
-        self.lr = lr
-        self.optimizer = optimizer
-        self.validation = validation
-        self.patience = patience
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
+    algorithm: str | type[Algorithm] = "fish"
+    _: KW_ONLY
+    model: str | ModelMaker | None = None
+    settings: Mapping[str, Any] | None = None
+    steps: int | None = None
+    batch_size: int = 32
+    domains_per_step: int | None = None
+    draw: str | None = None
+    lr: float = 1e-3
+    optimizer: str | OptimizerMaker = "adam"
+    validation: float | None = None
+    patience: int | None = None
+    standardize: bool = True
+    random_state: Any = None
+    device: str | torch.device | None = None
+    verbose: int = 0
 
     def _train(self, X: NDArray[Any], y: NDArray[Any], groups: Any, classes: int | None) -> None:
         """Fits the model to checked rows and targets that are numbers already."""
@@ -108,7 +92,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         scaler = StandardScaler().set_output(transform="default") if self.standardize else None
         if scaler is not None:
             scaler.fit(X[splits["train"].examples()])
-        x = torch.tensor(_scaled(scaler, X), dtype=torch.float32)
+        x = torch.tensor(scaler.transform(X) if scaler else X, dtype=torch.float32)
         options["steps"] = self._steps(splits["train"], options["domains_per_step"])
         data = DomainData(TensorData(x, torch.tensor(y)), splits, classes, tuple(x.shape[1:]), model="")
         optimizer = self._optimizer()
@@ -139,18 +123,15 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         """The algorithm and what belongs to it; ERM where it has fewer than two domains to work with."""
         cls = algorithm_class(self.algorithm)
         if not isinstance(self.settings, Mapping | None):
-            raise InputError(
-                f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {shown(self.settings)}."
-            )
-        settings = dict(self.settings or {})
-        settings = check_settings(cls, settings)
+            got = shown(self.settings)
+            raise InputError(f"settings must be a mapping, such as {{'meta_lr': 0.1}}; got {got}.")
+        settings = check_settings(cls, dict(self.settings or {}))
         if len(domains) > 1 or not (cls.compares_domains or cls.knows_domains):
             drawn = {"draw": self.draw, "domains_per_step": self.domains_per_step}
             return {"algorithm": cls, "settings": settings, **drawn}
-        given = f"one group only ({domains.names[0]!r})" if grouped else "no groups"
-        warnings.warn(
-            f"{cls.__name__} needs several domains and fit was given {given}: it trains as ERM.", stacklevel=4
-        )
+        groups = f"one group only ({domains.names[0]!r})" if grouped else "no groups"
+        message = f"{cls.__name__} needs several domains and fit was given {groups}: it trains as ERM."
+        warnings.warn(message, stacklevel=4)
         return {"algorithm": "erm", "settings": {}, "draw": None, "domains_per_step": None}
 
     def _splits(self, domains: Domains, seed: int) -> dict[str, Domains]:
@@ -198,7 +179,8 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         In single precision a matrix product rounds differently for other numbers of rows.
         """
         check_is_fitted(self, "model_")
-        x = torch.tensor(_scaled(self.scaler_, validate_data(self, X, reset=False, dtype=FLOATS)))
+        X = validate_data(self, X, reset=False, dtype=FLOATS)
+        x = torch.tensor(self.scaler_.transform(X) if self.scaler_ else X)
         model = self.model_ if self._own else copy.deepcopy(self.model_).double()
         x = x.float() if self._own else x.double()
         with torch.no_grad():
@@ -206,7 +188,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
 
 
 class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
-    """A classifier for domains that it has not seen, trained by any of Shoal's algorithms. ::
+    """A classifier for held-out domains, trained by any of Shoal's algorithms. ::
 
         DomainClassifier("fish").fit(X, y, groups=hospital).score(X_new, y_new)
 
@@ -275,7 +257,7 @@ class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
 
 
 class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
-    """A regressor for domains that it has not seen; see :class:`DomainClassifier` for its parameters.
+    """A regressor for held-out domains; see :class:`DomainClassifier` for its parameters.
 
     It learns standardised targets, ``(y - target_[0]) / target_[1]``, by squared error.
     """
@@ -290,15 +272,9 @@ class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """One number a row, on the scale of the targets."""
-        outputs = self._outputs(X)
-        mean, spread = self.target_
-        return outputs * spread + mean
-
-
-def _scaled(scaler: StandardScaler | None, X: NDArray[Any]) -> NDArray[Any]:
-    scaled: NDArray[Any] = X if scaler is None else scaler.transform(X)
-    return scaled
+        """One number per row, on the scale of the targets."""
+        outputs = self._outputs(X)  # first, as it asks whether there is a model
+        return outputs * self.target_[1] + self.target_[0]
 
 
 def _check_labels(y: NDArray[Any]) -> None:

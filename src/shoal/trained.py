@@ -53,6 +53,9 @@ _WRONG = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, Arit
 """What networks raise that are built from, or given, what they are not made for."""
 
 
+_PARTS = ("input_shape", "classes", "class_names", "model", "inputs")
+
+
 @dataclass(frozen=True)
 class About:
     """How to build and feed a trained model: the content of ``inputs.json``."""
@@ -66,11 +69,10 @@ class About:
 
     @classmethod
     def read(cls, path: Path) -> About:
-        content = _json(path)
+        content: Any = _json(path)
         if content.get("format") != FORMAT:
             raise _damaged(path, f"its format is {content.get('format')!r}, not {FORMAT}")
-        shape, classes = content.get("input_shape"), content.get("classes")
-        names, model, inputs = (content.get(name) for name in ("class_names", "model", "inputs"))
+        shape, classes, names, model, inputs = map(content.get, _PARTS)
 
         def need(sound: bool, why: str) -> None:
             if not sound:
@@ -105,6 +107,7 @@ class Trained(nn.Module):
         super().__init__()
         self.model = model
         self.about, self.folder, self.record = about, folder, record
+        self.kept: tempfile.TemporaryDirectory[str] | None = None
         self.eval()
 
     @classmethod
@@ -121,8 +124,8 @@ class Trained(nn.Module):
         about = replace(about, input_shape=tuple(about.input_shape), class_names=tuple(about.class_names))
         made = cls(model, about, None, record)
         if files:  # of a tokenizer, which is read from a folder
-            made._kept = tempfile.TemporaryDirectory(prefix="shoal-")
-            made.folder = Path(made._kept.name)
+            made.kept = tempfile.TemporaryDirectory(prefix="shoal-")
+            made.folder = Path(made.kept.name)
             for name, text in files.items():
                 write_atomically(made.folder / name, text)
         return made
@@ -130,6 +133,11 @@ class Trained(nn.Module):
     @property
     def class_names(self) -> tuple[str, ...]:
         return self.about.class_names
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Their names, or numbers where they have none; empty in regression."""
+        return self.class_names or tuple(map(str, range(self.about.classes or 0)))
 
     @property
     def inputs(self) -> Mapping[str, Any]:
@@ -293,17 +301,12 @@ def load(
 
 def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> nn.Module:
     """The network that ``inputs.json`` describes, with random weights: whatever it was, none are fetched."""
+    call = "shoal.load(FOLDER, model=MODULE)"
     if about is None:
-        raise InputError(
-            f"{str(place)!r} has no {ABOUT}, which says what the model is; give the network: "
-            "shoal.load(FOLDER, model=MODULE)."
-        )
+        raise InputError(f"{str(place)!r} has no {ABOUT}, which says what the model is; give it: {call}.")
     if "name" not in about.model:
-        own = about.model.get("class", "a class of its own")
-        raise InputError(
-            f"the model in {str(place)!r} is a network of your own ({own}); give one built in the same way: "
-            "shoal.load(FOLDER, model=MODULE)."
-        )
+        own = f"a network of your own ({about.model.get('class', 'a class of its own')})"
+        raise InputError(f"the model in {str(place)!r} is {own}; give one built in the same way: {call}.")
     name = _name(place, about)
     options = about.model.get("options") or {}
     if not isinstance(options, dict):
@@ -413,11 +416,8 @@ def train_command(config: RunConfig) -> str:
     held_out = config.protocol.get("leave_out") or []
     data = {**config.data_options, **({"test": held_out[0]} if len(held_out) == 1 else {})}
     words = ["shoal", "train", config.algorithm, config.dataset]
-    for option, pairs in (
-        ("--data", data),
-        ("--set", config.settings),
-        ("--model-set", config.model_options),
-    ):
+    named = {"--data": data, "--set": config.settings, "--model-set": config.model_options}
+    for option, pairs in named.items():
         words += [option, *(f"{name}={_yaml(value)}" for name, value in pairs.items())] if pairs else []
     baseline = is_one(config)
     for name in ("seed", "metric") if baseline else OPTIONS:

@@ -31,7 +31,7 @@ from shoal.gradients import gip, gradient
 from shoal.report import diagnose as view
 from shoal.report import figures
 
-CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu"}
+CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu", "budget": None}  # whatever the load
 
 
 def linear(seed: int) -> nn.Module:
@@ -161,7 +161,7 @@ def test_an_example_in_two_domains_counts_in_the_smaller() -> None:
     splits = {"train": Domains.from_indices({"all": np.arange(120), "some": np.arange(40)})}
     sample = bench.draw(DomainData(data.examples, splits, 2, (6,), "mlp"), 0, 1000, 5)
     assert dict(zip(sample.names, sample.sizes, strict=True)) == {"all": 80, "some": 40}
-    assert sample.overlapping == 40
+    assert sample.rest["overlapping"] == 40
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -681,7 +681,7 @@ def frame(rows: int = 150) -> dict[str, Any]:
     return {"age": age, "bmi": rng.normal(25, 3, rows), "ill": (rng.random(rows) < 0.5) * 1, "site": site}
 
 
-FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False}
+FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False, "budget": None}
 
 
 def test_the_function_takes_frames_files_arrays_names_and_datasets(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import html
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
 from shoal.experiments import diagnosis
 from shoal.files import dump_json, write_atomically
+from shoal.report import diagnose as view
+from shoal.report import plots
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
@@ -42,18 +44,12 @@ class Diagnosis(diagnosis.Diagnosis):
 
     def reading(self) -> list[str]:
         """The conclusions, one sentence or two each."""
-        from shoal.report import diagnose as view
-
         return view.reading(super().to_dict(), self.compare, self.without)
 
     def __str__(self) -> str:
-        from shoal.report import diagnose as view
-
         return view.text(super().to_dict(), self.compare, self.without)
 
     def _repr_html_(self) -> str:
-        from shoal.report import diagnose as view
-
         tables = "\n".join(table.html() for table in view.tables(super().to_dict()))
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading())
         return f"{tables}\n<ul>{lines}</ul>"
@@ -71,17 +67,12 @@ class Diagnosis(diagnosis.Diagnosis):
 
     def figure(self) -> Any:
         """A matplotlib figure: labels, the probe's confusion, the gap, and cosines of gradients."""
-        from shoal.report import diagnose as view
-
         return view.figure(super().to_dict(), self.name)
 
     def save(self, path: str | Path) -> list[Path]:
         """Writes ``diagnosis.json`` and, with matplotlib, its figure to a folder; returns the files."""
-        from shoal.report import plots
-
-        folder = Path(path).expanduser()
+        folder = _folder(path)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / "diagnosis.json", dump_json(self.to_dict()))
             try:
                 pictures = plots.save(self.figure(), folder / "diagnosis")
@@ -104,7 +95,7 @@ def diagnose(
     kinds: Mapping[str, str] | None = None,
     decimal: str | None = None,
     day_first: bool | None = None,
-    options: Mapping[str, Any] | None = None,
+    data_options: Mapping[str, Any] | None = None,
     model: str | Callable[[int], nn.Module] | None = None,
     steps: int = 150,
     seed: int = 0,
@@ -142,7 +133,7 @@ def diagnose(
         kinds: of a table: what columns hold, where the guess is wrong, such as ``{"zip": "categorical"}``.
         decimal: of a table: the decimal mark, where columns leave it open.
         day_first: of a table: whether 3/4/2020 is in April, where columns leave it open.
-        options: of a dataset with a name or of a Hugging Face dataset: its options.
+        data_options: of a dataset with a name or of a Hugging Face dataset: its options.
         model: a name, or a function that makes a fresh model from a seed. By default the dataset's own; for
             images and text a small network on a fixed embedding.
         steps: of each short training.
@@ -155,41 +146,34 @@ def diagnose(
         device: such as ``"cuda"``; by default CUDA where there is one.
         progress: whether to show progress on stderr.
     """
-    from dataclasses import replace
-
     from shoal.experiments.diagnose import diagnose as run
     from shoal.models import build
-    from shoal.report import diagnose as view
 
-    columns = {"label": label, "domain": domain, "group": group, "task": task, "drop": list(drop)}
+    if out is not None:
+        _folder(out)
+    columns: dict[str, Any] = {
+        "label": label,
+        "domain": domain,
+        "group": group,
+        "task": task,
+        "drop": list(drop),
+    }
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     columns = {name: value for name, value in columns.items() if value not in (None, [])}
-    loaded, name = _loaded(data, columns, dict(options or {}))
+    loaded, name = _loaded(data, columns, dict(data_options or {}))
     if hasattr(loaded.examples, "unguarded"):
         loaded = replace(loaded, examples=loaded.examples.unguarded())
 
     def make(seed: int) -> nn.Module:
         return build(str(model), input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
 
-    shown = _Progress() if progress else None
-    try:
-        result = run(
-            loaded,
-            make if isinstance(model, str) else model,
-            steps=steps,
-            seed=seed,
-            batch_size=batch_size,
-            lr=lr,
-            examples=examples,
-            max_domains=max_domains,
-            budget=budget,
-            device=device,
-            tell=shown.tell if shown else None,
-        )
-    finally:
-        if shown:
-            shown.end()
-    told = {**columns, **({"options": dict(options)} if options else {})}
+    if isinstance(model, str):
+        make(seed)  # before any work: is there such a model, and does it take these inputs?
+    given: dict[str, Any] = {"steps": steps, "seed": seed, "batch_size": batch_size, "lr": lr}
+    given |= {"examples": examples, "max_domains": max_domains, "budget": budget, "device": device}
+    tell = _progress() if progress else None
+    result = run(loaded, make if isinstance(model, str) else model, tell=tell, **given)
+    told = {**columns, **({"data_options": dict(data_options)} if data_options else {})}
     told |= {"model": model} if isinstance(model, str) else {}
     suspect = [*columns.get("drop", ()), *view.to_drop(result.to_dict())]
     found = Diagnosis(**vars(result), name=name, compare=_call(data, told))
@@ -197,6 +181,15 @@ def diagnose(
     if out is not None:
         found.save(out)
     return found
+
+
+def _folder(path: str | Path) -> Path:
+    folder = Path(path).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"out={str(path)!r} cannot be a folder: {error.strerror}.") from error
+    return folder
 
 
 def _call(data: Any, told: Mapping[str, Any]) -> str:
@@ -223,31 +216,27 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
     if isinstance(data, DomainData):
         return data, "data"
     if isinstance(data, tuple) and len(data) == 3:
-        return from_arrays(*data, **columns, **options), "data"
+        x, y, domains = data
+        return from_arrays(x, y, domains, **columns, **options), "data"
     if missing := [name for name in ("label", "domain") if name not in columns]:
         raise InputError(f"say which column is the {missing[0]}: {missing[0]}='…'.")
-    if hasattr(data, "features") and hasattr(data, "column_names"):
+    if type(data).__module__.partition(".")[0] == "datasets":
         return from_hf(data, **columns, **options), "data"
     return from_table(data, **columns, **options), "data"
 
 
-class _Progress:
+def _progress() -> Callable[[str, int, int], None]:
     """On stderr: a bar on a terminal, elsewhere one line per phase."""
+    phases: set[str] = set()
 
-    def __init__(self) -> None:
-        self.terminal, self.phase = sys.stderr.isatty(), ""
-
-    def tell(self, phase: str, done: int, total: int) -> None:
-        if self.terminal:
-            full = 24 * done // max(total, 1)
+    def tell(phase: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
             clear_line(sys.stderr)
-            sys.stderr.write(f"[{'#' * full}{'-' * (24 - full)}] {phase}: {done:,} of {total:,}")
+            bar = f"[{'#' * (24 * done // max(total, 1)):-<24}] {phase}: {done:,} of {total:,}"
+            sys.stderr.write(bar if done < total else "")
             sys.stderr.flush()
-        elif phase != self.phase:
+        elif phase not in phases:
             print(phase, file=sys.stderr, flush=True)
-        self.phase = phase
+        phases.add(phase)
 
-    def end(self) -> None:
-        if self.terminal and self.phase:
-            clear_line(sys.stderr)
-            sys.stderr.flush()
+    return tell

@@ -67,10 +67,12 @@ def run(given: Any) -> None:
         make_folder(given.out, given.dataset)
         show_columns(given, given.out)
         with warnings_in_words():
-            found = diagnose(given.dataset, options=options, **{name: getattr(given, name) for name in names})
+            found = diagnose(
+                given.dataset, data_options=options, **{name: getattr(given, name) for name in names}
+            )
             drop = to_drop(found.to_dict())
-            commands = {"compare": comparison(given), "without": comparison(given, drop)}
-            found = replace(found, name=given.dataset, **commands)
+            compare, without = comparison(given), comparison(given, drop)
+            found = replace(found, name=given.dataset, compare=compare, without=without)
             content, *pictures = found.save(given.out)
     except KeyboardInterrupt as stop:
         raise type(stop)("stopped. A diagnosis is made in one go; nothing was written.") from None

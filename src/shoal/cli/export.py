@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-if TYPE_CHECKING:
-    from shoal.export import Exported
-    from shoal.trained import Trained
-
 SUMMARY = "Write a trained model as ONNX, a program of torch.export, or plain weights."
 FORMATS = ("onnx", "torch-export", "safetensors")
-USUAL = {"onnx": ".onnx", "torch-export": ".pt2", "safetensors": ".safetensors"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,29 +34,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: Any) -> None:
-    from shoal.export import TOLERANCE, export
+    from shoal.export import ENDINGS, TOLERANCE
     from shoal.trained import load
 
     model = load(given.model)
-    path = given.out or Path(f"{model.folder.resolve().name}{USUAL[given.format]}")
+    ending = next(ending for ending in ENDINGS if ENDINGS[ending] == given.format)
+    path = given.out or Path(f"{(model.folder or given.model).resolve().name}{ending}")
     try:
-        made = export(model, path, given.format, prepared=given.prepared)
+        made = model.export(path, given.format, prepared=given.prepared)
     except OSError as error:
         raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
-    sizes = " and ".join(map(str, made.sizes))
+    takes = "It takes prepared numbers, not raw columns.\n" * (model.inputs.get("kind") == "table")
+    if made.columns:
+        words = ", ".join(str(c["name"]) for c in made.columns if c["kind"] == "text")
+        rest = f" These must come prepared, for ONNX cannot count words: {words}." if words else ""
+        takes = f"It takes {len(made.columns)} raw columns, one input each.{rest}\n"
     text = (
         f"{made.path} ({made.path.stat().st_size:,} bytes): outputs differ by at most {made.difference:.2g} "
-        f"from the model's, in batches of {sizes} (allowed: {TOLERANCE:g}).\n"
-        f"{_takes(model, made)}\nHow raw input is prepared, and the names of classes: {made.about}"
+        f"from the model's, in batches of {' and '.join(map(str, made.sizes))} (allowed: {TOLERANCE:g}).\n"
+        f"{takes}How raw input is prepared, and the names of classes: {made.about}"
     )
-    show({"format": given.format, **made.to_dict()}, text.replace("\n\n", "\n"), given)
-
-
-def _takes(model: Trained, made: Exported) -> str:
-    if not made.columns:
-        return "It takes prepared numbers, not raw columns." * (model.inputs.get("kind") == "table")
-    words = [str(c["name"]) for c in made.columns if c["kind"] == "text"]
-    said = f"It takes {len(made.columns)} raw columns, one input each."
-    if words:
-        said += f" These must come prepared, for ONNX cannot count words: {', '.join(words)}."
-    return said
+    show({"format": given.format, **made.to_dict()}, text, given)

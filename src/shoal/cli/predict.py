@@ -13,13 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from shoal.cli.arguments import (
-    add_device,
-    as_json,
-    count,
-    warnings_in_words,
-    workers,
-)
+from shoal.cli.arguments import add_device, as_json, count, warnings_in_words, workers
 from shoal.errors import InputError
 from shoal.files import replacing, same_file
 from shoal.terminal import Csv, clear_line, exact
@@ -27,7 +21,7 @@ from shoal.terminal import Csv, clear_line, exact
 if TYPE_CHECKING:
     from shoal.trained import Trained
 
-SUMMARY = "Predict with a trained model: tables, pictures or texts, a part at a time."
+SUMMARY = "Predict with a trained model: tables, images or text, a part at a time."
 PREDICTION = "prediction"
 SHOWN = 5
 EVERY = 0.5  # seconds between two lines of progress
@@ -36,7 +30,7 @@ EVERY = 0.5  # seconds between two lines of progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Example: shoal predict runs/fish patients.csv --out predicted.csv --proba. A table must have the "
-        "columns that the model was trained on; others are ignored. Pictures are prepared as in evaluation. "
+        "columns that the model was trained on; others are ignored. Images are prepared as in evaluation. "
         "The file is written whole or not at all."
     )
     parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
@@ -44,34 +38,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "data",
         nargs="+",
         type=Path,
-        help="a .csv or .parquet table, pictures or a folder of them, a .txt file with one text a line; "
+        help="a .csv or .parquet table, images or a folder of them, a .txt file with one text per line; "
         "or a .npy array for models of prepared numbers",
     )
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help="(default: printed)")
     parser.add_argument("--proba", action="store_true", help="also the probability of every class")
-    parser.add_argument(
-        "--id", metavar="COLUMN", help="of a table: what to call rows (default: their number)"
-    )
+    parser.add_argument("--id", metavar="COLUMN", help="of a table: names of rows (default: their number)")
     parser.add_argument(
         "--raw-csv",
         action="store_true",
         help="write names as they are; by default text that begins with = + - or @ and is no number gets an "
         "apostrophe, since spreadsheets run it as a formula",
     )
-    parser.add_argument("--column", metavar="COLUMN", help="of a table of texts: where they are")
-    parser.add_argument(
-        "--bad-images",
-        choices=("stop", "skip"),
-        default="stop",
-        help="at a picture that cannot be read (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=count, default=256, help="examples at a time (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--workers", type=workers, default=0, help="processes that read pictures (default: 0)"
-    )
+    parser.add_argument("--column", metavar="COLUMN", help="of a table of text: where it is")
+    add_reading(parser)
     add_device(parser)
+
+
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """How new data are read, of commands that use a trained model."""
+    bad = "at an image that cannot be read (default: %(default)s)"
+    parser.add_argument("--bad-images", choices=("stop", "skip"), default="stop", help=bad)
+    size = "examples per batch (default: %(default)s)"
+    parser.add_argument("--batch-size", type=count, default=256, help=size)
+    parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
 
 
 @warnings_in_words()
@@ -81,8 +71,6 @@ def run(given: Any) -> None:
     from shoal.training.processes import pick_device
     from shoal.training.stopping import Interrupted
 
-    if given.workers < 0:
-        raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
     inputs = [*given.data, *files_of(given.model)]
     if given.out is not None:
         check_output(given.out, inputs, "--out")
@@ -90,16 +78,25 @@ def run(given: Any) -> None:
     if given.proba and model.about.classes is None:
         raise InputError("--proba: this model predicts numbers, not classes.")
     if given.id == PREDICTION:
-        raise InputError(
-            f"--id {given.id}: what is predicted has this name in the answer; rename the column."
-        )
+        raise InputError(f"--id {given.id}: the output has a column of this name; rename yours.")
     try:
         with _written(given.out, given.json, inputs) as file:
-            said = _predicted(model, file, given)
+            result = _predicted(model, file, given)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
         raise Interrupted("stopped. No file was written or changed.", number) from stop
-    _tell(said, given)
+    if given.json:
+        print(as_json(result))
+        return
+    notes = result["notes"]
+    more = [f"… and {len(notes) - SHOWN:,} more notes (all of them with --json)"] * (len(notes) > SHOWN)
+    for note in [*notes[:SHOWN], *more]:
+        print(f"shoal: {note}", file=sys.stderr)
+    if given.out is not None:
+        classes = ", ".join(f"{name} {number:,}" for name, number in list(result["classes"].items())[:10])
+        summary = f"{result['predictions']:,} predictions{f' ({classes})' if classes else ''}"
+        stream = sys.stderr if same_file(given.out, "/dev/stdout") else sys.stdout
+        print(f"{summary}. Saved in {given.out}.", file=stream)
 
 
 @contextlib.contextmanager
@@ -126,15 +123,14 @@ def _written(path: Path | None, machine: bool, inputs: Sequence[Path]) -> Iterat
 
 
 def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any]:
-    """Writes a line an example and says how many there were, of what."""
+    """Writes a line per example and says how many there were, of what."""
     from shoal.trained import probabilities
 
-    options = {"bad": given.bad_images, "column": given.column, "names": given.id}
     source: Any = given.data[0] if len(given.data) == 1 else given.data
-    reader = model.reader(**options)
-    classes = model.class_names or tuple(map(str, range(model.about.classes or 0)))
-    columns = [given.id or _called(model), PREDICTION]
-    wanted = classes if given.proba else ()
+    reader = model.reader(bad=given.bad_images, column=given.column, names=given.id)
+    row = "file" if model.inputs.get("kind") == "image" else "row"
+    columns = [given.id or row, PREDICTION]
+    wanted = model.classes if given.proba else ()
     titles = [*columns, *(f"probability of {name}" if name in columns else name for name in wanted)]
     table = Csv(file, raw=given.raw_csv) if file is not None else None
     rows: list[dict[str, Any]] = []
@@ -146,8 +142,9 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
         lines = [[name, label, *more] for name, label, more in zip(batch.names, labels, each, strict=True)]
         if table:
             table.write([titles, *lines] if not done else lines)
-        else:
-            rows += [_row(columns[0], line, wanted) for line in lines]
+        for line in [] if table else lines:
+            values = {"probabilities": dict(zip(wanted, line[2:], strict=True))} if wanted else {}
+            rows.append({columns[0]: line[0], PREDICTION: line[1], **values})
         counts.update(map(str, labels) if model.about.classes is not None else ())
         done += len(lines)
         if sys.stderr.isatty() and time.monotonic() - shown > EVERY:
@@ -163,38 +160,6 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
             f"an apostrophe was put before {table.marked:,} cells that a spreadsheet would run as formulas; "
             "--raw-csv writes them as they are."
         )
-    said = {
-        "model": str(given.model),
-        "predictions": done,
-        "classes": dict(counts.most_common()),
-        "notes": reader.notes,
-        "out": str(given.out) if given.out else None,
-    }
-    return said | ({"rows": rows} if table is None else {})
-
-
-def _row(name: str, line: list[Any], classes: Sequence[str]) -> dict[str, Any]:
-    found = {name: line[0], PREDICTION: line[1]}
-    return found | ({"probabilities": dict(zip(classes, line[2:], strict=True))} if classes else {})
-
-
-def _called(model: Trained) -> str:
-    return "file" if model.inputs.get("kind") == "image" else "row"
-
-
-def _tell(said: dict[str, Any], given: Any) -> None:
-    if given.json:
-        print(as_json(said))
-        return
-    for note in [*said["notes"][:SHOWN], *_more(len(said["notes"]) - SHOWN)]:
-        print(f"shoal: {note}", file=sys.stderr)
-    if given.out is not None:
-        classes = ", ".join(f"{name} {number:,}" for name, number in list(said["classes"].items())[:10])
-        print(
-            f"{said['predictions']:,} predictions{f' ({classes})' if classes else ''}. Saved in {given.out}.",
-            file=sys.stderr if same_file(given.out, "/dev/stdout") else sys.stdout,
-        )
-
-
-def _more(number: int) -> list[str]:
-    return [f"… and {number:,} more notes (all of them with --json)"] if number > 0 else []
+    result = {"model": str(given.model), "predictions": done, "classes": dict(counts.most_common())}
+    result |= {"notes": reader.notes, "out": str(given.out) if given.out else None}
+    return result | ({"rows": rows} if table is None else {})

@@ -6,15 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.arguments import (
-    add_device,
-    count,
-    seed,
-    warnings_in_words,
-    workers,
-)
+from shoal.cli.arguments import add_device, seed, warnings_in_words
+from shoal.cli.predict import add_reading
 from shoal.cli.showing import show
-from shoal.errors import InputError
 
 SUMMARY = "Score a trained model on labelled data: metrics per domain with intervals, calibration, drift."
 
@@ -35,50 +29,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, metavar="FILE.json", help="everything as JSON (in a folder: score.json)"
     )
-    parser.add_argument(
-        "--bad-images",
-        choices=("stop", "skip"),
-        default="stop",
-        help="at an image that cannot be read (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size", type=count, default=256, help="examples per batch (default: %(default)s)"
-    )
-    parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
+    add_reading(parser)
     parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (default: %(default)s)")
     add_device(parser)
 
 
 @warnings_in_words()
 def run(given: Any) -> None:
-    from shoal.files import dump_json, write_atomically
     from shoal.scoring import score
     from shoal.training.folder import check_output, files_of
     from shoal.training.processes import pick_device
 
-    if given.workers < 0:
-        raise InputError(f"--workers {given.workers}; it must be 0 (no processes) or more.")
     path = given.out
     if path is not None:
         path = path if path.suffix.lower() == ".json" else path / "score.json"
         check_output(path, [given.data, *files_of(given.model)], "--out")
-    found = score(
-        given.model,
-        given.data,
-        label=given.label,
-        domain=given.domain,
-        column=given.column,
-        batch_size=given.batch_size,
-        workers=given.workers,
-        device=pick_device(given.device),
-        bad_images=given.bad_images,
-        seed=given.seed,
-    )
-    content, text = found.to_dict(), found.text()
-    if path is not None:
-        try:
-            write_atomically(path, dump_json(content))
-        except OSError as error:
-            raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror}.") from error
-        text = f"{text}\n\nSaved in {path}."
-    show(content, text, given)
+    names = ("label", "domain", "column", "batch_size", "workers", "bad_images", "seed")
+    options = {name: getattr(given, name) for name in names}
+    found = score(given.model, given.data, device=pick_device(given.device), **options)
+    saved = f"\n\nSaved in {found.save(path)}." if path is not None else ""
+    show(found.to_dict(), f"{found}{saved}", given)

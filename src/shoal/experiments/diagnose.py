@@ -47,7 +47,7 @@ from shoal.experiments.shift_tests import (
     shuffles,
     squared_distances,
 )
-from shoal.gradients import gradient
+from shoal.gradients import cosines, gradient
 from shoal.models import build
 from shoal.settings import Count, Range, Seed, checked
 from shoal.training.processes import pick_device
@@ -96,15 +96,11 @@ def diagnose(
     device: str | None = None,
     tell: Tell | None = None,
 ) -> Diagnosis:
-    """Tests all domains of a dataset for shifts, whatever split they are in, and trains on them shortly.
-
-    It is a look at data before training and not a test of a method: the domains that a benchmark would hold
-    out are looked at as well. At most ``max_domains`` and ``examples`` in all are drawn, by ``seed``.
+    """What :func:`shoal.diagnose` does, of a dataset that is loaded.
 
     Args:
         model_factory: makes a fresh model from a seed. By default, the dataset's own for flat features; for
             images and text a small network on a fixed embedding.
-        steps: of each short ERM training, by Adam with learning rate ``lr``.
         regroupings: random regroupings per question; the smallest p is 1 in one more than that, and with
             fewer than 179 none could be small enough to count.
         budget: seconds to aim at, or None. Where a step of training costs too much, there are fewer steps,
@@ -112,22 +108,22 @@ def diagnose(
     """
     statistics.need_scipy()
     begun, say = time.perf_counter(), tell or (lambda phase, done, total: None)
-    reduced: list[str] = []
+    end, reduced = begun + (math.inf if budget is None else budget), list[str]()
 
     def left() -> float:
-        return math.inf if budget is None else begun + budget - time.perf_counter()
+        return end - time.perf_counter()
 
     where = pick_device(device)
     sample = draw(data, seed, examples, max_domains, seconds=left() / 3, tell=say)
     if sample.unread:
         reduced.append(f"{sample.unread:,} examples were not read")
     shifts = find_shifts(sample, seed, regroupings, say)
-    flat = isinstance(sample.x, Tensor) and sample.x.ndim == 2
-    make = model_factory or (_builder(data.model, data.input_shape, data.classes) if flat else None)
-    plan = None
+    make, plan, count = model_factory, None, len(sample.names)
+    if make is None and isinstance(sample.x, Tensor) and sample.x.ndim == 2:
+        make = _builder(data.model, data.input_shape, data.classes)
     if make is not None:
         trainer = _Trainer(sample, make, where, batch_size, lr)
-        plan = _planned(trainer, len(sample.names), steps, seed, left())
+        plan = _planned(trainer, count, steps, seed, left())
         if plan is None:
             reduced.append("a small network on a fixed embedding was trained instead of the model")
     embedded = plan is None
@@ -135,7 +131,7 @@ def diagnose(
         small = replace(sample, x=torch.as_tensor(sample.features).float())
         make = _builder(SMALL, tuple(small.x.shape[1:]), data.classes)
         trainer = _Trainer(small, make, where, batch_size, lr)
-        plan = _planned(trainer, len(sample.names), steps, seed, left()) or (min(steps, FEWEST), 2)
+        plan = _planned(trainer, count, steps, seed, left()) or (min(steps, FEWEST), 2)
     trainer.steps, count = plan
     if trainer.steps < steps:
         reduced.append(f"trainings have {trainer.steps} steps instead of {steps}")
@@ -146,16 +142,13 @@ def diagnose(
     questions = holm([*shifts.questions, *agreement])
     options = {"steps": trainer.steps, "batch_size": batch_size, "lr": lr, "seed": seed}
     options |= {"regroupings": regroupings, "repeats": REPEATS, "level": LEVEL, "least": LEAST}
-    tested = {"tested": len(shifts.rows), "relation_tested": shifts.relation.tested}
+    options |= {"tested": len(shifts.rows), "relation_tested": shifts.relation.tested}
     return Diagnosis(
         task="regression" if data.classes is None else "classification",
         table=data.inputs.get("kind") == "table",
         domains=sample.described(),
-        too_small=sample.too_small,
-        not_drawn=sample.not_drawn,
         examples=len(sample.y),
-        examples_in_all=sample.in_all,
-        overlapping=sample.overlapping,
+        **sample.rest,
         questions=questions,
         effects={**label_effects(sample.codes, sample.groups), "overlap": shifts.relation.overlap},
         columns=described_columns(shifts, questions),
@@ -164,7 +157,7 @@ def diagnose(
         average=average,
         gradients=gradients,
         reduced=tuple(reduced),
-        settings={**options, "embedded": embedded, **tested},
+        settings={**options, "embedded": embedded},
         seconds=round(time.perf_counter() - begun, 3),
     )
 
@@ -198,12 +191,10 @@ class Sample:
     features: Array
     columns: tuple[Parts, ...]
     """For flat inputs, how each column became features."""
-    too_small: Mapping[str, int]
-    not_drawn: int
-    in_all: int
-    overlapping: int
-    unread: int = 0
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...]
+    unread: int
+    rest: Mapping[str, Any]
+    """What was not drawn, as a diagnosis says it."""
 
     @property
     def codes(self) -> Array:
@@ -275,12 +266,14 @@ def draw(
         classes=data.classes,
         features=features(x),
         columns=columns_of(data, x),
-        too_small={own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
-        not_drawn=len(large) - len(picked),
-        in_all=len(distinct),
-        overlapping=overlapping,
-        unread=len(index) - len(read),
         class_names=data.class_names,
+        unread=len(index) - len(read),
+        rest={
+            "too_small": {own.names[d]: int(own.sizes[d]) for d in np.flatnonzero(own.sizes < LEAST)},
+            "not_drawn": len(large) - len(picked),
+            "examples_in_all": len(distinct),
+            "overlapping": overlapping,
+        },
     )
 
 
@@ -687,9 +680,8 @@ def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -
     """ERM in ``count`` held-out domains, and with a random group of the same size held out instead.
 
     Each example is predicted by models that were not trained on it, once without its whole domain and once
-    without as many others from the held-out domains: as many examples are trained on, from the same initial
-    weights. Everything is repeated, and intervals hold the spread of the paired difference over examples and
-    that over repeats.
+    without as many others from the held-out domains, from the same initial weights. Everything is repeated;
+    intervals hold the spread of the paired difference over examples and that over repeats.
     """
     groups = sample.groups
     held = np.sort(permute(key(seed, PICK, 1), len(sample.names), np.arange(count)))
@@ -715,8 +707,8 @@ def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -
         over_examples = (inside - outside).var(ddof=1) / len(inside)
         halves.append(float(np.sqrt(statistics.Z**2 * over_examples + t**2 * over_repeats)))
         found.append(_gap(sample.names[d], inside.mean(), outside.mean(), sign, halves[-1]))
-    both = (sign * float(np.mean([getattr(g, way) for g in found])) for way in ("in_domain", "held_out"))
-    return tuple(found), _gap("average", *both, sign, float(np.linalg.norm(halves)) / count)
+    inside, outside = (sign * np.mean([(g.in_domain, g.held_out) for g in found], 0)).tolist()
+    return tuple(found), _gap("average", inside, outside, sign, float(np.linalg.norm(halves)) / count)
 
 
 def _gap(name: str, inside: float, outside: float, sign: int, half: float) -> Gap:
@@ -761,9 +753,9 @@ def agreement_question(
     above = np.triu_indices(count, 1)
 
     def low(g: Array) -> Array:
-        cosines = cosine_matrix(products, g)
-        each = (cosines.sum(1) - np.diag(cosines)) / (count - 1)
-        return np.array([each.mean(), cosines[above].min(), *each])
+        matrix = cosine_matrix(products, g)
+        each = (matrix.sum(1) - np.diag(matrix)) / (count - 1)
+        return np.array([each.mean(), matrix[above].min(), *each])
 
     found = low(groups)
     by_chance = np.array([low(g) for g in shuffles(groups, regroupings, seed)])
@@ -809,10 +801,7 @@ def cosine_matrix(products: Array, groups: Array) -> Array:
     """Cosines between the mean gradients of groups of chunks."""
     means = one_hot(groups).T
     means = means / means.sum(1, keepdims=True)
-    inner = means @ products @ means.T
-    norms = np.sqrt(np.maximum(np.diag(inner), 0))
-    scale = np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0)
-    return np.asarray(inner * scale[:, None] * scale[None])
+    return np.asarray(cosines(torch.as_tensor(means @ products @ means.T)))
 
 
 def _tuples(matrix: Array) -> tuple[tuple[float, ...], ...]:

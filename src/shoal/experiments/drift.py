@@ -182,7 +182,7 @@ class _Numbers(_Counter):
         tenths = tenths[self.upto[tenths] < 1]
         shares = [np.diff([0.0, *ends[tenths], 1.0]) for ends in (self.upto, upto)]
         return {
-            **{"psi": stability(*shares, (then, now)), "distance": distance},
+            **{"psi": stability(shares[0], shares[1], (then, now)), "distance": distance},
             **{"p": kolmogorov(distance, then, now), "middle": (self._text(self.middle), self._median(up))},
         }
 

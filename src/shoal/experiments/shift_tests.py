@@ -1,22 +1,18 @@
 """Tests for shifts between domains, as functions of arrays.
 
-Two kinds. *Permutation tests* ask whether the domains differ at all: a number is computed for the domains as
-they are and for random regroupings of the same examples into groups of the same sizes, and p is the share of
-regroupings that do at least as much.
+*Permutation tests* ask whether the domains differ at all: p is the share of random regroupings, into groups
+of the same sizes, whose statistic is at least as large.
 
-The *test of the relation* asks whether P(y | x) differs between domains, which no regrouping can imitate: the
-inputs may differ, and they must be allowed to. It multiplies two residuals, that of the label and that of the
-domain, each predicted from x out of sample:
+The *test of the relation* asks whether P(y | x) differs between domains, whose inputs may differ. It
+multiplies two residuals, of the label and of the domain, each predicted from x out of sample:
 
     u_i = (1[d_i = d] − P̂(d | x_i)) · (1[y_i = c] − P̂(c | x_i))
 
 If label and domain are independent given x, u has mean 0 everywhere in x (Shah & Peters, The Hardness of
-Conditional Independence Testing, 2020), and the error of the two predictions enters only as their product. A
-weak prediction of the label alone, or of the domain alone, therefore raises no alarm, and where the domains
-do not overlap the second residual vanishes. The statistic is a quadratic form of u in kernels of x; its null
-distribution comes from random signs (a wild bootstrap).
-
-Several statistics at a time (one per column) are corrected by the distribution of their maximum.
+Conditional Independence Testing, 2020), and the error of the two predictions enters only as their product:
+one weak prediction raises no alarm, and where the domains do not overlap the second residual vanishes. The
+statistic is a quadratic form of u in kernels of x; its null distribution comes from random signs (a wild
+bootstrap). Several statistics at a time (one per column) are corrected by the distribution of their maximum.
 """
 
 from __future__ import annotations
@@ -52,15 +48,13 @@ def p_value(found: float, by_chance: Array) -> float:
 def shuffles(groups: Array, count: int, seed: Sequence[int], within: Array | None = None) -> Iterator[Array]:
     """Regroupings into groups of the same sizes; with ``within``, only among examples alike in it."""
     rng = np.random.default_rng(seed)
-    if within is None:
-        for _ in range(count):
-            yield rng.permutation(groups)
-        return
-    order = np.argsort(within, kind="stable")
+    order = None if within is None else np.argsort(within, kind="stable")
     for _ in range(count):
-        shuffled = order[np.lexsort((rng.random(len(order)), within[order]))]
+        if within is None or order is None:
+            yield rng.permutation(groups)
+            continue
         mixed = np.empty_like(groups)
-        mixed[order] = groups[shuffled]
+        mixed[order] = groups[order[np.lexsort((rng.random(len(order)), within[order]))]]
         yield mixed
 
 
@@ -69,15 +63,16 @@ def one_hot(codes: Array) -> Array:
 
 
 def corrected(found: Array, by_chance: Array) -> Array:
-    """p of each statistic, corrected by the distribution of the largest.
-
-    ``by_chance`` is (times, statistics). All are standardised over the times and what was found.
-    """
-    every = np.vstack([found, by_chance])
-    scale = every.std(0)
-    every = (every - every.mean(0)) / np.where(scale > 1e-12, scale, 1.0)
+    """p of each statistic, corrected by the distribution of the largest; ``by_chance`` is (times, each)."""
+    every = _z(np.vstack([found, by_chance]))
     largest = every[1:].max(1)
     return np.array([p_value(float(z), largest) for z in every[0]])
+
+
+def _z(statistics: Array, least: float = 1e-12) -> Array:
+    """Standardised over the times and what was found."""
+    scale = statistics.std(0)
+    return np.asarray((statistics - statistics.mean(0)) / np.where(scale > least, scale, 1.0))
 
 
 # Prediction out of sample
@@ -104,8 +99,8 @@ def predicted(x: Array, several: Sequence[Array]) -> list[Array]:
 
     By kernel ridge regressions (linear, additive, Gaussian of several widths), each fifth of the examples
     from the others by a closed form, and nearest neighbours; for classes also by a softmax regression on all
-    of these, which bends straight scores into probabilities. For each of the ``several`` targets the one that
-    errs least is taken. (Of one example left out at a time, the mean of the others would betray its label.)
+    of these. For each of the ``several`` targets the one that errs least is taken. (Of one example left out
+    at a time, the mean of the others would reveal its label.)
     """
     count, width = x.shape
     distances = squared_distances(x)
@@ -232,22 +227,18 @@ def relation_test(
     if prevalence:
         residuals.append(targets - with_offsets(label, targets, groups))
     smooth = sum(_scaled(gaussian(squared_distances(x), w)) for w in WIDTHS[:2]) + _scaled(x @ x.T)
-    tests = []
+    found = []
     for number, residual in enumerate(residuals):
         outer = ((domains - domain) @ (domains - domain).T) * (residual @ residual.T)
         whole = _quadratic((smooth + (number == 0)) * outer, signs)
         each = [_sums(phi, domains - domain, residual, outer, signs) for phi in slopes]
-        tests.append(np.stack([whole, *each], 1))
-    found = [(corrected(t[0], t[1:]), *_largest(t)) for t in tests]
+        statistics = np.stack([whole, *each], 1)
+        z = _z(statistics).max(1)
+        numbers = (float(z[0]), float(z[1:].mean()), float(z[1:].std()))
+        found.append((corrected(statistics[0], statistics[1:]), numbers))
     p = np.max([f[0] for f in found], 0)  # all must see it
-    weakest = max(found, key=lambda f: float(f[0].min()))
-    return Relation(float(p.min()), *weakest[1:], p[1:], overlap, tested=True)
-
-
-def _largest(statistics: Array) -> tuple[float, float, float]:
-    scale = statistics.std(0)
-    z = ((statistics - statistics.mean(0)) / np.where(scale > 1e-12, scale, 1.0)).max(1)
-    return float(z[0]), float(z[1:].mean()), float(z[1:].std())
+    _, weakest = max(found, key=lambda f: float(f[0].min()))
+    return Relation(float(p.min()), *weakest, p[1:], overlap, tested=True)
 
 
 def with_offsets(label: Array, targets: Array, groups: Array) -> Array:
@@ -310,22 +301,16 @@ def column_test(
     if not columns:
         return np.zeros(0), np.zeros(0), np.zeros(0)
     level = np.stack([ranks(v) for v in x.T], 1)
-    values = np.stack([level, np.abs(level)], 2).reshape(len(x), -1)
-    scale = values.std(0)
-    values = (values - values.mean(0)) / np.where(scale > 1e-9, scale, 1.0)
+    values = _z(np.stack([level, np.abs(level)], 2).reshape(len(x), -1), 1e-9)
     sizes = np.bincount(groups)
 
-    def shares(g: Array) -> tuple[Array, Array]:
+    def shares(g: Array) -> Array:
         between = ((one_hot(g).T @ values) ** 2 / sizes[:, None]).sum(0).reshape(-1, 2) / len(x)
-        return (
-            np.array([between[list(own)].mean() for own in columns]),
-            np.array([between[list(own)].max() for own in columns]),
-        )
+        return np.array([[between[list(own)].mean(), between[list(own)].max()] for own in columns]).T
 
     mean, largest = shares(groups)
-    by_chance = [shares(g) for g in shuffles(groups, regroupings, (seed, 7))]
-    p = corrected(mean, np.array([b[0] for b in by_chance]))
-    return largest, p, np.array([b[1].max() for b in by_chance])
+    by_chance = np.array([shares(g) for g in shuffles(groups, regroupings, (seed, 7))])
+    return largest, corrected(mean, by_chance[:, 0]), by_chance[:, 1].max(1)
 
 
 def ranks(values: Array) -> Array:

@@ -133,8 +133,11 @@ def reading(result: Result, command: str = "shoal compare DATASET", without: str
     """
     parts = (_verdict, _of_labels, _of_inputs, _of_columns, _of_relation, _of_gap, _of_gradients)
     lines = [line for part in parts for line in part(result)]
-    lines += [_advice(result, command), *_dropping(result, without), *_limits(result)]
-    return [clean(line) for line in lines]
+    lines.append(_advice(result, command))
+    if (names := to_drop(result)) and len(names) < len(result["columns"]):
+        how = f": {without}" if without and result["table"] else ""
+        lines.append(f"Try also without {_listed([repr(n) for n in names])}{how}")
+    return [clean(line) for line in (*lines, *_limits(result))]
 
 
 def _q(result: Result, name: str) -> tuple[Mapping[str, Any], str]:
@@ -344,14 +347,6 @@ def to_drop(result: Result) -> list[str]:
     if gap_seen(result) and "inputs" in kinds(result):
         return [str(c["name"]) for c in named(result, "differs")[:1]]
     return []
-
-
-def _dropping(result: Result, without: str) -> list[str]:
-    names = to_drop(result)
-    if not names or len(names) == len(result["columns"]):
-        return []
-    how = f": {without}" if without and result["table"] else ""
-    return [f"Try also without {_listed([repr(n) for n in names])}{how}"]
 
 
 def _limits(result: Result) -> list[str]:
