@@ -14,6 +14,7 @@ import pytest
 from shoal.paper.published import claims
 from shoal.paper.views import linear
 from shoal.paper.views.cdsprites import judge
+from shoal.paper.views.plots import demo_figure
 from shoal.report import plots, runs
 from shoal.report.tables import Table, percent
 
@@ -62,7 +63,7 @@ def test_pictures_show_every_method_and_domain(tmp_path) -> None:  # type: ignor
     """Read back from the SVG, with a domain whose name would be mathematics or markup."""
     curves = {"ERM": [([1, 2], [0.5, 0.6])], "another": [([1, 2], [0.4, 0.5]), ([1, 2], [0.6, 0.9])]}
     samples = {"$x<script>": np.zeros((4, 8, 8, 3)), "unseen": np.ones((5, 8, 8, 3))}
-    png, svg = plots.save(plots.demo_figure(samples, curves, curves), tmp_path / "demo")
+    png, svg = plots.save(demo_figure(samples, curves, curves), tmp_path / "demo")
     assert png.read_bytes()[:4] == b"\x89PNG"
     ElementTree.parse(svg)
     text = svg.read_text()

@@ -29,7 +29,7 @@ def run(given: Any) -> None:
     from shoal.experiments.record import Store
     from shoal.paper import cdsprites
     from shoal.paper.views import cdsprites as view
-    from shoal.report.plots import demo_figure
+    from shoal.paper.views.plots import demo_figure
 
     make_folder(given.out)
     configs = cdsprites.demo(range(given.seeds))

@@ -153,7 +153,7 @@ def _linear(given: Any) -> None:
     from shoal.files import write_atomically
     from shoal.paper import linear
     from shoal.paper.views import linear as view
-    from shoal.report.plots import linear_figure
+    from shoal.paper.views.plots import linear_figure
 
     results: list[dict[str, Any]] = []
     jobs = [(row, decay) for decay in linear.DECAYS for row in linear.ROWS]
@@ -189,7 +189,7 @@ def _cdsprites(given: Any) -> None:
     from shoal.files import write_atomically
     from shoal.paper import cdsprites
     from shoal.paper.views import cdsprites as view
-    from shoal.report.plots import samples_figure
+    from shoal.paper.views.plots import samples_figure
 
     parts = cdsprites.figure(given.numbers or cdsprites.NUMBERS, range(given.seeds), given.passes, given.size)
     if given.parts:
@@ -227,7 +227,7 @@ def _cdsprites(given: Any) -> None:
 def _theorem(given: Any) -> None:
     from shoal.files import write_atomically
     from shoal.paper.theorem import check_theorem
-    from shoal.report.plots import theorem_figure
+    from shoal.paper.views.plots import theorem_figure
     from shoal.report.tables import Table
 
     results = [check_theorem(domains).to_dict() for domains in (2, 3, 4)]

@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(given: Any) -> None:
     from shoal.paper import tracking
     from shoal.paper.views import tracking as view
-    from shoal.report.plots import tracking_figure
+    from shoal.paper.views.plots import tracking_figure
 
     configs = _plan(given)
     if not given.no_run:

@@ -10,7 +10,7 @@ from typing import Any
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.paper.published import claims
-from shoal.report.plots import Curves, Said, cdsprites_figure
+from shoal.paper.views.plots import Curves, Said, cdsprites_figure
 from shoal.report.tables import Table, percent
 
 PARTS_OF_THE_PAPER = ("Adam", "IDGM")

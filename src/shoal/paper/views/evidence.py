@@ -11,8 +11,9 @@ import numpy as np
 
 import shoal
 from shoal.paper.evidence import NOT_RUN, VERDICTS, Cell, Claim, Judged, Kept, Sprites, shares
+from shoal.paper.views import plots
 from shoal.paper.views.cdsprites import marks
-from shoal.report import figures, plots
+from shoal.report import figures
 from shoal.report.page import Drawn, filled, need_report
 from shoal.report.tables import Table, clean
 
