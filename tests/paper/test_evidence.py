@@ -20,15 +20,18 @@ import pytest
 from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, Store
-from shoal.paper import cdsprites, evidence, linear, recipes, tracking
-from shoal.paper.commands import reproduce
-from shoal.paper.evidence import AGREES, DISAGREES, NOT_JUDGED, NOT_RUN, PARTLY, Check, Claim, Judged
-from shoal.paper.evidence.needs import NO_GPU
+from shoal.experiments.execute import Store
+from shoal.experiments.record import RunRecord
+from shoal.paper import cdsprites, linear, recipes, tracking
+from shoal.paper.commands import claims as command
+from shoal.paper.evidence import experiments, rules, verdicts
+from shoal.paper.evidence.records import Records, collect
+from shoal.paper.evidence.verdicts import AGREES, DISAGREES, NOT_JUDGED, NOT_RUN, PARTLY, Check, Claim, Judged
 from shoal.paper.published import claims
 from shoal.paper.views import evidence as view
+from shoal.paper.views.figures import PICTURES
 
-CLAIMS = {claim.id: claim for claim in evidence.every_claim()}
+CLAIMS = {claim.id: claim for claim in rules.every_claim()}
 ENVIRONMENT = {"device": "cpu", "shoal": "0.1.0", "torch": "2.13"}
 NASTY = "<script>alert(1)</script>"
 
@@ -42,7 +45,7 @@ def without_data() -> Iterator[None]:
 
 
 def judged(name: str, *folders: Path) -> Judged:
-    return evidence.judge(CLAIMS[name], evidence.collect(folders))
+    return rules.judge(CLAIMS[name], collect(folders))
 
 
 def record(config: RunConfig, scores: Mapping[str, Any], status: str = "finished") -> RunRecord:
@@ -78,19 +81,19 @@ def save_sprites(
 
 
 def test_the_claims_are_well_formed() -> None:
-    assert len(CLAIMS) == len(evidence.every_claim())
-    commands = evidence.commands("out")
+    assert len(CLAIMS) == len(rules.every_claim())
+    commands = experiments.commands("out")
     for claim in CLAIMS.values():
-        assert claim.judge in evidence.JUDGES
+        assert claim.judge in rules.JUDGES
         assert claim.needs in commands
-        assert not claim.plot or claim.plot in view.PICTURES
+        assert not claim.plot or claim.plot in PICTURES
         assert claim.rule
         assert claim.words
 
 
 @pytest.mark.parametrize("name", list(CLAIMS))
 def test_without_records_nothing_is_said_to_agree(name: str) -> None:
-    found = evidence.judge(CLAIMS[name], evidence.Records(), {CLAIMS[name].needs: "because"})
+    found = rules.judge(CLAIMS[name], Records(), {CLAIMS[name].needs: "because"})
     assert found.verdict == NOT_RUN
     assert "because" in found.reason
     assert not found.used
@@ -109,11 +112,11 @@ def test_without_records_nothing_is_said_to_agree(name: str) -> None:
     ],
 )
 def test_verdicts(holds: list[bool | None], verdict: str) -> None:
-    assert evidence.verdict([Check(str(n), h) for n, h in enumerate(holds)]) == verdict
+    assert verdicts.verdict([Check(str(n), h) for n, h in enumerate(holds)]) == verdict
 
 
 def test_the_reason_names_what_fails_and_what_is_missing() -> None:
-    words = evidence.reason([Check("a", True), Check("b", False), Check("c", None)])
+    words = verdicts.reason([Check("a", True), Check("b", False), Check("c", None)])
     assert words == "Holds: a. Does not hold: b. No record: c."
 
 
@@ -122,8 +125,8 @@ SPRITES = [name for name, claim in CLAIMS.items() if claim.needs == "cdsprites" 
 
 def test_the_papers_own_pattern_agrees_with_all_but_what_it_denies(tmp_path: Path) -> None:
     save_sprites(tmp_path)
-    records = evidence.collect([tmp_path])
-    found = {name: evidence.judge(CLAIMS[name], records).verdict for name in SPRITES}
+    records = collect([tmp_path])
+    found = {name: rules.judge(CLAIMS[name], records).verdict for name in SPRITES}
     other = {name: v for name, v in found.items() if v != AGREES}
     # IDGM is 95 here, not near 100; at N = 5 it is unlike neither; Reptile's train accuracy is 100.
     assert other == {"cdsprites-idgm-20": DISAGREES, "reptile-train": DISAGREES}
@@ -298,8 +301,8 @@ GIP = ("gip-rises", "gip-update", "gip-end")
 )
 def test_tracked_gradients(tmp_path: Path, ends: Any, verdicts: tuple[str, ...]) -> None:
     save_tracks(tmp_path, *ends)
-    records = evidence.collect([tmp_path])
-    found = [evidence.judge(CLAIMS[name], records) for name in GIP]
+    records = collect([tmp_path])
+    found = [rules.judge(CLAIMS[name], records) for name in GIP]
     assert tuple(f.verdict for f in found) == verdicts
     assert {f.seeds for f in found} == {"2"}
     assert [row[1] for row in found[0].rows] == ["Fish", "ERM", "constant classifier", "constant and wrong"]
@@ -431,32 +434,32 @@ def test_files_that_are_no_records_are_named(tmp_path: Path) -> None:
     (tmp_path / "linear.json").write_text('[{"row": 1}]')
     (tmp_path / f"{'a' * 16}.json").write_text("{}")
     (tmp_path / "seed-0.json").write_text("[1]")
-    records = evidence.collect([tmp_path])
+    records = collect([tmp_path])
     assert len(records.broken) == 2
-    assert evidence.judge(CLAIMS["theorem"], records).verdict == NOT_RUN
-    found = evidence.judge(CLAIMS["linear-table"], records)
+    assert rules.judge(CLAIMS["theorem"], records).verdict == NOT_RUN
+    found = rules.judge(CLAIMS["linear-table"], records)
     assert found.verdict == NOT_JUDGED
     assert "cannot be read" in found.reason
     with pytest.raises(InputError, match="there is no folder"):
-        evidence.collect([tmp_path / "nowhere"])
+        collect([tmp_path / "nowhere"])
 
 
 def test_files_nested_without_end_are_named(tmp_path: Path) -> None:
     for name in ("cost.json", "seed-0.json", f"{'a' * 16}.json"):
         (tmp_path / name).write_text("[" * 200_000)
-    assert len(evidence.collect([tmp_path]).broken) == 3
+    assert len(collect([tmp_path]).broken) == 3
 
 
 @pytest.mark.parametrize("change", [{"config": []}, {"config": {"dataset": "cdsprites"}}, {"fish": None}])
 def test_a_damaged_tracking_does_not_cost_the_others(tmp_path: Path, change: dict[str, Any]) -> None:
     save_tracks(tmp_path, (0.1, 0.4), (0.3, 0.1))
-    before = evidence.judge(CLAIMS["gip-end"], evidence.collect([tmp_path]))
+    before = rules.judge(CLAIMS["gip-end"], collect([tmp_path]))
     config = {"dataset": "cdsprites", "algorithm": "fish", "steps": 3}
     content = {"config": config, "fish": {}, "erm": {}, "scores": {}, "iterations": 3} | change
     (tmp_path / "seed-9.json").write_text(json.dumps(content))
-    records = evidence.collect([tmp_path])
+    records = collect([tmp_path])
     assert [str(tmp_path / "seed-9.json") in text for text in records.broken] == [True]
-    after = evidence.judge(CLAIMS["gip-end"], records)
+    after = rules.judge(CLAIMS["gip-end"], records)
     assert (after.verdict, after.ours) == (before.verdict, before.ours)
     assert after.verdict == AGREES
 
@@ -481,12 +484,12 @@ def test_what_stands_in_the_way() -> None:
         if name in ("pacs", "fmow"):
             raise InputError(f"no {name}; `shoal data get {name}` fetches it.")
 
-    found = evidence.obstacles(["grouping", "theorem", "track"], loads, gpu=False)
+    found = experiments.obstacles(["grouping", "theorem", "track"], loads, gpu=False)
     assert found["theorem"] == ""
-    assert found["track"] == NO_GPU
+    assert found["track"] == experiments.NO_GPU
     assert found["grouping"].startswith("Data are missing: fmow, pacs. fmow: no fmow;")
     assert "`shoal data get fmow pacs` fetches" in found["grouping"]
-    assert evidence.obstacles(["track"], loads, gpu=True) == {"track": ""}
+    assert experiments.obstacles(["track"], loads, gpu=True) == {"track": ""}
 
 
 class Reader(HTMLParser):
@@ -608,12 +611,12 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What would be run."""
     found: list[list[str]] = []
 
-    def call(module: Any, arguments: list[str]) -> None:
-        found.append([module.__name__.rpartition(".")[2], *arguments])
-        if arguments[0] == "cost":
+    def call(name: str, words: list[str]) -> None:
+        found.append([name, *words])
+        if words[0] == "cost":
             raise InputError("no such network.")
 
-    monkeypatch.setattr(reproduce, "_call", call)
+    monkeypatch.setattr(command, "call", call)
     return found
 
 
@@ -641,7 +644,7 @@ def test_run_does_the_rest_and_says_what_failed(tmp_path: Path, called: list[lis
 
 @pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
 def test_a_budget_stops_what_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(reproduce, "_call", lambda module, arguments: time.sleep(20))
+    monkeypatch.setattr(command, "call", lambda name, words: time.sleep(20))
     began = time.monotonic()
     assert main(["reproduce", "--all", "--out", str(tmp_path), "--budget", "0.005", "--json"]) == 0
     assert time.monotonic() - began < 15
@@ -672,16 +675,16 @@ def test_an_import_is_not_cut_short(
     monkeypatch.syspath_prepend(str(tmp_path))
     seen = []
 
-    def call(module: Any, arguments: list[str]) -> None:
+    def call(name: str, words: list[str]) -> None:
         print("what a job prints")
         import slowly  # type: ignore[import-not-found]
 
         seen.append(slowly.whole)
         time.sleep(20)
 
-    monkeypatch.setattr(reproduce, "_call", call)
+    monkeypatch.setattr(command, "call", call)
     began, out = time.monotonic(), sys.stdout
-    failed = reproduce._done([("a", reproduce, []), ("b", reproduce, [])], 0.002)
+    failed = command.do_jobs([("a", "reproduce", []), ("b", "reproduce", [])], 0.002)
     assert time.monotonic() - began < 15
     assert seen == [True]
     assert list(failed) == ["a", "b"]
@@ -689,8 +692,8 @@ def test_an_import_is_not_cut_short(
     assert sys.stdout is out
     assert capsys.readouterr().out == ""
 
-    monkeypatch.setattr(reproduce, "_typed", lambda *given: time.sleep(0.5))
-    assert list(reproduce._done([("a", reproduce, [])], 0.002)) == ["a"]
+    monkeypatch.setattr(command, "typed", lambda *words: time.sleep(0.5))
+    assert list(command.do_jobs([("a", "reproduce", [])], 0.002)) == ["a"]
     assert seen == [True]
 
 
@@ -728,9 +731,9 @@ def test_without_jinja2_the_rest_is_written(
 
 def test_a_claim_may_be_ours() -> None:
     claim = Claim(
-        "x", "Title", "s", "w", "–", "linear", "linear_table", "r", {"values": {}, "within": 1}, ours=True
+        "x", "Title", "s", "w", "–", "linear", "linear_paths", "r", {"values": {}, "within": 1}, ours=True
     )
-    item = view.Item(claim, Judged(NOT_RUN), "shoal reproduce linear")
+    item = view.Item(claim, Judged(), "shoal reproduce linear")
     assert view.summary([item]).rows[0][0] == "Title (ours)"
 
 
