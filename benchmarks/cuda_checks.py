@@ -26,8 +26,7 @@ from shoal.algorithms import algorithm_class, registry, settings_of
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
-from shoal.experiments.pool import run_all
-from shoal.experiments.record import Store
+from shoal.experiments.execute import Store, execute, make_executor
 from shoal.models import FeatureModel, build
 from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
 from shoal.training.fit import Fit, fit
@@ -247,7 +246,8 @@ def side_by_side() -> None:
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:
             began, how = time.monotonic(), {"deterministic": True}
-            found.append(run_all(runs, Store(Path(folder)), jobs=together, how=how))
+            executor = make_executor(jobs=together)
+            found.append(execute(runs, Store(Path(folder)), executor, how=how).records)
             print(f"  {together} at a time: {time.monotonic() - began:.1f} s", flush=True)
     for alone, beside in zip(*found, strict=True):
         report(f"{alone.config.name}, seed {alone.config.seed}", alone.history == beside.history)

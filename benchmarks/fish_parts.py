@@ -12,12 +12,10 @@ import argparse
 from pathlib import Path
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.pool import run_all
-from shoal.experiments.record import Store
-from shoal.paper.cdsprites import DEMO, Method, configs
-from shoal.paper.views.cdsprites import demo_table
+from shoal.experiments.execute import Store, execute
+from shoal.paper.cdsprites import CARRY, DEMO, Method, configs, demo_table
 
-CARRY, RESET = ({"meta_lr": 0.3, "inner_state": s} for s in ("carry", "reset"))
+RESET = {**CARRY, "inner_state": "reset"}
 SETTING = {**DEMO, "passes": 12_000}
 
 
@@ -44,7 +42,7 @@ def main() -> None:
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
     given = parser.parse_args()
     store, every = Store(given.out), rows(range(given.seeds))
-    records = store.found(every) if given.no_run else run_all(every, store)
+    records = store.found(every) if given.no_run else execute(every, store).records
     print(demo_table(records).text())
 
 

@@ -74,34 +74,31 @@ def configs(
     A pass is one minibatch forward and backward. Methods with an inner loop over N domains take passes/N
     steps of N batches; ERM takes one batch per step.
     """
+    common: dict[str, Any] = {
+        "model_options": {"width": width},
+        "batch_size": BATCH,
+        "eval_limit": eval_limit,
+    }
+    common |= {"optimizer": optimizer[0], "optimizer_options": optimizer[1]}
     result = []
     for number in numbers:
         if passes % (number * POINTS):
             raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
         for seed in seeds:
-            data = {"domains": number, "size": size, "palette": palette, "per_domain": per_domain}
+            data = {
+                "domains": number,
+                "size": size,
+                "palette": palette,
+                "per_domain": per_domain,
+                "seed": seed,
+            }
+            common["data_options"] = data
             for method in methods:
                 batches = 1 if method.algorithm == "erm" else number
                 steps = passes // batches
-                result.append(
-                    RunConfig(
-                        dataset="cdsprites",
-                        data_options={**data, "seed": seed},
-                        algorithm=method.algorithm,
-                        settings=method.settings,
-                        draw=method.draw,
-                        model_options={"width": width},
-                        optimizer=optimizer[0],
-                        optimizer_options=optimizer[1],
-                        steps=steps,
-                        batch_size=BATCH,
-                        domains_per_step=batches,
-                        seed=seed,
-                        eval_every=steps // POINTS,
-                        eval_limit=eval_limit,
-                        label=method.label,
-                    )
-                )
+                own = {k: v for k, v in vars(method).items() if k != "algorithm"}
+                own |= {"steps": steps, "domains_per_step": batches, "eval_every": steps // POINTS}
+                result.append(RunConfig("cdsprites", method.algorithm, seed=seed, **own, **common))
     return result
 
 

@@ -20,12 +20,7 @@ from shoal.experiments.config import RunConfig
 PRESETS = ("paper", "authors-code")
 ALGORITHMS = ("fish", "smoothfish", "irm", "coral", "reweighted", "groupdro", "erm")
 """Those of the paper's table and SmoothFish, in its order."""
-ABLATIONS = {
-    "warm-start": "how long ERM trains before Fish: 10 % and 50 % of an epoch, until it stops improving",
-    "rates": "Fish's α with α·ε kept constant",
-    "meta-steps": "Fish with N = 5, 10, 20 domains per step",
-    "smoothfish": "SmoothFish's γ from 0 to 1",
-}
+ABLATIONS = ("warm-start", "rates", "meta-steps", "smoothfish")
 SHARES: dict[str, float | str] = {"10 % of the data": 0.1, "50 % of the data": 0.5, "converged": "plateau"}
 
 
@@ -147,28 +142,21 @@ def _run(
     options = changes.model_options
     if options is None:
         options = {} if changes.model else recipe["model_options"]
+    same: dict[str, Any] = {"label": variant.label, "draw": variant.draw, "seed": seed, "warm_start": warm}
+    same |= {"optimizer": recipe["optimizer"], "optimizer_options": optimizer, "schedule": schedule}
+    same |= {"model": changes.model or recipe["model"], "model_options": dict(options)}
+    same |= {"eval_limit": changes.eval_limit, "metric": recipe["metric"], "precision": changes.precision}
     return RunConfig(
-        dataset=dataset,
-        algorithm=variant.algorithm,
-        label=variant.label,
-        steps=steps,
-        data_options=dict(data_options),
-        settings=own,
-        model=changes.model or recipe["model"],
-        model_options=dict(options),
-        optimizer=recipe["optimizer"],
-        optimizer_options=optimizer,
+        dataset,
+        variant.algorithm,
+        steps,
+        dict(data_options),
+        own,
         batch_size=batch,
         domains_per_step=count,
-        draw=variant.draw,
-        seed=seed,
-        warm_start=warm,
         eval_every=min(epoch, steps),
         eval_splits=["validation", "test"],
-        eval_limit=changes.eval_limit,
-        metric=recipe["metric"],
-        precision=changes.precision,
-        schedule=schedule,
+        **same,
     )
 
 

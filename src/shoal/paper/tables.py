@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ GROUPING_VARIANTS = [
     recipes.Variant("Fish, RG", draw="regrouped"),
     recipes.Variant("ERM", "erm"),
 ]
-SPRITES = {"Fish": cdsprites.FISH, "Fish, RG": cdsprites.REGROUPED, "ERM": cdsprites.ERM}
+SPRITES = (cdsprites.FISH, replace(cdsprites.REGROUPED, label="Fish, RG"), cdsprites.ERM)
 ROWS = {"fish": "Fish", "irm": "IRM", "coral": "Coral", "reweighted": "Reweighted", "groupdro": "GroupDRO"}
 """What the paper calls methods that it does not call as Shoal does; its own training of ERM is ours too."""
 OURS, THEIRS = "ERM (ours)", "erm, by WILDS"
@@ -32,13 +32,13 @@ OURS, THEIRS = "ERM (ours)", "erm, by WILDS"
 Scores = Callable[["Column", Sequence[RunRecord]], Mapping[str, Sequence[float | None]]]
 
 
-def selected_scores(column: Column, records: Sequence[RunRecord]) -> dict[str, list[float | None]]:
-    """On the test split at the selected step: a value for every run that a row's name is the label of."""
+def test_split_scores(column: Column, records: Sequence[RunRecord]) -> dict[str, list[float | None]]:
+    """On the test split: a value for every run that a row's name is the label of."""
     finished = {r.config.identity: r for r in records if r.status == "finished"}
     result: dict[str, list[float | None]] = {}
     for config in column.runs:
         record = finished.get(config.identity)
-        score = None if record is None else record.measure("test", column.metric)
+        score = record.measure("test", column.metric, last=column.last) if record else None
         result.setdefault(config.name, []).append(score)
     return result
 
@@ -54,7 +54,9 @@ class Column:
     """By row: what is printed, and what is printed after ±."""
     runs: Sequence[RunConfig] = ()
     why_not: str = ""
-    scores: Scores = selected_scores
+    last: bool = False
+    """Whether the last step counts and not the selected one."""
+    scores: Scores = test_split_scores
 
     def entry(self, records: Sequence[RunRecord]) -> dict[str, Any]:
         """The column as plain data, for tables."""
@@ -64,16 +66,9 @@ class Column:
         for row, values in self.scores(self, mine).items() if own else ():
             mean, deviation = mean_sd(values)
             ours[row] = {"values": list(values), "mean": mean, "deviation": deviation}
-        return {
-            "dataset": self.dataset,
-            "title": self.title,
-            "metric": self.metric,
-            "paper": dict(self.paper),
-            "ours": ours,
-            "runs": len(own),
-            "missing": len(own) - len(mine),
-            "why_not": self.why_not,
-        }
+        about = {name: getattr(self, name) for name in ("dataset", "title", "metric", "why_not")}
+        counts = {"runs": len(own), "missing": len(own) - len(mine)}
+        return {**about, **counts, "paper": dict(self.paper), "ours": ours}
 
 
 def _column(plan: Callable[[], Sequence[RunConfig]], **options: Any) -> Column:
@@ -117,28 +112,19 @@ def grouping(settings: Settings, only: Sequence[str] | None = None) -> list[Colu
     paper, result = grouping_claims(), []
     for name in only or paper:
         claim = paper.get(name, {"dataset": name, "metric": "accuracy", "values": {}})
-        options = {"dataset": name, "title": claim["dataset"], "metric": claim["metric"]}
-        plan: Callable[[], Sequence[RunConfig]] = partial(_domainbed_runs, name, settings)
-        scores: Scores = _domainbed_scores
-        if name == "cdsprites":
-            passes, seeds = {"passes": settings.passes, "eval_limit": 5000}, range(settings.seeds)
-            plan = partial(cdsprites.configs, SPRITES.values(), [10], seeds, size=settings.size, **passes)
-            scores = _sprite_scores
+        options: dict[str, Any] = {"dataset": name, "title": claim["dataset"], "metric": claim["metric"]}
+        if name == "cdsprites":  # at the last step: what it validates on is drawn like its test domain
+            deal = {"passes": settings.passes, "size": settings.size, "eval_limit": 5000}
+            plan = partial(cdsprites.configs, SPRITES, [10], range(settings.seeds), **deal)
+            options["last"] = True
         elif name in recipes.datasets():
             more = {"preset": settings.preset, "changes": settings.changes}
-            plan, scores = partial(recipes.runs, name, GROUPING_VARIANTS, **more), selected_scores
+            plan = partial(recipes.runs, name, GROUPING_VARIANTS, **more)
             options["metric"] = recipes.headline(name)
-        result.append(_column(plan, scores=scores, paper=claim["values"], **options))
-    return result
-
-
-def _sprite_scores(column: Column, records: Sequence[RunRecord]) -> dict[str, list[float | None]]:
-    """At the last step: what CdSprites validates on is drawn like its test domain."""
-    known = {r.config.identity: r for r in records if r.status == "finished"}
-    result: dict[str, list[float | None]] = {}
-    for title, method in SPRITES.items():
-        own = [known.get(c.identity) for c in column.runs if c.name == method.label]
-        result[title] = [r.score("test", last=True) if r else None for r in own]
+        else:
+            plan = partial(_domainbed_runs, name, settings)
+            options["scores"] = _domainbed_scores
+        result.append(_column(plan, paper=claim["values"], **options))
     return result
 
 

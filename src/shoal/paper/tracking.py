@@ -371,19 +371,28 @@ def result_of(record: RunRecord) -> Result:
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[float | None]]]:
-    """One value per seed: agreement at the end of training, its change by an update, and the last score."""
+    """One value per seed: agreement at the end of training and its start, and the last score.
+
+    ``change`` is by how much an update changes the cosine, over all of training.
+    """
     result: dict[str, dict[str, list[float | None]]] = {}
     for name, label in SIDES.items():
+        before, after = ([r[name][when] for r in results] for when in ("before", "after"))
+        pairs = [
+            zip(a["normalised"], b["normalised"], strict=True) for a, b in zip(after, before, strict=True)
+        ]
         result[label] = {
-            "before": [end(r[name]["before"]["normalised"]) for r in results],
-            "after": [end(r[name]["after"]["normalised"]) for r in results],
-            "raw": [end(r[name]["after"]["raw"]) for r in results],
+            "before": [_end(b["normalised"]) for b in before],
+            "after": [_end(a["normalised"]) for a in after],
+            "raw": [_end(a["raw"]) for a in after],
             "score": [r["scores"][name][-1] for r in results],
+            "start": [_mean(a["normalised"][: _count(a["normalised"])]) for a in after],
+            "change": [_mean([a - b for a, b in own if None not in (a, b)]) for own in pairs],
         }
     for label, each in constants_of(results).items():
-        cosines = [c["normalised"] for c in each]
-        own = {key: [c[key] for c in each] for key in ("raw", "score")}
-        result[label] = {"before": cosines, "after": cosines, **own}
+        cosines, raw, scores = ([c[key] for c in each] for key in (*KINDS, "score"))
+        same = dict.fromkeys(("before", "after", "start"), cosines)
+        result[label] = {**same, "raw": raw, "score": scores, "change": []}
     return result
 
 
@@ -436,11 +445,6 @@ def _count(measured: Sequence[Any]) -> int:
     return max(1, round(END * len(measured)))
 
 
-def end(values: Sequence[float | None]) -> float | None:
+def _end(values: Sequence[float | None]) -> float | None:
     """The mean over the last tenth."""
     return _mean(values[-_count(values) :])
-
-
-def start(values: Sequence[float | None]) -> float | None:
-    """The mean over the first tenth."""
-    return _mean(values[: _count(values)])

@@ -32,8 +32,6 @@ LONGEST = 1_000_000
 SHOWN = 10
 """Notes that the terminal shows."""
 FAILED = "some of its runs failed."
-MODULES = {"reproduce": "shoal.paper.commands.reproduce", "track": "shoal.paper.commands.track"}
-MODULES["sweep"] = "shoal.cli.sweep"
 
 
 def add_arguments(parser: argparse.ArgumentParser, out: Path) -> None:
@@ -195,7 +193,9 @@ def typed(command: str, words: list[str]) -> str:
 
 def call(command: str, words: list[str]) -> int | None:
     """A command, as if it had been typed; its exit code."""
-    module = importlib.import_module(MODULES[command])
+    from shoal.cli.app import COMMANDS
+
+    module = importlib.import_module(COMMANDS[command])
     parser = cli.Parser(prog="shoal", formatter_class=argparse.HelpFormatter)
     parser.add_argument("--json", action="store_true")
     module.add_arguments(parser)

@@ -17,7 +17,7 @@ from shoal.paper.evidence.records import SEEDS, Kept, Records
 from shoal.paper.evidence.verdicts import HOLDS, RELATIONS, Check, Claim, Judged, sign, span
 from shoal.paper.published import claims as published
 from shoal.paper.tables import is_share
-from shoal.paper.tracking import SIDES, constants_of, end, scientific, start
+from shoal.paper.tracking import SIDES, scientific, summary
 
 Options = Mapping[str, Any]
 Judge = Callable[[Records, Options], Judged]
@@ -237,26 +237,6 @@ def sprites_similar(records: Records, options: Options) -> Judged:
 Results = Sequence[Mapping[str, Any]]
 
 
-def _rise(result: Mapping[str, Any], side: str) -> float:
-    """Mean cosine after updates, the last tenth of training less the first."""
-    after = result[side]["after"]["normalised"]
-    return _or_nan(end(after)) - _or_nan(start(after))
-
-
-def _change(result: Mapping[str, Any], side: str) -> float:
-    """After an update less before it, over all of training."""
-    pairs = zip(result[side]["after"]["normalised"], result[side]["before"]["normalised"], strict=True)
-    known = [a - b for a, b in pairs if a is not None and b is not None]
-    return statistics.fmean(known) if known else math.nan
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-MEASURES: Mapping[str, Callable[[Mapping[str, Any], str], float]] = {"rise": _rise, "change": _change}
-
-
 def gip(records: Records, options: Options) -> Judged:
     """A measure's mean over seeds in a relation to a value; without ``checks``, Fish's end above ERM's."""
     names = options["datasets"]
@@ -283,37 +263,36 @@ def gip(records: Records, options: Options) -> Judged:
 
 
 def _compared(results: Results, options: Options) -> tuple[str, list[Check]]:
-    sides = {label: side for side, label in SIDES.items()}
-    measure, digits, checks, ours = MEASURES[options["measure"]], options["digits"], [], []
+    rows, checks, ours = summary(results), [], []
     for asked in options["checks"]:
-        mean = statistics.fmean(measure(r, sides[asked["method"]]) for r in results)
-        ours.append(f"{asked['method']} {mean:+.{digits}f}")
+        row = rows[asked["method"]]
+        values = row["change"]
+        if options["measure"] == "rise":
+            values = [_or_nan(a) - _or_nan(b) for a, b in zip(row["after"], row["start"], strict=True)]
+        mean = statistics.fmean(map(_or_nan, values))
+        ours.append(f"{asked['method']} {mean:+.{options['digits']}f}")
         checks.append(Check(asked["words"], RELATIONS[asked["relation"]][1](mean, asked)))
     return ", ".join(ours), checks
 
 
 def _ends(results: Results) -> tuple[str, list[Check]]:
-    ends = {label: [end(r[side]["after"]["normalised"]) for r in results] for side, label in SIDES.items()}
-    pairs = zip(results, *ends.values(), strict=True)
-    checks = [Check(f"seed {r['config']['seed']}", _or_nan(fish) > _or_nan(erm)) for r, fish, erm in pairs]
-    return ", ".join(f"{label} {plus_minus(values, 3)}" for label, values in ends.items()), checks
+    rows = summary(results)
+    fish, erm = (rows[label]["after"] for label in SIDES.values())
+    pairs = zip(results, map(_or_nan, fish), map(_or_nan, erm), strict=True)
+    checks = [Check(f"seed {r['config']['seed']}", a > b) for r, a, b in pairs]
+    return f"Fish {plus_minus(fish, 3)}, ERM {plus_minus(erm, 3)}", checks
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _track_rows(results: Results) -> list[list[str]]:
     rows = []
-    for side, label in SIDES.items():
-        after = [r[side]["after"] for r in results]
-        cosines = [plus_minus([part(a["normalised"]) for a in after], 3) for part in (start, end)]
-        change = plus_minus([_change(r, side) for r in results], 4)
-        scores = [100 * s for r in results if (s := r["scores"][side][-1]) is not None]
-        rows.append([label, *cosines, change, scientific([end(a["raw"]) for a in after]), plus_minus(scores)])
-    for label, each in constants_of(results).items():
-        if known := [c for c in each if c["normalised"] is not None]:
-            cosine = plus_minus([c["normalised"] for c in known], 3)
-            scores = [100 * c["score"] for c in known if c["score"] is not None]
-            rows.append(
-                [label, cosine, cosine, "–", scientific([c["raw"] for c in known]), plus_minus(scores)]
-            )
+    for label, row in summary(results).items():
+        cosines = [plus_minus(row["start"], 3), plus_minus(row["after"], 3), plus_minus(row["change"], 4)]
+        scores = plus_minus([100 * s for s in row["score"] if s is not None])
+        rows.append([label, *cosines, scientific(row["raw"]), scores])
     return rows
 
 

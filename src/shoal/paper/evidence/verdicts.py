@@ -108,16 +108,10 @@ class Judged:
         return " ".join(text for text in (shown, self.obstacle) if text) or "There is no record."
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict,
-            "ours": self.ours,
-            "seeds": self.seeds,
-            "reason": self.reason,
-            "table": {"columns": list(self.columns), "rows": [list(r) for r in self.rows]},
-            "records": [str(k.path) for k in self.used],
-            "lacks": self.lacks,
-            "planned": self.planned,
-        }
+        names = ("verdict", "ours", "seeds", "reason", "lacks", "planned")
+        table = {"columns": list(self.columns), "rows": [list(r) for r in self.rows]}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "table": table, "records": [str(k.path) for k in self.used]}
 
 
 def sign(holds: bool | None) -> str:
