@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -289,6 +290,47 @@ def save_tracks(folder: Path, *ends: Any, **changes: Any) -> None:
 
 
 GIP = ("gip-rises", "gip-update", "gip-end")
+
+
+def test_records_of_tracking_say_what_the_older_files_say(tmp_path: Path) -> None:
+    """Seeds were files of their own; now they are records like those of any run."""
+    save_tracks(tmp_path / "old", (0.1, 0.4), (0.3, 0.1))
+    configs = tracking.plan("cdsprites", 2)
+    store = Store(tracking.folder_of(tmp_path / "new", configs, 1))
+    for config in configs:
+        old = track(config, (0.1, 0.4), (0.3, 0.1))
+        agreement = [{"step": step, "models": models(old, step)} for step in old["iterations"]]
+        constants = {"constant classifier": old["constant"], "constant and wrong": old["constant"]["wrong"]}
+        history = []
+        for place, step in enumerate(old["scores"]["iterations"]):
+            both = {"test": old["scores"]["fish"], "ERM": old["scores"]["erm"]}
+            scores = {name: score(values[place]) for name, values in both.items()}
+            scores |= {name: score(c["score"]) for name, c in constants.items()}
+            history.append({"step": step, "passes": 15 * step, "loss": None, "scores": scores})
+        for name, c in constants.items():
+            values = {"mean_cosine": c["normalised"], "mean_inner_product": c["raw"]}
+            agreement[0]["models"][name] = {"before": values}
+        new = RunRecord(config, "finished", tuple(history), 1, "last step", 1.0, ENVIRONMENT)
+        store.save(replace(new, agreement=tuple(agreement)))
+        assert tracking.result_of(store.found([config])[0]) == json.loads(json.dumps(old, default=dict))
+    before, after = (collect([tmp_path / name]) for name in ("old", "new"))
+    assert not after.broken
+    assert not after.runs
+    for name in GIP:
+        old_verdict, new_verdict = (rules.judge(CLAIMS[name], records) for records in (before, after))
+        assert (new_verdict.verdict, new_verdict.rows) == (AGREES, old_verdict.rows)
+        assert len(new_verdict.used) == 2
+
+
+def models(old: Mapping[str, Any], step: int) -> dict[str, Any]:
+    names = {"mean_cosine": "normalised", "mean_inner_product": "raw"}
+    return {
+        label: {
+            when: {key: old[side][when][kind][step] for key, kind in names.items()}
+            for when in ("before", "after")
+        }
+        for side, label in tracking.SIDES.items()
+    }
 
 
 @pytest.mark.parametrize(

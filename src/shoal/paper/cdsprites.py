@@ -144,7 +144,7 @@ def samples(options: Mapping[str, Any], each: int = 9) -> dict[str, Any]:
         domains = data.splits[split]
         for d, name in enumerate(domains.names):
             images, _ = examples.batch(torch.as_tensor(domains.indices_of(d)[:each]).long())
-            result["unseen" if split == "test" else name] = images.permute(0, 2, 3, 1).numpy()
+            result["held-out" if split == "test" else name] = images.permute(0, 2, 3, 1).numpy()
     return result
 
 
@@ -165,7 +165,7 @@ def percent(values: Sequence[float]) -> str:
 
 
 def demo_table(records: Sequence[RunRecord]) -> Table:
-    table = Table(["method", "trained domains", "unseen domain", "optimizer", "passes"])
+    table = Table(["method", "training domains", "held-out domain", "optimizer", "passes"])
     for method, runs in by_method(records).items():
         config = runs[0].config
         accuracies = [percent([r.score(split, last=True) for r in runs]) for split in ("train", "test")]

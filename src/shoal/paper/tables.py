@@ -114,12 +114,12 @@ def grouping(settings: Settings, only: Sequence[str] | None = None) -> list[Colu
         claim = paper.get(name, {"dataset": name, "metric": "accuracy", "values": {}})
         options: dict[str, Any] = {"dataset": name, "title": claim["dataset"], "metric": claim["metric"]}
         if name == "cdsprites":  # at the last step: what it validates on is drawn like its test domain
-            deal = {"passes": settings.passes, "size": settings.size, "eval_limit": 5000}
+            deal: dict[str, Any] = {"passes": settings.passes, "size": settings.size, "eval_limit": 5000}
             plan = partial(cdsprites.configs, SPRITES, [10], range(settings.seeds), **deal)
             options["last"] = True
         elif name in recipes.datasets():
-            more = {"preset": settings.preset, "changes": settings.changes}
-            plan = partial(recipes.runs, name, GROUPING_VARIANTS, **more)
+            preset, changes = settings.preset, settings.changes
+            plan = partial(recipes.runs, name, GROUPING_VARIANTS, preset=preset, changes=changes)
             options["metric"] = recipes.headline(name)
         else:
             plan = partial(_domainbed_runs, name, settings)

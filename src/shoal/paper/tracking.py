@@ -249,9 +249,10 @@ class Pair:
         return f"seed {self.seed}: the loss of {lost[0]} {where}" if lost else ""
 
     def _batches(self, stop: int) -> Iterator[list[DomainBatch]]:
-        fish, options = self.training, self.training.options
-        where = {"workers": options.workers, "device": self.device, "start": 0, "stop": stop}
-        return iter(MetaBatchLoader(fish.examples, fish.sampler, **where))
+        fish, workers = self.training, self.training.options.workers
+        return iter(
+            MetaBatchLoader(fish.examples, fish.sampler, workers=workers, device=self.device, stop=stop)
+        )
 
     def _evaluate(self, step: int) -> None:
         fish, erm = (side.scores() for side in self.sides.values())
@@ -404,7 +405,7 @@ def constants_of(results: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping
 
 def table(results: Sequence[Mapping[str, Any]]) -> Table:
     metric = results[0]["scores"]["metric"]
-    result = Table(["", "cosine before", "cosine after", "GIP after", f"unseen {metric}"])
+    result = Table(["", "cosine before", "cosine after", "GIP after", f"held-out {metric}"])
     scale, digits = (100, 1) if "accuracy" in metric else (1, 3)
     for label, row in summary(results).items():
         cosines = [plus_minus(row[k], 3) for k in ("before", "after")]

@@ -189,9 +189,8 @@ def _cdsprites(args: Any) -> int:
     _write(args.out / "cdsprites.md", f"{table.markdown()}\n")
     figures = []
     if set(cdsprites.OF_THE_PAPER) & set(parts):
-        series = [cdsprites.series(entries, split) for split in ("train", "test")]
-        marks = [cdsprites.marks(split) for split in ("train", "test")]
-        figures += draw(lambda: cdsprites_figure(*series, *marks), args.out / "cdsprites")
+        train, test = (cdsprites.series(entries, split) for split in ("train", "test"))
+        figures += draw(lambda: cdsprites_figure(train, test), args.out / "cdsprites")
     samples = {"domains": 10, "size": args.size}
     figures += draw(lambda: samples_figure(cdsprites.samples(samples)), args.out / "cdsprites-samples")
     devices = ", ".join(sorted({r.environment["device"] for r in found})) or "no device"

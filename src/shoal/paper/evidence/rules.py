@@ -68,7 +68,7 @@ def linear_paths(records: Records, options: Options) -> Judged:
         never = "never there" if until[name] == paths[name]["steps"][0] else f"{until[name]:.0f}"
         return "never" if math.isinf(until[name]) else never
 
-    values, other = options.get("values", {}), options.get("like") or options.get("than")
+    values, other = options.get("values", {}), str(options.get("like") or options.get("than"))
     checks = []
     for name in values or options["rows"]:
         holds = None
@@ -256,8 +256,8 @@ def gip(records: Records, options: Options) -> Judged:
         used += kept
         counts.append(len(kept))
         small += [] if usual else [name]
-    columns = ("dataset", "model", "cosine, first tenth", "cosine, last tenth", "change by an update")
-    columns = (*columns, "GIP, last tenth", "unseen score (%)")
+    tenths = ("cosine, first tenth", "cosine, last tenth", "change by an update", "GIP, last tenth")
+    columns = ("dataset", "model", *tenths, "held-out score (%)")
     why = f"Tracked in another setting than the paper's: {', '.join(small)}." if small else ""
     return Judged(checks, "; ".join(ours), span(counts), columns, rows, used, data=data, unusual=why)
 

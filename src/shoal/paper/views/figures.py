@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from shoal.paper.cdsprites import marks
 from shoal.paper.tables import unit
 from shoal.paper.tracking import SIDES, constants_of
 from shoal.report import figures
@@ -19,7 +20,8 @@ from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from shoal.paper.evidence import Cell, Sprites
+    from shoal.paper.evidence.records import Sprites
+    from shoal.paper.evidence.rules import Cell
 
 Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
 """Method → one (x, y) curve per seed."""
@@ -90,7 +92,7 @@ def samples_figure(samples: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def domains_axes(axes: Any, results: Accuracies, marks: Marks, title: str) -> None:
+def domains_axes(axes: Any, results: Accuracies, printed: Marks, title: str) -> None:
     """Accuracy against N: mean over seeds with its standard deviation; crosses for the paper's numbers."""
     for number, (method, by_count) in enumerate(results.items()):
         offset = 0.4 * (number - (len(results) - 1) / 2)  # methods that agree would hide each other
@@ -101,7 +103,7 @@ def domains_axes(axes: Any, results: Accuracies, marks: Marks, title: str) -> No
         places = [n + offset for n in counts]
         axes.errorbar(places, means, spread, marker="o", markersize=5, capsize=3, label=method, **style)
         style |= {"markersize": 8, "markeredgewidth": 2, "clip_on": False}
-        for name, n, value in marks:
+        for name, n, value in printed:
             if name == method:
                 axes.plot(n + offset, value, "x", **style)
     axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
@@ -109,12 +111,12 @@ def domains_axes(axes: Any, results: Accuracies, marks: Marks, title: str) -> No
     _tidy(axes)
 
 
-def cdsprites_figure(train: Accuracies, test: Accuracies, train_marks: Marks, test_marks: Marks) -> Figure:
+def cdsprites_figure(train: Accuracies, test: Accuracies) -> Figure:
     """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
     figure = _figure(9.5, 4.0)
     left, right = figure.subplots(1, 2)
-    domains_axes(left, train, train_marks, "training domains")
-    domains_axes(right, test, test_marks, "held-out domain")
+    domains_axes(left, train, marks("train"), "training domains")
+    domains_axes(right, test, marks("test"), "held-out domain")
     right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
     _legend_below(figure, right)
     return figure
@@ -291,8 +293,6 @@ def _theorem(results: Results) -> Pictures:
 
 
 def _sprites(sprites: Sprites, split: str) -> Pictures:
-    from shoal.paper.cdsprites import marks
-
     series = {method: own for method in sprites.methods if (own := sprites.accuracies(method, split))}
     where = "training domains" if split == "train" else "the held-out domain"
     figure = _picture(domains_axes, 3.4, series, marks(split), f"{where}; ×: the paper") if series else None
