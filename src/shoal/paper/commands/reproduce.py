@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     claims.add_arguments(parser, OUT)
     own = parser._actions[before:]
     for action in own:  # else defaults of the experiments' options would take their place
+        if action.nargs != 0 and not action.choices:
+            action.metavar = action.metavar or action.dest.upper()
         action.dest = f"all_{action.dest}"
     parser.set_defaults(what=None, of_all={a.dest: (a.option_strings[0], a.default) for a in own})
     what = parser.add_subparsers(title="experiments", metavar="WHAT")
