@@ -653,10 +653,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What would be run."""
     found: list[list[str]] = []
 
-    def call(name: str, words: list[str]) -> None:
+    def call(name: str, words: list[str], seconds: float) -> str:
         found.append([name, *words])
-        if words[0] == "cost":
-            raise InputError("no such network.")
+        return "no such network." if words[0] == "cost" else ""
 
     monkeypatch.setattr(command, "call", call)
     return found
@@ -684,18 +683,23 @@ def test_run_does_the_rest_and_says_what_failed(tmp_path: Path, called: list[lis
     assert "did not come to its end: no such network." in cost["reason"]
 
 
-@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
-def test_a_budget_stops_what_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(command, "call", lambda name, words: time.sleep(20))
+def test_a_budget_stops_what_is_running(tmp_path: Path, capsys: Any) -> None:
     began = time.monotonic()
-    assert main(["reproduce", "--all", "--out", str(tmp_path), "--budget", "0.005", "--json"]) == 0
-    assert time.monotonic() - began < 15
+    assert main(["reproduce", "--all", "--out", str(tmp_path), "--budget", "0.002", "--json"]) == 0
+    assert time.monotonic() - began < 60
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert notes[0].startswith("theorem: stopped after 0.005 minutes, as asked")
+    assert notes[0].startswith("theorem: stopped after 0.002 minutes, as asked")
     assert notes[1] == "linear: the budget was spent before it began."
 
 
-@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
+def test_a_job_says_what_was_wrong(capsys: Any) -> None:
+    jobs = [("a", "reproduce", ["cost", "--networks", "sprite"]), ("b", "reproduce", ["cost", "--help"])]
+    failed = command.do_jobs(jobs, None)
+    assert list(failed) == ["a"]
+    assert "sprite-cnn" in failed["a"]
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize("budget", ["1e-12", "0.001", "0.01"])
 def test_the_page_is_written_with_any_budget(tmp_path: Path, budget: str) -> None:
     """In a process that has imported nothing yet: half of torch is worse than none."""
@@ -706,37 +710,6 @@ def test_the_page_is_written_with_any_budget(tmp_path: Path, budget: str) -> Non
     assert "Traceback" not in done.stderr
     assert "the budget was spent" in done.stdout
     assert (tmp_path / "evidence.html").exists()
-
-
-@pytest.mark.skipif(not hasattr(__import__("signal"), "setitimer"), reason="there are no timers here")
-def test_an_import_is_not_cut_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nor what is printed between jobs."""
-    (tmp_path / "slowly.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    seen = []
-
-    def call(name: str, words: list[str]) -> None:
-        print("what a job prints")
-        import slowly  # type: ignore[import-not-found]
-
-        seen.append(slowly.whole)
-        time.sleep(20)
-
-    monkeypatch.setattr(command, "call", call)
-    began, out = time.monotonic(), sys.stdout
-    failed = command.do_jobs([("a", "reproduce", []), ("b", "reproduce", [])], 0.002)
-    assert time.monotonic() - began < 15
-    assert seen == [True]
-    assert list(failed) == ["a", "b"]
-    assert failed["a"].startswith("stopped after 0.002 minutes")
-    assert sys.stdout is out
-    assert capsys.readouterr().out == ""
-
-    monkeypatch.setattr(command, "typed", lambda *words: time.sleep(0.5))
-    assert list(command.do_jobs([("a", "reproduce", [])], 0.002)) == ["a"]
-    assert seen == [True]
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import importlib
-import io
 import json
+import math
 import shlex
 import shutil
-import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from shoal.cli import arguments as cli
 from shoal.cli.showing import show
@@ -165,93 +162,41 @@ def _brought(records: Records, folder: Path) -> bool:
 
 def do_jobs(jobs: Iterable[Job], minutes: float | None) -> dict[str, str]:
     """Runs one after the other; by name, what was wrong with those that did not come to their end."""
-    import torch  # noqa: F401 (every job needs it, and the time it takes is not theirs)
-
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     failed: dict[str, str] = {}
-    with _Alarm(minutes) as alarm:
-        for name, command, words in jobs:
-            if alarm.rung:
-                failed[name] = "the budget was spent before it began."
-                continue
-            print(f"{name}: {typed(command, words)}", file=sys.stderr, flush=True)
-            try:
-                with contextlib.redirect_stdout(io.StringIO()):  # the page will say it
-                    if alarm.during(partial(call, command, words)):
-                        failed[name] = FAILED
-            except InputError as error:
-                failed[name] = str(error)
-            except KeyboardInterrupt:
-                if not alarm.rung:
-                    raise
-                failed[name] = f"stopped after {minutes:g} minutes, as asked; what is finished is kept."
+    for name, command, words in jobs:
+        left = until - time.monotonic()
+        if left <= 0:
+            failed[name] = "the budget was spent before it began."
+            continue
+        print(f"{name}: {shlex.join(['shoal', command, *words])}", file=sys.stderr, flush=True)
+        if error := call(command, words, left):
+            if time.monotonic() >= until:
+                error = f"stopped after {minutes:g} minutes, as asked; what is finished is kept."
+            failed[name] = error
     return failed
 
 
-def typed(command: str, words: list[str]) -> str:
-    return shlex.join(["shoal", command, *words])
+def call(command: str, words: list[str], seconds: float) -> str:
+    """A command in a process of its own, ended after so long; what was wrong, if it did not end well.
 
-
-def call(command: str, words: list[str]) -> int | None:
-    """A command, as if it had been typed; its exit code."""
-    from shoal.cli.app import COMMANDS
-
-    module = importlib.import_module(COMMANDS[command])
-    parser = cli.Parser(prog="shoal", formatter_class=argparse.HelpFormatter)
-    parser.add_argument("--json", action="store_true")
-    module.add_arguments(parser)
-    code: int | None = module.run(parser.parse_args(words))
-    return code
-
-
-class _Alarm:
-    """Interrupts a job as Ctrl-C would after so many minutes. Outside of jobs it only sets ``rung``.
-
-    A module that is being imported is imported to its end: half of torch cannot be used, nor imported again.
+    What it prints is left out (the page will say it), but for its progress and errors.
     """
-
-    AGAIN = 0.02
-    """Seconds after which an import is looked at again."""
-
-    def __init__(self, minutes: float | None) -> None:
-        main = threading.current_thread() is threading.main_thread()
-        self.minutes = minutes if main and hasattr(signal, "setitimer") else None
-        self.rung = self.at_work = False
-        self.before: Any = None
-
-    def __enter__(self) -> Self:
-        if self.minutes is not None:
-            self.before = signal.signal(signal.SIGALRM, self._ring)
-            signal.setitimer(signal.ITIMER_REAL, 60 * self.minutes)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.minutes is not None:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, self.before)
-
-    def during(self, job: Callable[[], int | None]) -> int | None:
-        self.at_work = True
+    last = ""
+    arguments = [sys.executable, "-m", "shoal", command, *words]
+    pipes: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+    with subprocess.Popen(arguments, **pipes) as process:
+        timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), process.terminate)
+        timer.start()
         try:
-            if self.rung:  # since it was last looked at
-                raise KeyboardInterrupt
-            return job()
+            for line in process.stderr or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                last = line.strip() or last
         finally:
-            self.at_work = False
-
-    def _ring(self, number: int, frame: FrameType | None) -> None:
-        if self.at_work and self._imports(frame):
-            signal.setitimer(signal.ITIMER_REAL, self.AGAIN)
-            return
-        self.rung = True
-        if self.at_work:
-            raise KeyboardInterrupt
-
-    def _imports(self, frame: FrameType | None) -> bool:
-        while frame is not None and frame.f_code is not _Alarm.during.__code__:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
-                return True
-            frame = frame.f_back
-        return False
+            timer.cancel()
+    if process.returncode == 1:
+        return FAILED
+    return (last.removeprefix("shoal: ") or "it was killed.") if process.returncode else ""
 
 
 def _written(content: Content, out: Path) -> list[str]:
