@@ -6,16 +6,13 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 from typing import Any
-
-import yaml
 
 from shoal.algorithms import algorithm_class, settings_of
 from shoal.data import sets
 from shoal.errors import check_names
 from shoal.experiments.config import RunConfig
+from shoal.paper.published import read
 
 PRESETS = ("paper", "authors-code")
 ALGORITHMS = ("fish", "smoothfish", "irm", "coral", "reweighted", "groupdro", "erm")
@@ -24,10 +21,8 @@ ABLATIONS = ("warm-start", "rates", "meta-steps", "smoothfish")
 SHARES: dict[str, float | str] = {"10 % of the data": 0.1, "50 % of the data": 0.5, "converged": "plateau"}
 
 
-@cache
 def _presets() -> dict[str, Any]:
-    text = resources.files("shoal.paper").joinpath("presets", "wilds.yaml").read_text(encoding="utf-8")
-    presets: dict[str, Any] = yaml.safe_load(text)
+    presets: dict[str, Any] = read("presets/wilds.yaml")
     return presets
 
 
