@@ -13,10 +13,9 @@ from pathlib import Path
 
 from shoal.experiments.config import RunConfig
 from shoal.experiments.execute import Store, execute
-from shoal.paper.cdsprites import DEMO, Method, configs
-from shoal.paper.views.cdsprites import demo_table
+from shoal.paper.cdsprites import CARRY, DEMO, Method, configs, demo_table
 
-CARRY, RESET = ({"meta_lr": 0.3, "inner_state": s} for s in ("carry", "reset"))
+RESET = {**CARRY, "inner_state": "reset"}
 SETTING = {**DEMO, "passes": 12_000}
 
 

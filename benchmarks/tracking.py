@@ -9,7 +9,7 @@ beside it. On the CPU it is of the processor's time, which other programs distur
 weights, which is checked. "Inside" is how much of the training's time went into measuring: on the CPU the
 steadier number.
 
-Records: one JSON file a seed, as `shoal track cdsprites --seeds 3 --out shoal-track` makes them, without
+Records: one JSON file per seed, as `shoal track cdsprites --seeds 3 --out shoal-track` makes them, without
 matplotlib. The figure is drawn from them anywhere by the same command with --no-run.
 """
 
@@ -26,6 +26,8 @@ from typing import Any
 import torch
 
 from shoal.experiments.config import RunConfig
+from shoal.experiments.execute import Store, execute, make_executor
+from shoal.experiments.record import RunRecord
 from shoal.experiments.run import prepare
 from shoal.paper import tracking
 
@@ -55,12 +57,15 @@ def main() -> None:
 
 def records(given: Any) -> None:
     configs = tracking.plan("cdsprites", given.seeds, steps=given.steps)
-    store = tracking.TrackStore(given.records, configs, 1)
+    store = Store(tracking.folder_of(given.records, configs, 1))
 
-    def done(result: tracking.Result) -> None:
-        print(f"{store.path_of(result)}: {result['seconds']:.0f} s", flush=True)
+    def done(record: RunRecord) -> None:
+        print(f"{store.path(record.config)}: {record.seconds:.0f} s", flush=True)
 
-    tracking.track_all(configs, store, device=given.device, done=done)
+    how = {"runner": tracking.RUNNER, "track_every": 1}
+    found = execute(configs, store, make_executor(device=given.device), how=how, done=done)
+    if found.failed:
+        sys.exit("\n".join(found.failed.values()))
 
 
 class Watched:
@@ -88,11 +93,11 @@ def cost(algorithm: str, given: Any) -> None:
     steps = given.steps or 200
     config = RunConfig(
         dataset="cdsprites",
-        data_options={"domains": given.domains, "size": given.size, "per_domain": given.per_domain},
+        data_options={"domains": given.domains_per_step, "size": given.size, "per_domain": given.per_domain},
         algorithm=algorithm,
         steps=steps,
         batch_size=given.batch_size,
-        domains_per_step=given.domains,
+        domains_per_step=given.domains_per_step,
         eval_every=steps,
         eval_splits=["test"],
         eval_limit=64,
@@ -121,7 +126,7 @@ def cost(algorithm: str, given: Any) -> None:
     ratios = [b / a for a, b in zip(times["plain"], times["tracked"], strict=True)]
     plain, tracked = (statistics.median(times[n]) for n in ("plain", "tracked"))
     print(
-        f"{algorithm}, S={given.domains}×{given.batch_size}, {given.size}², {training.device.type}: "
+        f"{algorithm}, S={given.domains_per_step}×{given.batch_size}, {given.size}², {training.device.type}: "
         f"{1000 * plain / steps:.2f} ms a step, tracked every {EVERY}: ×{tracked / plain:.3f} "
         f"({', '.join(f'{r:.3f}' for r in ratios)}), "
         f"inside {statistics.median(inside):.2%}; weights {'equal' if same else 'DIFFER'}",

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from shoal.paper import linear
+from shoal.paper.cdsprites import judge
 from shoal.paper.published import claims
-from shoal.paper.views import linear
-from shoal.paper.views.cdsprites import judge
-from shoal.paper.views.plots import demo_figure
+from shoal.paper.views.figures import demo_figure
 from shoal.report import plots, runs
 from shoal.report.tables import Table, percent
 

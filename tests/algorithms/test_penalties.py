@@ -683,7 +683,9 @@ class TestMessages:
     @pytest.mark.parametrize("held_out", [3, 7])
     def test_mldg_that_would_hold_out_every_domain(self, held_out: int) -> None:
         algorithm, _ = on("mldg", network(), count=3, held_out=held_out)
-        with pytest.raises(InputError, match=f"held_out of MLDG must be below 3, the domains per step; got {held_out}"):
+        with pytest.raises(
+            InputError, match=f"held_out of MLDG must be below 3, the domains per step; got {held_out}"
+        ):
             algorithm.check_step(3)
 
     @pytest.mark.parametrize("name", [n for n in NEW if n not in ("reweighted", "sam", "erm-by-domain")])

@@ -10,8 +10,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.data.sets import pacs
-from shoal.paper import grouping
-from shoal.paper.views import beside
+from shoal.paper import tables
 
 ARGUMENTS = ["--model", "small-cnn", "--steps", "3", "--seeds", "2", "--device", "cpu", "--jobs", "1"]
 ARGUMENTS += ["--data", "size=16", "augment=false"]
@@ -59,17 +58,17 @@ def test_one_command_makes_the_table(
 
 def test_columns_are_the_papers() -> None:
     names = ["cDsprites (N=10)", "FMoW", "VLCS", "PACS", "OfficeHome"]
-    assert [c["dataset"] for c in grouping.said().values()] == names
-    assert all(list(c["values"]) == list(grouping.METHODS) for c in grouping.said().values())
+    assert [c["dataset"] for c in tables.grouping_claims().values()] == names
+    assert all(list(c["values"]) == list(tables.GROUPING) for c in tables.grouping_claims().values())
 
 
 def test_runs_that_are_not_there_are_no_numbers() -> None:
-    (column,) = grouping.columns(grouping.Settings(seeds=2, size=32), ["cdsprites"])
+    (column,) = tables.grouping(tables.Settings(seeds=2, size=32), ["cdsprites"])
     assert len(column.runs) == 6
     entry = column.entry([])
     assert (entry["runs"], entry["missing"]) == (6, 6)
     assert all(f["mean"] is None and f["values"] == [None, None] for f in entry["ours"].values())
-    assert "–" in beside.table([entry]).text()
+    assert "–" in tables.table([entry]).text()
 
 
 def test_an_unknown_dataset_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

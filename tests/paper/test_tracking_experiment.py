@@ -19,20 +19,31 @@ from torch import Tensor, nn
 from shoal.cli import main
 from shoal.data.batch import DomainBatch
 from shoal.data.fake import WILDS, maker
-from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.run import prepare
+from shoal.experiments.execute import Store
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import prepare, run
 from shoal.models import build
 from shoal.paper import recipes, tracking
-from shoal.paper.views import tracking as view
 
+RECORDS = "*/" + 16 * "[0-9a-f]" + ".json"
 TINY = ["--data", "size=32", "per_domain=40", "domains=3", "--model-set", "width=2"]
 
 
+OPTIONS: Any = {
+    "data_options": {"size": 32, "per_domain": 40, "domains": 3},
+    "model_options": {"width": 2},
+}
+
+
 def config(**changes: Any) -> RunConfig:
-    options = {"data_options": {"size": 32, "per_domain": 40, "domains": 3}, "model_options": {"width": 2}}
-    (made,) = tracking.plan("cdsprites", 1, **{"steps": 5, "batch_size": 8, **options, **changes})
+    (made,) = tracking.plan("cdsprites", 1, **{"steps": 5, "batch_size": 8, **OPTIONS, **changes})
     return made
+
+
+def track(config: RunConfig, every: int = 1) -> RunRecord:
+    """Through the same door as every run."""
+    return run(config, "cpu", how={"runner": tracking.RUNNER, "track_every": every})
 
 
 def naive_gip(batches: Sequence[DomainBatch], model: nn.Module, normalise: bool) -> float:
@@ -66,7 +77,7 @@ def test_iterations_are_those_of_the_papers_algorithm() -> None:
     given = config(optimizer="sgd", lr=rate, settings={"meta_lr": epsilon, "inner_state": "carry"})
     alone = {"domains_per_step": 1, "settings": {}, "draw": "pooled"}
     fish, erm = prepare(given, "cpu"), prepare(replace(given, algorithm="erm", **alone), "cpu")
-    pair = tracking._Pair(fish, erm, 1, None)
+    pair = tracking.Pair(fish, erm)
     naive = [
         build("sprite-cnn", input_shape=(3, 32, 32), classes=2, seed=given.seed, width=2) for _ in range(2)
     ]
@@ -100,10 +111,11 @@ def test_iterations_are_those_of_the_papers_algorithm() -> None:
         for training, model in zip((fish, erm), naive, strict=True):
             for p, q in zip(training.model.parameters(), model.parameters(), strict=True):
                 torch.testing.assert_close(p, q, atol=1e-6, rtol=0)
-    pair._read(4)
-    ours = {"fish": pair.fish.found, "erm": pair.erm.found}
+    assert pair.read(4) == ""
     for (name, when, kind), values in theirs.items():
-        np.testing.assert_allclose(ours[name][when][kind], values, atol=1e-6)
+        measured = pair.sides[tracking.SIDES[name]].measured
+        ours = [measured[step][when][tracking.KINDS[kind]] for step in range(5)]
+        np.testing.assert_allclose(ours, values, atol=1e-6)
     assert len(theirs) == 8
     assert not np.allclose(theirs["fish", "after", "raw"], theirs["erm", "after", "raw"])
 
@@ -127,8 +139,14 @@ def test_the_examples_are_the_same_and_mixed() -> None:
 
 
 def test_tracking_more_seldom_trains_the_same_and_a_result_is_plain_data() -> None:
-    often, seldom = (tracking.track(config(), "cpu", every=every) for every in (1, 2))
-    assert json.loads(json.dumps(often)) == json.loads(json.dumps(often, allow_nan=False))
+    records = [track(config(), every) for every in (1, 2)]
+    for record in records:
+        json.dumps(record.to_dict(), default=dict, allow_nan=False)
+        again = RunRecord.from_dict(json.loads(json.dumps(record.to_dict(), default=dict)))
+        assert tracking.result_of(again) == tracking.result_of(record)
+    often, seldom = map(tracking.result_of, records)
+    assert records[0].headline == ("accuracy", often["scores"]["fish"][-1])
+    assert records[0].agreement[3]["mean_cosine"] == often["fish"]["before"]["normalised"][3]
     assert often["iterations"] == [0, 1, 2, 3, 4]
     assert seldom["iterations"] == [0, 2, 4]
     assert often["fish"]["after"]["raw"][::2] == seldom["fish"]["after"]["raw"]
@@ -146,30 +164,34 @@ def test_the_constant_classifier() -> None:
     given = config(model_options={"width": 4}, batch_size=32)
     alone = {"domains_per_step": 1, "settings": {}, "draw": "pooled"}
     fish, erm = prepare(given, "cpu"), prepare(replace(given, algorithm="erm", **alone), "cpu")
-    pair = tracking._Pair(fish, erm, 1, None)
+    pair = tracking.Pair(fish, erm)
     before = {k: v.clone() for k, v in fish.model.state_dict().items()}
-    found = pair._constant()
-    assert found is not None
+    found = {
+        name: {**measured, "score": scores["average"]}
+        for name, (measured, scores) in pair.constants().items()
+    }
+    right, wrong = found["constant classifier"], found["constant and wrong"]
     assert all(torch.equal(before[k], v) for k, v in fish.model.state_dict().items())
     truth = fish.data.examples.batch(torch.from_numpy(fish.data.splits["test"].examples()).long())[1]  # type: ignore[attr-defined]
     shares = [float((truth == c).float().mean()) for c in (0, 1)]
-    assert any(found["score"] == pytest.approx(share, abs=1e-6) for share in shares)
-    assert -1 <= found["normalised"] <= 1
-    assert found["wrong"]["normalised"] > 0.9  # wrong everywhere in the same way
-    assert found["wrong"]["raw"] > abs(found["raw"])
+    assert any(right["score"] == pytest.approx(share, abs=1e-6) for share in shares)
+    assert -1 <= right["mean_cosine"] <= 1
+    assert wrong["mean_cosine"] > 0.9  # wrong everywhere in the same way
+    assert wrong["mean_inner_product"] > abs(right["mean_inner_product"])
     assert tracking.last_linear(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))) is None
 
 
 def test_both_start_from_the_same_warm_weights() -> None:
-    result = tracking.track(config(warm_start=3), "cpu")
-    cold = tracking.track(config(), "cpu")
+    result = tracking.result_of(track(config(warm_start=3)))
+    cold = tracking.result_of(track(config()))
     assert result["fish"]["before"]["raw"][0] == result["erm"]["before"]["raw"][0]
     assert result["fish"]["before"]["raw"][0] != cold["fish"]["before"]["raw"][0]
 
 
 def test_a_loss_that_is_not_finite_is_said() -> None:
-    with pytest.raises(InputError, match="not finite by iteration"):
-        tracking.track(config(optimizer="sgd", lr=1e30), "cpu")
+    found = track(config(optimizer="sgd", lr=1e30))
+    assert found.status == "diverged"
+    assert "not finite by iteration" in found.error
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,28 +217,27 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "Fish" in said.out
     assert "constant classifier" in said.out
     assert "over 2 seeds" in said.out
-    assert "2 seeds to do" in said.err
+    assert "2 runs to do" in said.err
     (folder,) = out.iterdir()
-    assert {p.name for p in folder.iterdir()} == {
-        "seed-0.json",
-        "seed-1.json",
-        "tracking.png",
-        "tracking.svg",
-    }
-    kept = (folder / "seed-0.json").read_bytes()
-    (folder / "seed-1.json").unlink()
+    configs = tracking.plan("cdsprites", 2, steps=4, batch_size=8, **OPTIONS)
+    store = Store(folder)
+    first, second = (store.path(c) for c in configs)
+    names = {p.name for p in folder.iterdir() if p.is_file() and p.suffix != ".sqlite" and p.name[0] != "."}
+    assert names == {first.name, second.name, "tracking.png", "tracking.svg"}
+    kept = first.read_bytes()
+    second.unlink()
     assert main([*command, "--no-run"]) == 0
     assert "1 of 2 seeds are missing" in capsys.readouterr().out
     assert main([*command, "--json"]) == 0
     said = capsys.readouterr()
-    assert "1 seed to do, 1 kept from before" in said.err
+    assert "1 run to do, 1 kept from before" in said.err
     assert len(json.loads(said.out)["results"]) == 2
-    assert (folder / "seed-0.json").read_bytes() == kept
+    assert first.read_bytes() == kept
     # Other settings are kept apart, also from --no-run.
     assert main([*command, "--no-run", "--lr", "0.01"]) == 2
-    (folder / "seed-0.json").write_text("{}")
+    first.write_text("{}")
     assert main([*command, "--no-run"]) == 2
-    assert "move it away" in capsys.readouterr().err
+    assert str(first) in capsys.readouterr().err
 
 
 def test_a_rate_of_zero_is_refused_and_not_another_taken(
@@ -254,24 +275,24 @@ def test_the_words_say_which_iterations_are_meant(steps: int, every: int, said: 
         "iterations": list(range(0, steps, every)),
         "environment": {"device": "cpu"},
     }
-    words = view.words([one, one])
+    words = tracking.words([one, one])
     assert words.startswith(f"Gradients {said}, scores at the last; mean ± standard deviation over 2 seeds")
     other = {**one, "config": {"steps": steps + 1}}
     if every > 1:
-        assert "over the last tenth of the measurements" in view.words([one, other])
+        assert "over the last tenth of the measurements" in tracking.words([one, other])
 
 
 def test_a_file_that_lacks_something_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = config(steps=2)
-    store = tracking.TrackStore(tmp_path, [given], 1)
-    whole = json.dumps(tracking.track(given, "cpu"))
+    store = Store(tracking.folder_of(tmp_path, [given], 1))
+    record = track(given)
+    store.save(record)
+    assert tracking.result_of(store.found([given])[0]) == tracking.result_of(record)
     path = store.path(given)
-    path.parent.mkdir()
-    path.write_text(whole)
-    assert store.find(given) == json.loads(whole)
+    whole = path.read_text()
     command = ["track", "cdsprites", *TINY, "--steps", "2", "--batch-size", "8", "--seeds", "1", "--no-run"]
 
-    def spoiled(*keys: str, value: Any = None) -> str:
+    def spoiled(*keys: Any, value: Any = None) -> str:
         content = json.loads(whole)
         inner = content
         for key in keys[:-1]:
@@ -283,22 +304,22 @@ def test_a_file_that_lacks_something_is_named(tmp_path: Path, capsys: pytest.Cap
         return json.dumps(content)
 
     for text in (
-        spoiled("fish", "before"),
-        spoiled("erm", "after", "raw"),
-        spoiled("erm", "before", "normalised", value=[0.5]),
-        spoiled("fish", "before", "raw", value=[0.5, "x"]),
-        spoiled("scores", "fish", value=[]),
-        spoiled("scores", "metric"),
-        spoiled("constant", "wrong"),
-        spoiled("iterations", value=2),
-        spoiled("iterations", value=[None, 1]),
-        spoiled("domains"),
-        spoiled("environment", "device"),
+        spoiled("agreement", 0, "models", "Fish", "before"),
+        spoiled("agreement", 1, "models", "ERM", "after", "mean_inner_product"),
+        spoiled("agreement", 1, "models", "ERM", "before", "mean_cosine", value=[0.5]),
+        spoiled("agreement", 0, "models", "Fish", "before", "mean_inner_product", value="x"),
+        spoiled("agreement", 0, "models"),
+        spoiled("agreement", 0, "models", "constant and wrong"),
+        spoiled("agreement", 0, "step", value=None),
+        spoiled("agreement", value=2),
+        spoiled("history", 1, "scores", "ERM"),
+        spoiled("history", 1, "scores", "test", "metric"),
+        spoiled("environment", "device", value=3),
         "[]",
     ):
         path.write_text(text)
         assert main([*command, "--out", str(tmp_path)]) == 2
-        assert "is not what `shoal track` wrote; move it away." in capsys.readouterr().err
+        assert str(path.parent) in capsys.readouterr().err
 
 
 def test_looking_makes_no_folder(tmp_path: Path) -> None:
@@ -310,7 +331,7 @@ def test_looking_makes_no_folder(tmp_path: Path) -> None:
 def test_runs_that_differ_in_more_than_their_seed_are_kept_apart(tmp_path: Path) -> None:
     def folder(seeds: int, every: int = 1, **data: Any) -> str:
         configs = tracking.plan("cdsprites", seeds, data_options=data)
-        return tracking.TrackStore(tmp_path, configs, every).folder.name
+        return tracking.folder_of(tmp_path, configs, every).name
 
     assert folder(1) == folder(3) == folder(1, seed=0)
     assert len({folder(2), folder(2, 5), folder(2, seed=0), folder(2, seed=1), folder(2, domains=9)}) == 5
@@ -341,7 +362,13 @@ def wilds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dataset", recipes.datasets())
-def test_wilds_recipes(dataset: str, wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wilds_recipes(
+    dataset: str,
+    wilds: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A preset's walk, ε and optimizer, and a warm start; the model is made small."""
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
     given = ["--model", "small-cnn", "--data", "size=16"]
@@ -352,11 +379,10 @@ def test_wilds_recipes(dataset: str, wilds: Path, tmp_path: Path, monkeypatch: p
     command = ["track", dataset, "--preset", "paper", "--data-dir", str(wilds), *given, "--warm-start", "2"]
     command += ["--steps", "2", "--batch-size", "4", "--seeds", "1", "--eval-limit", "20", "--device", "cpu"]
     assert main([*command, "--out", str(tmp_path / "out"), "--json"]) == 0
-    (folder,) = (tmp_path / "out").iterdir()
     said = recipes.settings(dataset, "paper")
-    name = f"seed-0-fold-{said['folds'][0]}.json" if "folds" in said else "seed-0.json"
-    result = json.loads((folder / name).read_text())
+    (result,) = json.loads(capsys.readouterr().out)["results"]
     used = result["config"]
+    assert used["data_options"].get("fold") == said.get("folds", [None])[0]
     assert used["settings"]["meta_lr"] == said["epsilon"]
     assert (used["domains_per_step"], used["batch_size"], used["warm_start"]) == (said["walk"], 4, 2)
     assert used["optimizer"] == said["optimizer"]
@@ -385,11 +411,11 @@ def test_ctrl_c_keeps_finished_seeds(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
     )
     until = time.monotonic() + 60
-    while not list(tmp_path.glob("*/seed-0.json")) and time.monotonic() < until:
+    while not list(tmp_path.glob(RECORDS)) and time.monotonic() < until:
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "finished and kept in" in said
+    assert "Finished runs are kept; the same command resumes." in said
     assert "Traceback" not in said
-    assert list(tmp_path.glob("*/seed-0.json"))
+    assert list(tmp_path.glob(RECORDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import math
@@ -170,9 +171,13 @@ def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
     """Trains and records: a :class:`Turns` that has no others to wait for."""
     from shoal.experiments import baselines  # which imports this module
 
+    options = inspect.signature(Turns).bind(config, *args, **more).arguments
+    how = options.get("how") or {}
+    if runner := how.get("runner"):  # a module of this package that does runs in its own way
+        record: RunRecord = importlib.import_module(f"shoal.{runner}").run(config, *args[:2], how=how)
+        return record
     if not baselines.is_one(config):
         return Turns(config, *args, **more).to_the_end()
-    options = inspect.signature(Turns).bind(config, *args, **more).arguments
     if (folder := options.get("folder")) is None or not options.get("weights", True):
         return baselines.run(config)
     return baselines.train(config, folder)

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
+from shoal.experiments.record import RunRecord
+from shoal.experiments.statistics import plus_minus
+from shoal.paper.published import claims
+from shoal.report.tables import Table
 
 ADAM = ("adam", {"lr": 1e-3, "fused": True})
 SGD = ("sgd", {"lr": 0.1})
-WALK = {"meta_lr": 0.1, "inner_state": "reset"}
+RESET = {"meta_lr": 0.1, "inner_state": "reset"}
+CARRY = {"meta_lr": 0.3, "inner_state": "carry"}
 BATCH = 64
 POINTS = 20
 """Evaluations over a training."""
+NUMBERS = (5, 10, 15, 20, 30, 40, 50)
+"""Of domains, in the figure."""
+PASSES = {10: 16_000, 50: 10_000}
+"""Passes per run in the figure: at N = 10 Fish is slow to find the shape, and 50 must divide its own."""
+OTHER_PASSES = 9_600
+OF_THE_PAPER = ("Adam", "IDGM")
+"""Parts of the figure; the others are controls of ours."""
+ABOUT = 5.0
+"""Points of accuracy by which a figure may differ and still agree with "about"."""
+DEMO: dict[str, Any] = {"passes": 6_000, "size": 32, "per_domain": 2000, "width": 24, "eval_limit": 2000}
+"""What fits a laptop: 32×32 pixels, two thousand images per domain, a network three quarters as wide."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +44,16 @@ class Method:
 
 
 ERM = Method("ERM", "erm")
-FISH = Method("Fish", "fish", WALK)
-REGROUPED = Method("Fish, random grouping", "fish", WALK, "regrouped")
-REPTILE = Method("Reptile", "reptile", WALK)
+FISH = Method("Fish", "fish", RESET)
+REGROUPED = Method("Fish, random grouping", "fish", RESET, "regrouped")
+REPTILE = Method("Reptile", "reptile", RESET)
 IDGM = Method("IDGM", "idgm")
 IDGM_PRINTED = Method("IDGM, no trust ratio, γ=0.3", "idgm", {"trust": None, "gamma": 0.3})
+CARRIED = (
+    Method("Fish", "fish", CARRY),
+    Method("Fish, random grouping", "fish", CARRY, "regrouped"),
+    ERM,
+)
 
 
 def configs(
@@ -48,50 +71,35 @@ def configs(
 ) -> list[RunConfig]:
     """Every method on every N and seed, with the same optimizer, rate, batch size and number of passes.
 
-    A pass is one minibatch forward and backward. Methods that walk through N domains take passes/N steps of
-    N batches; ERM takes one batch a step.
+    A pass is one minibatch forward and backward. Methods with an inner loop over N domains take passes/N
+    steps of N batches; ERM takes one batch per step.
     """
-    found = []
+    common: dict[str, Any] = {
+        "model_options": {"width": width},
+        "batch_size": BATCH,
+        "eval_limit": eval_limit,
+    }
+    common |= {"optimizer": optimizer[0], "optimizer_options": optimizer[1]}
+    result = []
     for number in numbers:
         if passes % (number * POINTS):
             raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
         for seed in seeds:
+            data = {
+                "domains": number,
+                "size": size,
+                "palette": palette,
+                "per_domain": per_domain,
+                "seed": seed,
+            }
+            common["data_options"] = data
             for method in methods:
                 batches = 1 if method.algorithm == "erm" else number
                 steps = passes // batches
-                found.append(
-                    RunConfig(
-                        dataset="cdsprites",
-                        data_options={
-                            "domains": number,
-                            "size": size,
-                            "palette": palette,
-                            "per_domain": per_domain,
-                            "seed": seed,
-                        },
-                        algorithm=method.algorithm,
-                        settings=method.settings,
-                        draw=method.draw,
-                        model_options={"width": width},
-                        optimizer=optimizer[0],
-                        optimizer_options=optimizer[1],
-                        steps=steps,
-                        batch_size=BATCH,
-                        domains_per_step=batches,
-                        seed=seed,
-                        eval_every=steps // POINTS,
-                        eval_limit=eval_limit,
-                        label=method.label,
-                    )
-                )
-    return found
-
-
-NUMBERS = (5, 10, 15, 20, 30, 40, 50)
-"""Of domains, in the figure."""
-PASSES = {10: 16_000, 50: 10_000}
-"""Passes a run in the figure: N = 10 is where Fish is slow to find the shape, and 50 must divide its own."""
-OTHER_PASSES = 9_600
+                own = {k: v for k, v in vars(method).items() if k != "algorithm"}
+                own |= {"steps": steps, "domains_per_step": batches, "eval_every": steps // POINTS}
+                result.append(RunConfig("cdsprites", method.algorithm, seed=seed, **own, **common))
+    return result
 
 
 def figure(
@@ -99,35 +107,146 @@ def figure(
 ) -> dict[str, list[RunConfig]]:
     """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to."""
     common: dict[str, Any] = {"size": size, "eval_limit": 5000}
-    walk = {"meta_lr": 0.3, "inner_state": "carry"}
-    plain = [Method(m.label, m.algorithm, {} if m is ERM else walk, m.draw) for m in (ERM, FISH, REGROUPED)]
-    ten = passes or PASSES[10]
+    ten: dict[str, Any] = {"numbers": [10], "seeds": seeds, "passes": passes or PASSES[10], **common}
 
     def every_number(*methods: Method) -> list[RunConfig]:
-        found = []
+        result = []
         for number in sorted(numbers, key=lambda n: n != 10):
             own = passes or PASSES.get(number, OTHER_PASSES)
-            found += configs(methods, [number], seeds, passes=own, **common)
-        return found
+            result += configs(methods, [number], seeds, passes=own, **common)
+        return result
 
     return {
-        # ERM's steps are short, a walk's long: side by side on a GPU they would wait for each other.
+        # ERM's steps are short, inner loops long: in parallel on a GPU they would wait for each other.
         "Adam": every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
         "IDGM": every_number(IDGM),
-        "plain SGD": configs(plain, [10], seeds, passes=ten, optimizer=SGD, **common),
-        "random palette": configs(
-            (ERM, FISH, REGROUPED), [10], seeds, passes=ten, palette="random", **common
-        ),
-        "IDGM as printed": configs((IDGM_PRINTED,), [10], seeds, passes=ten, **common),
+        "plain SGD": configs((ERM, *CARRIED[:2]), **ten, optimizer=SGD),
+        "random palette": configs((ERM, FISH, REGROUPED), **ten, palette="random"),
+        "IDGM as printed": configs((IDGM_PRINTED,), **ten),
     }
-
-
-DEMO: dict[str, Any] = {"passes": 6_000, "size": 32, "per_domain": 2000, "width": 24, "eval_limit": 2000}
-"""What fits a laptop: 32×32 pixels, two thousand images a domain, a network three quarters as wide."""
 
 
 def demo(seeds: Sequence[int]) -> list[RunConfig]:
     """Fish, its control and ERM on ten domains."""
-    walk = {"meta_lr": 0.3, "inner_state": "carry"}
-    methods = (Method("Fish", "fish", walk), Method("Fish, random grouping", "fish", walk, "regrouped"), ERM)
-    return configs(methods, [10], seeds, **DEMO)
+    return configs(CARRIED, [10], seeds, **DEMO)
+
+
+def samples(options: Mapping[str, Any], each: int = 9) -> dict[str, Any]:
+    """A few images of every domain, as arrays for the figures."""
+    import torch
+
+    from shoal.data.sets import load
+
+    data = load("cdsprites", **{**options, "per_domain": 2 * each})
+    examples: Any = data.examples
+    result = {}
+    for split in ("train", "test"):
+        domains = data.splits[split]
+        for d, name in enumerate(domains.names):
+            images, _ = examples.batch(torch.as_tensor(domains.indices_of(d)[:each]).long())
+            result["held-out" if split == "test" else name] = images.permute(0, 2, 3, 1).numpy()
+    return result
+
+
+def by_method(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    result: dict[str, list[RunRecord]] = {}
+    for record in records:
+        result.setdefault(record.config.name, []).append(record)
+    return result
+
+
+def curves(records: Iterable[RunRecord], split: str) -> dict[str, list[tuple[list[int], list[float]]]]:
+    return {m: [r.curve(split) for r in rs if r.history] for m, rs in by_method(records).items()}
+
+
+def percent(values: Sequence[float]) -> str:
+    """Mean ± standard deviation over seeds, in percent."""
+    return plus_minus([100 * v for v in values if not math.isnan(v)])
+
+
+def demo_table(records: Sequence[RunRecord]) -> Table:
+    table = Table(["method", "training domains", "held-out domain", "optimizer", "passes"])
+    for method, runs in by_method(records).items():
+        config = runs[0].config
+        accuracies = [percent([r.score(split, last=True) for r in runs]) for split in ("train", "test")]
+        optimizer = f"{config.optimizer.capitalize()} {config.optimizer_options['lr']:g}"
+        passes = f"{runs[0].history[-1]['passes']:,}" if runs[0].history else "–"
+        table.add(method, *accuracies, optimizer, passes)
+    return table
+
+
+def judge(value: float, claim: Mapping[str, Any]) -> str:
+    """Whether a mean accuracy in percent agrees with what the paper says."""
+    if math.isnan(value):
+        return "no result"
+    if claim["relation"] == "at least":
+        return "agrees" if value >= claim["value"] - ABOUT / 2 else "disagrees"
+    return "agrees" if abs(value - claim["value"]) <= ABOUT else "disagrees"
+
+
+def rows(parts: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """One entry for each part, method and N: accuracies over seeds at the last and at the selected step."""
+    result = []
+    for part, records in parts.items():
+        # The paper speaks of Adam and of one palette; other parts are ours alone.
+        said = claims("cdsprites") if part in OF_THE_PAPER else []
+        for method, runs in by_method(records).items():
+            for number in sorted({r.config.data_options["domains"] for r in runs}):
+                seeds = [r for r in runs if r.config.data_options["domains"] == number]
+                entry: dict[str, Any] = {
+                    "part": part,
+                    "method": method,
+                    "domains": number,
+                    "seeds": [r.config.seed for r in seeds],
+                    "diverged": sum(r.status == "diverged" for r in seeds),
+                    "seconds": sum(r.seconds for r in seeds),
+                }
+                for split in ("train", "test"):
+                    entry[f"{split} last"] = [r.score(split, last=True) for r in seeds]
+                    entry[f"{split} selected"] = [r.score(split) for r in seeds]
+                own = [c for c in said if (c["method"], c["domains"]) == (method, number)]
+                means = [100 * statistics.mean(entry[f"{c['split']} last"]) for c in own]
+                verdicts = [f"{c['split']} {judge(m, c)}" for m, c in zip(means, own, strict=True)]
+                entry["paper"] = "  ".join(f"{c['split']}: {c['words']}" for c in own)
+                entry["verdict"] = "  ".join(verdicts)
+                result.append(entry)
+    return result
+
+
+def table(entries: Sequence[Mapping[str, Any]]) -> Table:
+    """At the last step, and at the step best on validation, which is drawn like the test domain."""
+    scores = {"train last": "train, last", "test last": "test, last"}
+    scores["test selected"] = "test, selected (oracle-like)"
+    result = Table(["part", "method", "N", *scores.values(), "paper", "verdict"])
+    most = max((len(e["seeds"]) for e in entries), default=0)
+    for e in entries:
+        notes = [f"{e['diverged']} diverged"] if e["diverged"] else []
+        notes += [f"{len(e['seeds'])} of {most} seeds"] if len(e["seeds"]) < most else []
+        method = e["method"] + (f" ({', '.join(notes)})" if notes else "")
+        cells = [percent(e[name]) for name in scores]
+        result.add(e["part"], method, e["domains"], *cells, e["paper"] or "–", e["verdict"] or "–")
+    return result
+
+
+def listed(parts: Mapping[str, Sequence[RunConfig]]) -> list[str]:
+    """Runs by name, those that differ in their seed alone together."""
+    result: dict[str, list[str]] = {}
+    for part, runs in parts.items():
+        for c in runs:
+            result.setdefault(f"{c.name} ({part}), N={c.data_options['domains']}", []).append(str(c.seed))
+    return [f"{name}, seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}" for name, seeds in result.items()]
+
+
+def series(entries: Iterable[Mapping[str, Any]], split: str) -> dict[str, dict[int, list[float]]]:
+    """By method and N the accuracies of the paper's parts at the last step, for the figure."""
+    result: dict[str, dict[int, list[float]]] = {}
+    for e in entries:
+        values = [v for v in e[f"{split} last"] if not math.isnan(v)]
+        if values and e["part"] in OF_THE_PAPER:
+            result.setdefault(e["method"], {})[e["domains"]] = values
+    return result
+
+
+def marks(split: str) -> list[tuple[str, int, float]]:
+    """The method, N and accuracy in percent of the paper's numbers, to be drawn beside ours."""
+    return [(c["method"], c["domains"], c["value"]) for c in claims("cdsprites") if c["split"] == split]

@@ -12,16 +12,23 @@ from shoal.algorithms import algorithm_class, settings_of
 from shoal.data import sets
 from shoal.errors import check_names
 from shoal.experiments.config import RunConfig
-from shoal.paper.presets import preset
+from shoal.paper.published import read
 
 PRESETS = ("paper", "authors-code")
 ALGORITHMS = ("fish", "smoothfish", "irm", "coral", "reweighted", "groupdro", "erm")
 """Those of the paper's table and SmoothFish, in its order."""
+ABLATIONS = ("warm-start", "rates", "meta-steps", "smoothfish")
+SHARES: dict[str, float | str] = {"10 % of the data": 0.1, "50 % of the data": 0.5, "converged": "plateau"}
+
+
+def _presets() -> dict[str, Any]:
+    presets: dict[str, Any] = read("presets/wilds.yaml")
+    return presets
 
 
 def datasets() -> list[str]:
     """Those that there are recipes for."""
-    return [name for name in preset("wilds") if name != "every"]
+    return [name for name in _presets() if name != "every"]
 
 
 @dataclass(frozen=True)
@@ -49,132 +56,115 @@ class Variant:
     algorithm: str = "fish"
     settings: Mapping[str, Any] = field(default_factory=dict)
     draw: str | None = None
-    walk: int | None = None
+    inner_steps: int | None = None
     warm_start: int | float | str | None = None
     rate: float = 1.0
     """Times α, and ε divided by it."""
 
 
 def runs(
-    dataset: str, variants: Sequence[Variant], *, given: str = "paper", changes: Changes | None = None
+    dataset: str, variants: Sequence[Variant], *, preset: str = "paper", changes: Changes | None = None
 ) -> list[RunConfig]:
     """Every variant with every seed that the benchmark asks for (on PovertyMap every fold)."""
     changes = changes or Changes()
-    said = settings(dataset, given)
+    recipe = settings(dataset, preset)
     own = inspect.signature(sets.registry.module(dataset).load).parameters
     changed = {k: v for k, v in changes.data_options.items() if k in own}
-    options = {**said.get("data_options", {}), **changed}
-    found = []
-    for seed, fold in _seeds(said, changes):
-        data_options = {**options, **fold}
-        examples = len(sets.load(dataset, **data_options).splits["train"].examples())
-        found += [_run(dataset, v, said, changes, data_options, seed, examples) for v in variants]
-    return found
+    seeds: list[tuple[int, dict[str, Any]]] = [
+        (n, {}) for n in range(changes.seeds or recipe.get("seeds", 0))
+    ]
+    if "folds" in recipe:
+        seeds = [(0, {"fold": fold}) for fold in recipe["folds"][: changes.seeds]]
+    result = []
+    for seed, fold in seeds:
+        options = {**recipe.get("data_options", {}), **changed, **fold}
+        examples = len(sets.load(dataset, **options).splits["train"].examples())
+        result += [_run(dataset, v, recipe, changes, options, seed, examples) for v in variants]
+    return result
 
 
-def settings(dataset: str, name: str) -> dict[str, Any]:
-    """What the preset ``name`` says of a dataset."""
+def settings(dataset: str, preset: str) -> dict[str, Any]:
+    """What a preset says of a dataset."""
     check_names("dataset with a recipe:", [dataset], datasets())
-    check_names("preset", [name], PRESETS)
-    every = preset("wilds")
-    said = {k: v for k, v in every[dataset].items() if k not in PRESETS}
-    other = every[dataset].get(name, {})
-    joined = {**every["every"]["settings"], **said.get("settings", {}), **other.get("settings", {})}
-    return {**said, **other, "settings": joined}
+    check_names("preset", [preset], PRESETS)
+    every = _presets()
+    common = {k: v for k, v in every[dataset].items() if k not in PRESETS}
+    own = every[dataset].get(preset, {})
+    joined = {**every["every"]["settings"], **common.get("settings", {}), **own.get("settings", {})}
+    return {**common, **own, "settings": joined}
 
 
-def judged(dataset: str) -> str:
-    """What the benchmark ranks by, whatever a preset selects by."""
-    return str(preset("wilds")[dataset]["judged"])
-
-
-def _seeds(said: Mapping[str, Any], changes: Changes) -> list[tuple[int, dict[str, Any]]]:
-    if "folds" in said:
-        return [(0, {"fold": fold}) for fold in said["folds"][: changes.seeds]]
-    return [(seed, {}) for seed in range(changes.seeds or said["seeds"])]
+def headline(dataset: str) -> str:
+    """The metric that the benchmark ranks by, whatever a preset selects by."""
+    return str(_presets()[dataset]["judged"])
 
 
 def _run(
     dataset: str,
     variant: Variant,
-    said: Mapping[str, Any],
+    recipe: Mapping[str, Any],
     changes: Changes,
     data_options: Mapping[str, Any],
     seed: int,
     examples: int,
 ) -> RunConfig:
     kind = algorithm_class(variant.algorithm)
-    walks = "meta_lr" in settings_of(kind)
-    batch, count = changes.batch or said["batch"], 1
-    if walks:
-        count = variant.walk or said["walk"]
+    inner_loop = "meta_lr" in settings_of(kind)
+    batch, count = changes.batch or recipe["batch"], 1
+    if inner_loop:
+        count = variant.inner_steps or recipe["walk"]
     elif kind.draw == "domains":
-        count = min(said["groups"], batch)
+        count = min(recipe["groups"], batch)
         batch = batch // count
     epoch = max(1, math.ceil(examples / (batch * count)))
-    steps = max(1, round((changes.epochs or said["epochs"]) * epoch))
-    rate = dict(said["optimizer_options"])
+    steps = max(1, round((changes.epochs or recipe["epochs"]) * epoch))
+    optimizer = dict(recipe["optimizer_options"])
     if changes.lr is not None:
-        rate["lr"] = changes.lr
-    own = {**said["settings"].get(variant.algorithm, {}), **variant.settings}
-    if walks:
-        rate["lr"] = (said.get("fish_lr", rate["lr"]) if changes.lr is None else changes.lr) * variant.rate
-        rate["weight_decay"] = said.get("fish_weight_decay", rate.get("weight_decay", 0.0))
-        own = {"meta_lr": said["epsilon"] / variant.rate, "inner_state": "carry", **own}
-    decays = "decay" in said and not walks
-    warm = variant.warm_start if variant.warm_start is not None else said.get("warm_start")
-    if isinstance(warm, int) and changes.epochs:
-        warm = max(1, round(warm * changes.epochs / said["epochs"]))
-    model = changes.model or said["model"]
-    options = changes.model_options if changes.model_options is not None else said["model_options"]
+        optimizer["lr"] = changes.lr
+    own = {**recipe["settings"].get(variant.algorithm, {}), **variant.settings}
+    warm, schedule = None, None
+    if inner_loop:
+        alpha = recipe.get("fish_lr", optimizer["lr"]) if changes.lr is None else changes.lr
+        optimizer["lr"] = alpha * variant.rate
+        optimizer["weight_decay"] = recipe.get("fish_weight_decay", optimizer.get("weight_decay", 0.0))
+        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": "carry", **own}
+        warm = recipe.get("warm_start") if variant.warm_start is None else variant.warm_start
+        if isinstance(warm, int) and changes.epochs:
+            warm = max(1, round(warm * changes.epochs / recipe["epochs"]))
+    else:
+        schedule = f"step:{recipe['decay']:g}:{epoch}" if "decay" in recipe else None
+        data_options = {**data_options, **(recipe.get("grouped", {}) if kind.draw != "pooled" else {})}
+    options = changes.model_options
+    if options is None:
+        options = {} if changes.model else recipe["model_options"]
+    same: dict[str, Any] = {"label": variant.label, "draw": variant.draw, "seed": seed, "warm_start": warm}
+    same |= {"optimizer": recipe["optimizer"], "optimizer_options": optimizer, "schedule": schedule}
+    same |= {"model": changes.model or recipe["model"], "model_options": dict(options)}
+    same |= {"eval_limit": changes.eval_limit, "metric": recipe["metric"], "precision": changes.precision}
     return RunConfig(
-        dataset=dataset,
-        algorithm=variant.algorithm,
-        label=variant.label,
-        steps=steps,
-        data_options={**data_options, **({} if walks or kind.draw == "pooled" else said.get("grouped", {}))},
-        settings=own,
-        model=model,
-        model_options={} if changes.model and changes.model_options is None else dict(options),
-        optimizer=said["optimizer"],
-        optimizer_options=rate,
+        dataset,
+        variant.algorithm,
+        steps,
+        dict(data_options),
+        own,
         batch_size=batch,
         domains_per_step=count,
-        draw=variant.draw,
-        seed=seed,
-        warm_start=warm if walks else None,
         eval_every=min(epoch, steps),
         eval_splits=["validation", "test"],
-        eval_limit=changes.eval_limit,
-        metric=said["metric"],
-        precision=changes.precision,
-        schedule=f"step:{said['decay']:g}:{epoch}" if decays else None,
+        **same,
     )
 
 
-SHARES: dict[str, float | str] = {"10 % of the data": 0.1, "50 % of the data": 0.5, "converged": "plateau"}
-
-
-def ablation(name: str, dataset: str, given: str = "paper") -> list[Variant]:
+def ablation(name: str, dataset: str, preset: str = "paper") -> list[Variant]:
     """The rows of one of the paper's ablations; with fewer domains than a row asks for it is refused."""
     check_names("ablation", [name], ABLATIONS)
-    said = settings(dataset, given)
+    recipe = settings(dataset, preset)
     if name == "warm-start":
         return [Variant(label, warm_start=share) for label, share in SHARES.items()]
     if name == "rates":
-        alpha = said.get("fish_lr", said["optimizer_options"]["lr"])
-        return [
-            Variant(f"α = {alpha * f:.2g}, ε = {said['epsilon'] / f:.2g}", rate=f)
-            for f in (0.1, 0.3, 1.0, 3.0, 10.0)
-        ]
+        alpha, epsilon = recipe.get("fish_lr", recipe["optimizer_options"]["lr"]), recipe["epsilon"]
+        factors = (0.1, 0.3, 1.0, 3.0, 10.0)
+        return [Variant(f"α = {alpha * f:.2g}, ε = {epsilon / f:.2g}", rate=f) for f in factors]
     if name == "meta-steps":
-        return [Variant(f"N = {n}", walk=n) for n in (5, 10, 20)]
+        return [Variant(f"N = {n}", inner_steps=n) for n in (5, 10, 20)]
     return [Variant(f"γ = {g:g}", "smoothfish", {"gamma": g}) for g in (0.0, 0.1, 0.2, 0.5, 0.8, 1.0)]
-
-
-ABLATIONS = {
-    "warm-start": "how long ERM trains before Fish: 10 % and 50 % of an epoch, until it stops improving",
-    "rates": "Fish's α with α·ε kept constant",
-    "meta-steps": "Fish with N = 5, 10, 20 domains a step",
-    "smoothfish": "SmoothFish's γ from 0 to 1",
-}

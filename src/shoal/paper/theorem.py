@@ -8,8 +8,8 @@ belongs, and another constant; neither changes the direction. The network must b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from itertools import permutations
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,31 +20,23 @@ from shoal.gradients import gradient, inner_product, match
 ALPHAS = tuple(float(a) for a in np.logspace(-1, -4, 13))
 
 
-@dataclass(frozen=True)
-class TheoremResult:
+class TheoremResult(NamedTuple):
     domains: int
     alphas: tuple[float, ...]
     one_minus_cos: tuple[float, ...]
     slope: float
     """Of log(1 − cos) against log α, over the smaller half of the rates: 2 by the theorem."""
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
-
 
 def check_theorem(domains: int, alphas: Sequence[float] = ALPHAS, seed: int = 0) -> TheoremResult:
     """Enumerates all orders of ``domains`` full-batch domains on a small tanh network, in float64."""
-    generator = torch.Generator().manual_seed(seed)
-    draw = {"generator": generator, "dtype": torch.float64}
+    draw: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
     model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     params: list[Tensor] = list(model.parameters())
     with torch.no_grad():
         for p in params:
-            p.copy_(torch.randn(p.shape, **draw))  # type: ignore[call-overload]
-    data = [
-        (torch.randn(16, 3, **draw), torch.randn(16, 1, **draw))  # type: ignore[call-overload]
-        for _ in range(domains)
-    ]
+            p.copy_(torch.randn(p.shape, **draw))
+    data = [(torch.randn(16, 3, **draw), torch.randn(16, 1, **draw)) for _ in range(domains)]
     start = [p.detach().clone() for p in params]
 
     def loss(d: int) -> Tensor:
@@ -56,7 +48,7 @@ def check_theorem(domains: int, alphas: Sequence[float] = ALPHAS, seed: int = 0)
     gaps = []
     orders = list(permutations(range(domains)))
     for alpha in alphas:
-        walked = [torch.zeros_like(p) for p in params]
+        moved = [torch.zeros_like(p) for p in params]
         for order in orders:
             with torch.no_grad():
                 torch._foreach_copy_(params, start)
@@ -65,9 +57,9 @@ def check_theorem(domains: int, alphas: Sequence[float] = ALPHAS, seed: int = 0)
                 with torch.no_grad():
                     torch._foreach_add_(params, step, alpha=-alpha)
             with torch.no_grad():
-                moved = [(s - p) / len(orders) for s, p in zip(start, params, strict=True)]
-                torch._foreach_add_(walked, moved)
-        rest = [w - alpha * domains * m for w, m in zip(walked, matching.mean, strict=True)]
+                apart = [(s - p) / len(orders) for s, p in zip(start, params, strict=True)]
+                torch._foreach_add_(moved, apart)
+        rest = [w - alpha * domains * m for w, m in zip(moved, matching.mean, strict=True)]
         gaps.append(_one_minus_cos(rest, target))
     half = len(alphas) // 2
     slope = float(np.polyfit(np.log(alphas[half:]), np.log(gaps[half:]), 1)[0])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shoal.paper.evidence.records import Kept, Records
+from shoal.paper.evidence.records import Kept
 
-AGREES, PARTLY, DISAGREES, NOT_JUDGED, NOT_RUN = "agrees", "partly", "disagrees", "not judged", "not run"
-VERDICTS = (AGREES, PARTLY, DISAGREES, NOT_JUDGED, NOT_RUN)
+VERDICTS = ("agrees", "partly", "disagrees", "not judged", "not run")
+AGREES, PARTLY, DISAGREES, NOT_JUDGED, NOT_RUN = VERDICTS
 HOLDS = "holds"
 """The last column of a table that says so of every row."""
 
@@ -40,37 +39,13 @@ class Check(NamedTuple):
     holds: bool | None
 
 
-@dataclass(frozen=True)
-class Judged:
-    verdict: str
-    ours: str = "–"
-    seeds: str = "–"
-    reason: str = ""
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
-    used: Sequence[Kept] = ()
-    lacks: Sequence[str] = ()
-    """What there is no record of."""
-    planned: int = 0
-    """Runs that there should be; 0 where that is not known."""
-    data: Any = None
-    """What a picture is drawn from."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict,
-            "ours": self.ours,
-            "seeds": self.seeds,
-            "reason": self.reason,
-            "table": {"columns": list(self.columns), "rows": [list(r) for r in self.rows]},
-            "records": [str(k.path) for k in self.used],
-            "lacks": list(self.lacks),
-            "planned": self.planned,
-        }
-
-
-Options = Mapping[str, Any]
-Judge = Callable[[Records, Options], Judged]
+RELATIONS: Mapping[str, tuple[str, Callable[[float, Mapping[str, Any]], bool]]] = {
+    "about": ("≈", lambda value, check: abs(value - check["value"]) <= check["within"]),
+    "at least": ("≥", lambda value, check: value >= check["value"]),
+    "at most": ("≤", lambda value, check: value <= check["value"]),
+    "below": ("<", lambda value, check: value < check["value"]),
+}
+"""How a claim compares what was measured with a number: its sign, and when it holds."""
 
 
 def verdict(checks: Sequence[Check]) -> str:
@@ -84,37 +59,59 @@ def verdict(checks: Sequence[Check]) -> str:
 
 def reason(checks: Sequence[Check]) -> str:
     """Which hold, which do not, and which are missing, in words."""
-    parts = {
-        "Holds": [c.what for c in checks if c.holds],
-        "Does not hold": [c.what for c in checks if c.holds is False],
-        "No record": [c.what for c in checks if c.holds is None],
-    }
-    shown = [f"{word}: {'; '.join(what)}." for word, what in parts.items() if what]
     if len({c.holds for c in checks}) == 1:
         return {True: "All of it holds.", False: "None of it holds.", None: ""}[checks[0].holds]
-    return " ".join(shown)
+    words = {True: "Holds", False: "Does not hold", None: "No record"}
+    parts = {word: [c.what for c in checks if c.holds is holds] for holds, word in words.items()}
+    return " ".join(f"{word}: {'; '.join(what)}." for word, what in parts.items() if what)
 
 
-def judged(checks: Sequence[Check], **given: Any) -> Judged:
-    lacks = [c.what for c in checks if c.holds is None]
-    return Judged(verdict(checks), reason=reason(checks), lacks=lacks, **given)
+@dataclass
+class Judged:
+    """What records say of a claim."""
 
+    checks: Sequence[Check] = ()
+    ours: str = "–"
+    seeds: str = "–"
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    used: Sequence[Kept] = ()
+    planned: int = 0
+    """Runs that there should be; 0 where that is not known."""
+    data: Any = None
+    """What a figure is drawn from."""
+    unusual: str = ""
+    """Why it is shown only."""
+    obstacle: str = ""
+    """Why there are no records, or not all."""
 
-def unjudged(found: Judged, why: str) -> Judged:
-    """The same, shown only."""
-    if found.verdict == NOT_RUN:
-        return found
-    if found.columns and found.columns[-1] == HOLDS:
-        found = replace(found, columns=found.columns[:-1], rows=[row[:-1] for row in found.rows])
-    return replace(found, verdict=NOT_JUDGED, reason=why)
+    def __post_init__(self) -> None:
+        self.ours = self.ours or "–"
+        if self.unusual and self.columns and self.columns[-1] == HOLDS:
+            self.columns, self.rows = self.columns[:-1], [row[:-1] for row in self.rows]
 
+    @property
+    def verdict(self) -> str:
+        counted = verdict(self.checks)
+        return NOT_JUDGED if self.unusual and counted != NOT_RUN else counted
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation; the mean alone of one value."""
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
+    @property
+    def lacks(self) -> list[str]:
+        """What there is no record of."""
+        return [c.what for c in self.checks if c.holds is None]
+
+    @property
+    def reason(self) -> str:
+        shown = self.unusual if self.verdict == NOT_JUDGED or not self.checks else reason(self.checks)
+        if self.verdict != NOT_RUN and not self.lacks:
+            return shown
+        return " ".join(text for text in (shown, self.obstacle) if text) or "There is no record."
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("verdict", "ours", "seeds", "reason", "lacks", "planned")
+        table = {"columns": list(self.columns), "rows": [list(r) for r in self.rows]}
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "table": table, "records": [str(k.path) for k in self.used]}
 
 
 def sign(holds: bool | None) -> str:

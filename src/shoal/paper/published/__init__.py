@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import resources
 from typing import Any
 
 import yaml
 
 
+@cache
+def read(path: str) -> Any:
+    """A YAML file of this package; what it holds is not to be changed."""
+    return yaml.safe_load(resources.files("shoal.paper").joinpath(path).read_text(encoding="utf-8"))
+
+
 def claims(name: str) -> list[dict[str, Any]]:
     """What the paper says in its part ``name``; of the part ``claims`` all that is judged."""
-    text = resources.files(__package__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    found: list[dict[str, Any]] = yaml.safe_load(text)
+    found: list[dict[str, Any]] = read(f"published/{name}.yaml")
     return found

@@ -1,0 +1,509 @@
+"""How claims are judged: each rule reads the records of one kind of experiment."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from shoal.errors import InputError
+from shoal.experiments import protocol, selection
+from shoal.experiments.record import RunRecord
+from shoal.experiments.statistics import plus_minus
+from shoal.paper import recipes, tables
+from shoal.paper.evidence.records import SEEDS, Kept, Records
+from shoal.paper.evidence.verdicts import HOLDS, RELATIONS, Check, Claim, Judged, sign, span
+from shoal.paper.published import claims as published
+from shoal.paper.tables import is_share
+from shoal.paper.tracking import SIDES, scientific, summary
+
+Options = Mapping[str, Any]
+Judge = Callable[[Records, Options], Judged]
+EARLY = 50
+"""A place along a linear path: step 100, where Fish and IDGM have not left 93/93."""
+OTHER = {"train": "test", "test": "train"}
+FOLDERS = {"main": "wilds", "random grouping": "grouping"}
+"""Where the records of a table are, if not in a folder of its name."""
+
+
+def every_claim() -> list[Claim]:
+    return [Claim(**entry) for entry in published("claims")]
+
+
+def judge(claim: Claim, records: Records, obstacles: Mapping[str, str] | None = None) -> Judged:
+    """``obstacles`` say, by experiment, what kept it from being run here."""
+    try:
+        judged = JUDGES[claim.judge](records, claim.options)
+    except (InputError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        text = f"{type(error).__name__}: {error}".rstrip(".")
+        unusual = f"The records cannot be read as this experiment's ({text})."
+        return Judged([Check("readable", True)], unusual=unusual)
+    return replace(judged, obstacle=(obstacles or {}).get(claim.needs, ""))
+
+
+# Exact computations and timings, each in one file
+
+
+def _with_about(records: Records, name: str) -> list[Kept]:
+    """A record of one file, and what is known of how it was made."""
+    return [k for k in (records.first(f"{name}.json"), records.first(f"{name}-about.json")) if k]
+
+
+def linear_paths(records: Records, options: Options) -> Judged:
+    """Where paths without weight decay end (``values``), or how long they stay invariant beside another."""
+    kept = records.first("linear.json")
+    if kept is None:
+        return Judged()
+    paths = {r["row"]["label"]: r for r in kept.content if r["weight_decay"] == 0}
+    until = {
+        n: math.inf if p["leaves_invariance"] is None else p["leaves_invariance"] for n, p in paths.items()
+    }
+
+    def state(name: str, place: int = -1) -> str:
+        return "/".join(f"{100 * paths[name][split][place]:.0f}" for split in ("train", "test"))
+
+    def left(name: str) -> str:
+        never = "never there" if until[name] == paths[name]["steps"][0] else f"{until[name]:.0f}"
+        return "never" if math.isinf(until[name]) else never
+
+    values, other = options.get("values", {}), str(options.get("like") or options.get("than"))
+    checks = []
+    for name in values or options["rows"]:
+        holds = None
+        if name in paths and values:
+            holds = _near([paths[name][split][-1] for split in ("train", "test")], values[name], options)
+        elif name in paths and "than" in options:
+            holds = until[name] > until[other]
+        elif name in paths:
+            holds = abs(until[name] - until[other]) <= options["within"]
+        checks.append(Check(f"{name} {_slashed(values[name])}" if values else name, holds))
+    there = [name for name in ([] if values else [other]) + list(values or options["rows"]) if name in paths]
+    ours = "; ".join(f"{name} {state(name) if values else left(name)}" for name in there)
+    steps = next(iter(paths.values()))["steps"]
+    early = min(EARLY, len(steps) - 1)
+    printed = {name: _slashed(values[name]) for name in values}
+    return Judged(
+        checks,
+        ours if values else f"leaving 93/93 at step: {ours}",
+        "exact",
+        ("method", "the paper", f"step {steps[early]}", f"step {steps[-1]}", "leaves 93/93 at step"),
+        [[name, printed.get(name, "–"), state(name, early), state(name), left(name)] for name in paths],
+        _with_about(records, "linear"),
+        data=paths,
+    )
+
+
+def _slashed(values: Sequence[float]) -> str:
+    return "/".join(f"{v:g}" for v in values)
+
+
+def _near(shares: Sequence[float], percents: Sequence[float], options: Options) -> bool:
+    return all(abs(100 * a - b) <= options["within"] for a, b in zip(shares, percents, strict=True))
+
+
+def linear_printed(records: Records, options: Options) -> Judged:
+    kept = records.first("linear-about.json")
+    if kept is None:
+        return Judged()
+    checks, rows = [], []
+    for name, values in options["values"].items():
+        got = kept.content["printed"][name]
+        holds = _near(got, values, options)
+        checks.append(Check(f"{name}: {_slashed(values)}", holds))
+        rows.append([name, _slashed(values), "/".join(f"{100 * v:.0f}" for v in got), sign(holds)])
+    ours = "; ".join(f"{name} {got}" for name, _, got, _ in rows)
+    columns = ("row of the table", "printed", "what its weights give", HOLDS)
+    return Judged(checks, ours, "exact", columns, rows, [kept])
+
+
+def theorem(records: Records, options: Options) -> Judged:
+    kept = records.first("theorem.json")
+    if kept is None:
+        return Judged()
+    checks, rows = [], []
+    for r in kept.content:
+        gap, slope = r["one_minus_cos"][-1], r["slope"]
+        name = f"S = {r['domains']}"
+        checks.append(Check(f"cos → 1, {name}", gap < options["gap"]))
+        checks.append(Check(f"slope, {name}", abs(slope - options["slope"]) <= options["within"]))
+        rows.append([name, f"{r['one_minus_cos'][0]:.1e}", f"{gap:.1e}", f"{slope:.3f}"])
+    alphas = kept.content[0]["alphas"]
+    ours = "slopes " + ", ".join(f"{row[3]} ({row[0]})" for row in rows)
+    columns = ("domains", f"1 − cos at α = {alphas[0]:g}", f"1 − cos at α = {alphas[-1]:g}", "slope")
+    return Judged(checks, ours, "exact", columns, rows, _with_about(records, "theorem"), data=kept.content)
+
+
+def cost(records: Records, options: Options) -> Judged:
+    checks, rows, ours, rounds, data = [], [], [], list[int](), []
+    kept = records.files.get("cost.json", ())
+    for one in kept:
+        device = str(one.content.get("environment", {}).get("device", "?"))
+        for row in one.content["rows"]:
+            data.append({**row, "device": device})
+            ratio, erm, holds = float(row["ratio_to_fish"]), row.get("ratio_to_erm"), None
+            how = f"{row['network']}, {row['how']}" if row.get("how") else str(row["network"])
+            if row["method"] == options["method"]:
+                holds = options["low"] <= ratio <= options["high"]
+                checks.append(Check(f"{how} on {device}", holds))
+                ours.append(f"{ratio:.1f} × ({how}, {device})")
+                rounds.append(len(row.get("rounds", ())))
+            plain = "–" if erm is None else f"{float(erm):.2f} ×"
+            rows.append([device, how, str(row["method"]), f"{ratio:.2f} ×", plain, sign(holds)])
+    columns = ("device", "network", "method", "of Fish's step", "of S plain steps", HOLDS)
+    seeds = f"{span(rounds)} rounds" if rounds else "–"
+    return Judged(checks, "; ".join(ours), seeds, columns, rows, kept, data=data)
+
+
+# CdSprites-N
+
+
+def sprites(records: Records, options: Options) -> Judged:
+    """``checks``: a method's mean accuracy at some N in a relation to a value."""
+    runs_of, part = records.sprites, options.get("part")
+    checks, rows, used, counts, planned = [], [], list[Kept](), list[int](), 0
+    means: dict[str, dict[int, float]] = {}
+    for asked in options["checks"]:
+        split, (relation, compare) = asked.get("split", "test"), RELATIONS[asked["relation"]]
+        for number in asked.get("numbers") or runs_of.numbers:
+            runs = runs_of.runs(asked["method"], number, part)
+            values, kept = runs_of.values(runs, split), runs_of.kept(runs)
+            lost = sum(k.content.status != "finished" for k in kept)
+            planned += len(runs)
+            used += kept
+            holds = None
+            if values:
+                counts.append(len(values))
+                means.setdefault(asked["method"], {})[number] = mean = statistics.fmean(values)
+                holds = compare(mean, asked)
+            checks.append(Check(f"{asked['method']}, N = {number}", holds))
+            of = f"{len(values)} of {len(runs) or SEEDS}" + (f", {lost} diverged" if lost else "")
+            other = plus_minus(runs_of.values(runs, OTHER[split]))
+            steps = " to ".join(f"{n:,}" for n in sorted({c.steps for c in runs}))
+            cells = [plus_minus(values), f"{relation} {asked['value']}", of, other, steps, sign(holds)]
+            rows.append([asked["method"], str(number), *cells])
+    ours = "; ".join(f"{m} {_in_short(v, len(means) > 1)}" for m, v in means.items())
+    split = options["checks"][0].get("split", "test")
+    columns = (
+        "method",
+        "N",
+        f"{split} accuracy (%)",
+        "the claim",
+        "seeds",
+        f"{OTHER[split]} (%)",
+        "steps",
+        HOLDS,
+    )
+    return _of_sprites(records, Judged(checks, ours, span(counts), columns, rows, used, planned))
+
+
+def _in_short(means: Mapping[int, float], among_others: bool) -> str:
+    """By N; where there are many, their range."""
+    if among_others and len(means) > 2:
+        return f"{min(means.values()):.1f} to {max(means.values()):.1f} (N={min(means)} to {max(means)})"
+    return ", ".join(f"{mean:.1f} (N={number})" for number, mean in means.items())
+
+
+def _of_sprites(records: Records, judged: Judged) -> Judged:
+    unusual = records.sprites.unusual
+    why = f"The runs that are there are of {unusual}, which is not the paper's experiment." if unusual else ""
+    return replace(judged, data=records.sprites, unusual=why)
+
+
+def sprites_similar(records: Records, options: Options) -> Judged:
+    runs_of = records.sprites
+    checks, rows, used, planned = [], [], list[Kept](), 0
+    gaps, counts = list[float](), list[int]()
+    for number in runs_of.numbers:
+        runs = [runs_of.runs(options[which], number) for which in ("one", "other")]
+        one, other = (runs_of.values(own, "test") for own in runs)
+        planned += sum(map(len, runs))
+        used += [kept for own in runs for kept in runs_of.kept(own)]
+        holds, shown = None, "–"
+        if one and other:
+            gaps.append(statistics.fmean(one) - statistics.fmean(other))
+            counts += [len(one), len(other)]
+            holds, shown = abs(gaps[-1]) <= options["within"], f"{gaps[-1]:+.1f}"
+        checks.append(Check(f"N = {number}", holds))
+        rows.append([str(number), plus_minus(one), plus_minus(other), shown, sign(holds)])
+    ours = f"apart by {min(gaps):+.1f} to {max(gaps):+.1f} points" if gaps else "–"
+    columns = ("N", f"{options['one']} (%)", f"{options['other']} (%)", "difference", HOLDS)
+    return _of_sprites(records, Judged(checks, ours, span(counts), columns, rows, used, planned))
+
+
+# Gradients' agreement along the way, of Fish and of ERM
+
+Results = Sequence[Mapping[str, Any]]
+
+
+def gip(records: Records, options: Options) -> Judged:
+    """A measure's mean over seeds in a relation to a value; without ``checks``, Fish's end above ERM's."""
+    names = options["datasets"]
+    checks, rows, used, ours = list[Check](), list[list[str]](), list[Kept](), list[str]()
+    counts, small, data = list[int](), list[str](), dict[str, Results]()
+    for name in names:
+        kept, usual = records.tracked(name)
+        if not kept:
+            checks.append(Check(name, None))
+            continue
+        data[name] = [k.content for k in kept]
+        where = f"{name}: " if len(names) > 1 else ""
+        text, own = _compared(data[name], options) if "checks" in options else _ends(data[name])
+        checks += [Check(where + c.what, c.holds) for c in own]
+        ours.append(where + text)
+        rows += [[name, *row] for row in _track_rows(data[name])]
+        used += kept
+        counts.append(len(kept))
+        small += [] if usual else [name]
+    tenths = ("cosine, first tenth", "cosine, last tenth", "change by an update", "GIP, last tenth")
+    columns = ("dataset", "model", *tenths, "held-out score (%)")
+    why = f"Tracked in another setting than the paper's: {', '.join(small)}." if small else ""
+    return Judged(checks, "; ".join(ours), span(counts), columns, rows, used, data=data, unusual=why)
+
+
+def _compared(results: Results, options: Options) -> tuple[str, list[Check]]:
+    rows, checks, ours = summary(results), [], []
+    for asked in options["checks"]:
+        row = rows[asked["method"]]
+        values = row["change"]
+        if options["measure"] == "rise":
+            values = [_or_nan(a) - _or_nan(b) for a, b in zip(row["after"], row["start"], strict=True)]
+        mean = statistics.fmean(map(_or_nan, values))
+        ours.append(f"{asked['method']} {mean:+.{options['digits']}f}")
+        checks.append(Check(asked["words"], RELATIONS[asked["relation"]][1](mean, asked)))
+    return ", ".join(ours), checks
+
+
+def _ends(results: Results) -> tuple[str, list[Check]]:
+    rows = summary(results)
+    fish, erm = (rows[label]["after"] for label in SIDES.values())
+    pairs = zip(results, map(_or_nan, fish), map(_or_nan, erm), strict=True)
+    checks = [Check(f"seed {r['config']['seed']}", a > b) for r, a, b in pairs]
+    return f"Fish {plus_minus(fish, 3)}, ERM {plus_minus(erm, 3)}", checks
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _track_rows(results: Results) -> list[list[str]]:
+    rows = []
+    for label, row in summary(results).items():
+        cosines = [plus_minus(row["start"], 3), plus_minus(row["after"], 3), plus_minus(row["change"], 4)]
+        scores = plus_minus([100 * s for s in row["score"] if s is not None])
+        rows.append([label, *cosines, scientific(row["raw"]), scores])
+    return rows
+
+
+# Tables with one column per dataset: WILDS, its ablations, random grouping, DomainBed
+
+
+class Cell(NamedTuple):
+    """Our values for a row of a table on a dataset, and the paper's number with what it prints after ±."""
+
+    dataset: str
+    metric: str
+    row: str
+    values: Sequence[float]
+    paper: Sequence[float] | None
+    smaller: str = ""
+    """What is not as in the paper's experiment; nothing where all is."""
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def digits(self) -> int:
+        return 1 if is_share(self.metric) else 3
+
+    def within(self, points: float) -> float:
+        """``points`` of accuracy; of a correlation a hundredth of that."""
+        return points if is_share(self.metric) else points / 100
+
+    def close(self, points: float) -> bool:
+        """Whether ours is near the paper's number, or within its own ±."""
+        number, *deviation = self.paper or (math.nan,)
+        return abs(self.mean - number) <= max(self.within(points), *deviation, 0.0)
+
+
+Cells = tuple[list[Cell], list[Kept], list[str]]
+
+
+def cells(records: Records, table: str) -> Cells:
+    """What there is of a table, the records it is from, and the datasets that the paper's table has."""
+    if table == "DomainBed":
+        return _domainbed(records, table)
+    folder = FOLDERS.get(table, table)
+    mine = [k for k in records.runs if k.path.parent.name == folder]
+    found, used = list[Cell](), list[Kept]()
+    for dataset in dict.fromkeys(k.content.config.dataset for k in mine):
+        own = [k for k in mine if k.content.config.dataset == dataset]
+        if dataset in recipes.datasets():
+            found += _recipe_cells(table, dataset, [k.content for k in own])
+        elif all(k.content.config.protocol for k in own):
+            found += _protocol_cells(dataset, [k.content for k in own], table)
+        else:
+            continue  # CdSprites, which has claims of its own
+        used += own
+    wanted = [c["dataset"] for c in published("wilds") if (c["table"], c["split"]) == (table, "test")]
+    return found, used, wanted
+
+
+def _domainbed(records: Records, table: str) -> Cells:
+    """From sweeps on the datasets of DomainBed's table; wanted are those that have none."""
+    found, used, missing = list[Cell](), list[Kept](), list[str]()
+    sweeps = [k for k in records.runs if k.content.config.protocol and k.path.parent.name != "grouping"]
+    for claim in published("domainbed"):
+        if claim["table"] == table and claim["names"]:
+            own = [k for k in sweeps if _is(k.content.config.dataset, claim["names"])]
+            for dataset in dict.fromkeys(k.content.config.dataset for k in own):
+                same = [k.content for k in own if k.content.config.dataset == dataset]
+                found += _protocol_cells(dataset, same, table)
+            used += own
+            missing += [] if own else [claim["names"][0]]
+    return found, used, missing
+
+
+def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> list[Cell]:
+    labels = list(dict.fromkeys(r.config.name for r in records))
+    metric = recipes.headline(dataset)
+    if FOLDERS.get(table) == "grouping":
+        paper = tables.grouping_claims().get(dataset, {"values": {}})["values"]
+    else:
+        claim = tables.wilds_claim(table, dataset)
+        metric, paper = claim["metric"], tables.wilds_rows(claim["values"], labels)
+    models = {recipes.settings(dataset, p)["model"] for p in recipes.PRESETS}
+    result = []
+    for label in labels:
+        own = [r for r in records if r.config.name == label and r.status == "finished"]
+        others = sorted({str(r.config.model) for r in own if r.config.model not in models})
+        others += [f"{n:,} examples per split" for n in {r.config.eval_limit for r in own} if n]
+        trials = [(r.config.seed, r.config.data_options.get("fold")) for r in own]
+        others += ["several settings in one folder"] * (len(set(trials)) < len(trials))
+        scale = 100 if is_share(metric) else 1
+        values = [scale * s for r in own if (s := r.measure("test", metric)) is not None]
+        result.append(Cell(dataset, metric, label, values, paper.get(label), ", ".join(others)))
+    return result
+
+
+def _protocol_cells(dataset: str, records: Sequence[RunRecord], table: str) -> list[Cell]:
+    """DomainBed's: the average over held-out domains, by training-domain validation, one value per trial."""
+    most = max(r.config.steps for r in records)
+    own = [r for r in records if r.config.steps == most]
+    result = selection.results(selection.sweep([r.config for r in own], own), dataset)
+    every = [c for c in published("domainbed") if _is(dataset, c["names"]) and c["table"] == table]
+    claim = every[0] if every else {"values": {}}
+    titles = {plain(claim.get("rows", {}).get(t, t)): t for t in claim["values"]}
+    order = {title: place for place, title in enumerate(claim["values"])}
+    smaller = f"{most:,} of {protocol.STEPS:,} steps" if most < protocol.STEPS else ""
+    found = []
+    for row in result["rows"]:
+        values = [100 * v for v in row["average"]["values"] if v is not None]
+        title = titles.get(plain(row["algorithm"]), row["algorithm"])
+        metric, paper = result["metric"] or "accuracy", claim["values"].get(title)
+        found.append(Cell(dataset, metric, title, values, paper, smaller))
+    return sorted(found, key=lambda cell: order.get(cell.row, len(order)))
+
+
+def plain(name: str) -> str:
+    """Spelling and hyphens do not count; a way of drawing does."""
+    return "".join(c for c in name.lower() if c.isalnum() or c == ":")
+
+
+def _is(dataset: str, names: Iterable[str]) -> bool:
+    return plain(dataset) in map(plain, names)
+
+
+def _table(
+    found: Sequence[Cell], used: Sequence[Kept], checks: Sequence[Check], ours: Iterable[str]
+) -> Judged:
+    rows = []
+    for c in found:
+        printed = " ± ".join(f"{v:.{c.digits}f}" for v in c.paper or ()) or "–"
+        rows.append([c.dataset, c.metric, c.row, plus_minus(c.values, c.digits), printed, str(len(c.values))])
+    small = dict.fromkeys(f"{c.dataset} ({c.smaller})" for c in found if c.smaller)
+    why = f"Run in a smaller setting than the paper's: {', '.join(small)}." if small else ""
+    columns, seeds = (
+        ("dataset", "metric", "row", "ours", "the paper", "seeds"),
+        span(len(c.values) for c in found),
+    )
+    return Judged(checks, "; ".join(ours), seeds, columns, rows, used, data=list(found), unusual=why)
+
+
+def table_values(records: Records, options: Options) -> Judged:
+    """That our means are near the paper's numbers."""
+    found, used, wanted = cells(records, options["table"])
+    known = [c for c in found if c.values and c.paper is not None]
+    checks = [Check(f"{c.dataset}, {c.row}", c.close(options["within"])) for c in known]
+    ours = [f"{sum(bool(c.holds) for c in checks)} of {len(checks)} numbers agree"] if checks else []
+    datasets = {c.dataset for c in known}
+    return _table(found, used, [*checks, *(Check(n, None) for n in wanted if n not in datasets)], ours)
+
+
+def table_ahead(records: Records, options: Options) -> Judged:
+    """That ``row`` is above the rows ``than``, or above all others, on each of ``datasets``."""
+    found, used, _ = cells(records, options["table"])
+    checks, ours = [], []
+    for dataset in options["datasets"]:
+        own = {c.row: c for c in found if c.dataset == dataset and c.values}
+        others = [own[r] for r in options.get("than") or own if r in own and r != options["row"]]
+        if options["row"] not in own or not others:
+            checks.append(Check(dataset, None))
+            continue
+        mine, best = own[options["row"]], max(others, key=lambda c: c.mean)
+        checks.append(Check(f"{dataset} against {best.row}", mine.mean > best.mean))
+        ours.append(f"{dataset} {mine.mean - best.mean:+.{mine.digits}f} against {best.row}")
+    return _table(found, used, checks, ours)
+
+
+def table_flat(records: Records, options: Options) -> Judged:
+    """That the rows of a dataset, ``but`` some, do not differ by much."""
+    found, used, _ = cells(records, options["table"])
+    checks, ours = [], []
+    for dataset in dict.fromkeys(c.dataset for c in found):
+        own = [c for c in found if c.dataset == dataset and c.values and c.row not in options["but"]]
+        holds = None
+        if len(own) > 1:
+            apart = max(c.mean for c in own) - min(c.mean for c in own)
+            holds = apart <= own[0].within(options["within"])
+            ours.append(f"{dataset}: within {apart:.{own[0].digits}f}")
+        checks.append(Check(dataset, holds))
+    return _table(found, used, checks, ours)
+
+
+def table_shown(records: Records, options: Options) -> Judged:
+    found, used, _ = cells(records, options["table"])
+    if not any(c.values for c in found):
+        return Judged()
+    judged = _table(found, used, [Check("shown", True)], [f"{len(found)} rows"])
+    return replace(judged, unusual="The paper prints no numbers and draws no conclusion.")
+
+
+def domainbed_rank(records: Records, options: Options) -> Judged:
+    found, used, missing = cells(records, options["table"])
+    if missing:
+        return Judged(unusual=f"It needs all of the datasets; no record of: {', '.join(missing)}.")
+    average = next(c for c in published("domainbed") if c["table"] == options["table"] and not c["names"])
+    means, datasets = {}, {c.dataset for c in found}
+    for row in average["values"]:
+        own = [c.mean for c in found if c.row == row and c.values]
+        if len(own) == len(datasets):
+            means[row] = statistics.fmean(own)
+    order, row = sorted(means, key=lambda r: -means[r]), options["row"]
+    whole = len(order) == len(average["values"])
+    rank = order.index(row) + 1 == options["rank"] if whole else None
+    above = means[row] > means["ERM"] if {"ERM", row} <= set(means) else None
+    checks = [Check(f"rank {options['rank']}", rank), Check("above ERM", above)]
+    return _table(found, used, checks, [", ".join(f"{r} {means[r]:.2f}" for r in order[:3])])
+
+
+JUDGES: Mapping[str, Judge] = {
+    rule.__name__: rule
+    for rule in (
+        *(linear_paths, linear_printed, theorem, cost, sprites, sprites_similar, gip),
+        *(table_values, table_ahead, table_flat, table_shown, domainbed_rank),
+    )
+}
+"""By the name that ``claims.yaml`` calls them."""
