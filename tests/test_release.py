@@ -174,7 +174,7 @@ def test_what_a_wheel_says_of_itself(release: Release) -> None:
     assert set(said.get_all("Provides-Extra", ())) == set(EXTRAS)
     assert said["License-File"] == "LICENSE"
     core = [Requirement(line) for line in said.get_all("Requires-Dist", ()) if "extra ==" not in line]
-    assert {one.name for one in core} == {"torch", "numpy", "safetensors", "accelerate", "pyyaml"}
+    assert {one.name for one in core} == {"torch", "numpy", "safetensors", "filelock", "pyyaml"}
 
 
 # The version

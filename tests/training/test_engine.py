@@ -37,7 +37,8 @@ from shoal.training.capture import why_not
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.engine import Engine, LossScale
 from shoal.training.fit import _as_domain_data
-from shoal.training.loop import WORLD, Training
+from shoal.training.loop import Training
+from shoal.training.stepping import WORLD
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 

@@ -80,9 +80,7 @@ def test_config_has_all_that_it_takes_to_repeat_the_run(monkeypatch: pytest.Monk
     assert config.settings == {"meta_lr": 0.3}
     assert (config.clip, config.data_options) == (1e-05, {"per_domain": 200})
     assert content["how"]["keep"] == 3
-    assert {"shoal", "python", "torch", "numpy", "accelerate", "device", "processes"} <= set(
-        content["environment"]
-    )
+    assert {"shoal", "python", "torch", "numpy", "device", "processes"} <= set(content["environment"])
     assert content["environment"]["torch"] == torch.__version__
     assert content["command"].startswith("shoal train fish ")
     assert content["command"].endswith("--out 'a folder'")

@@ -33,7 +33,7 @@ from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments.status import RunStatus
 from shoal.models import FeatureModel
-from shoal.training import capture, checkpoint, journal, loop
+from shoal.training import capture, checkpoint, journal, loop, monitoring, selection
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.evaluate import Evaluator
 from shoal.training.folder import RunFolder
@@ -369,13 +369,13 @@ class TestSignalInEvaluation:
     def test_while_batchnorm_is_refreshed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         options: dict[str, Any] = {"average": "sma", "average_start": 2}
         whole = fit(tmp_path / "whole", **options)
-        refresh = loop.refresh_batchnorm
+        refresh = selection.refresh_batchnorm
 
         def asked(model: nn.Module, batches: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             refresh(model, batches)
 
-        monkeypatch.setattr(loop, "refresh_batchnorm", asked)
+        monkeypatch.setattr(selection, "refresh_batchnorm", asked)
         with pytest.raises(Interrupted):
             fit(tmp_path / "stopped", **options)
         monkeypatch.undo()
@@ -1109,7 +1109,7 @@ def test_train_and_resume(
         tell = after(calls, send(number))
         with monkeypatch.context() as patch:
             patch.setattr(loop, "CHUNK", 1)
-            patch.setattr(loop.Training, "_note", lambda self, tell=tell: tell(0, "") or "")
+            patch.setattr(monitoring.Monitor, "note", lambda self, tell=tell: tell(0, "") or "")
             assert main([*command, there]) == code
         assert f"Go on with: shoal resume {there}" in capsys.readouterr().err
     assert main(["show", there, "--json"]) == 0

@@ -18,7 +18,8 @@ from shoal.report.runs import run_table
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, known_labels, sample
 from shoal.training.examine import examine
 from shoal.training.fit import _as_domain_data
-from shoal.training.loop import ON_CPU, TRAIN_SAMPLE, Training
+from shoal.training.loop import Training
+from shoal.training.setup import ON_CPU, TRAIN_SAMPLE
 from shoal.training.options import Options
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
@@ -122,7 +123,7 @@ class Tokens(nn.Module):
 
 def batch_of(model: nn.Module, data: Any) -> int:
     options = Options(steps=1, batch_size=2, device="cpu", progress=False)
-    return Training("erm", model, _as_domain_data(data, None, None), options)._eval_batch
+    return Training("erm", model, _as_domain_data(data, None, None), options).eval_batch
 
 
 class TestBatch:

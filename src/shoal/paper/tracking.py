@@ -46,8 +46,9 @@ from shoal.files import read_json, write_atomically
 from shoal.paper import recipes
 from shoal.training.agreement import Agreement, Pending
 from shoal.training.capture import LoadedSteps, draws
-from shoal.training.loop import WORLD, Training
+from shoal.training.loop import Training
 from shoal.training.processes import pick_device, together
+from shoal.training.stepping import WORLD
 from shoal.training.stopping import Signals
 from shoal.training.summary import environment
 from shoal.training.world import world
@@ -232,7 +233,7 @@ class _Pair:
         began = time.monotonic()
         fish = self.fish.training
         if fish.warm is not None:
-            for _ in fish.warm._train(None, signals):
+            for _ in fish.warm.stages(None, signals):
                 pass
             fish.warm.restore_selected()
         self.erm.training.model.load_state_dict(fish.model.state_dict())

@@ -17,7 +17,7 @@ the step alone. No weight, buffer, gradient or random number of the training is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from shoal.gradients import (
     sign_agreement,
 )
 from shoal.replay import leaves_no_trace
+from shoal.training.callbacks import Callback, State
 from shoal.training.capture import Replay
 from shoal.training.engine import Engine
 
@@ -145,7 +146,7 @@ def layer_names(algorithm: Algorithm, params: Sequence[Tensor]) -> list[str]:
     return [names[id(p)] for p in params]
 
 
-class Tracking:
+class Tracking(Callback):
     """The measurements of a training: when there is one, on which domains and which batches."""
 
     def __init__(
@@ -171,6 +172,23 @@ class Tracking:
         """Whether a step's own batches are measured."""
         self._drawn: Iterator[list[DomainBatch]] | None = None
         self.unread: list[Pending] = []
+        self.found: list[dict[str, Any]] = []
+        """What was measured; only the newest has its matrix."""
+        self.log: Callable[[Mapping[str, Any]], None] = lambda line: None
+
+    def before_step(self, state: State) -> None:
+        self(state.step, state.batches)
+
+    def on_sync(self, state: State) -> None:
+        for found in self.read():
+            if self.found:
+                self.found[-1].pop("matrix", None)
+            self.found.append(dict(found))
+            self.log({"phase": "agreement", **found})
+
+    def on_end(self, state: State) -> None:
+        """Lets a worker process go that reads ahead."""
+        self._drawn = None
 
     def __call__(self, step: int, batches: Sequence[DomainBatch] | None = None) -> None:
         """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
@@ -214,10 +232,6 @@ class Tracking:
             )
             self._drawn = iter(loader)
         return next(self._drawn)
-
-    def close(self) -> None:
-        """Lets a worker process go that reads ahead; another measurement would start one again."""
-        self._drawn = None
 
     def read(self) -> list[dict[str, Any]]:
         """What was measured since it was last asked; this waits for the device."""

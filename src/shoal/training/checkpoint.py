@@ -59,7 +59,7 @@ def unpack(content: bytes) -> Tree:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """``value`` as ``weights_only`` reads it again. Not by torch's pytree, which takes a Counter for a leaf."""
+    """``value`` as ``weights_only`` reads it. Not by torch's pytree, to which a Counter is a leaf."""
     if isinstance(value, Mapping):
         return {key: _plain(part, f"{path}/{key}") for key, part in value.items()}
     if type(value) in (list, tuple):

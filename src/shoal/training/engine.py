@@ -17,7 +17,7 @@ from shoal.algorithms.base import Algorithm, Log, Look, Objective, View
 from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError, shown
 from shoal.gradients import gradient
-from shoal.optim import Fish, copy_where, step_unless
+from shoal.optim import Walks, copy_where, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
 from shoal.training.processes import Processes
 
@@ -59,6 +59,7 @@ class Engine:
         helpers: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.walk = optimizer if isinstance(optimizer, Walks) else None
         self.helpers = dict(helpers or {})
         self.params = _parameters(optimizer)
         self.device = self.params[0].device
@@ -125,8 +126,8 @@ class Engine:
         self._norms, self._bad_loss = [], None
         for optimizer in (self.optimizer, *self.helpers.values()):
             optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.optimizer, Fish):
-            self.optimizer.restart()
+        if self.walk is not None:
+            self.walk.restart()
 
     def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
         if self.accumulate == 1:
@@ -284,8 +285,8 @@ class Engine:
             found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(self.params, found, strict=True):
             p.grad = g
-        if isinstance(self.optimizer, Fish):
-            self.optimizer.spoil(fatal)
+        if self.walk is not None:
+            self.walk.spoil(fatal)
         step_unless(self.optimizer, bad)
         if self.scale is not None:
             overflow = ~norm.isfinite()
@@ -376,7 +377,7 @@ def _or(a: Tensor | None, b: Tensor) -> Tensor:
 
 def _use_fused(optimizer: Optimizer) -> None:
     """Where the user left the implementation to torch, take the one that can skip a step on the device."""
-    inner = optimizer.inner if isinstance(optimizer, Fish) else optimizer
+    inner = inner_of(optimizer)
     groups = inner.param_groups
     undecided = all(g.get("fused") is None and g.get("foreach") is None for g in groups)
     if type(inner) in FUSED and undecided and not inner.state:

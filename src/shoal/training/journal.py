@@ -14,10 +14,11 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, parse_yaml, read_bytes, write_atomically
+from shoal.training.callbacks import Callback
 from shoal.training.checkpoint import Checkpoints, Loaded
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
-from shoal.training.tracking import Metrics, TensorBoard, Tracker, WeightsAndBiases, check_wandb
+from shoal.training.tracking import Metrics, TensorBoard, WeightsAndBiases, check_wandb, has_tensorboard
 
 
 class Journal:
@@ -45,7 +46,7 @@ class Journal:
         self.wandb = wandb
         self.config = config or {}
         self.metrics: Metrics | None = None
-        self.trackers: list[Tracker] = []
+        self.trackers: list[TensorBoard | WeightsAndBiases] = []
         self.saved: int | None = None
         self.going_on = going_on or f"shoal resume {self.folder.path}"
         """What to do to go on with a run that was stopped."""
@@ -88,31 +89,35 @@ class Journal:
         known = list(_known(loaded.state)) if loaded else []
         self.metrics = Metrics(self.folder.metrics, loaded.state["metrics"] if loaded else 0, known)
         earlier = self.metrics.lines()
-        self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
+        if has_tensorboard():
+            self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
         if self.wandb:
             name = self.folder.path.name
             self.trackers.append(WeightsAndBiases(self.wandb, name, self.config, self.folder.path, earlier))
 
-    def line(self, line: Mapping[str, Any]) -> None:
-        if self.metrics:
-            self.metrics.write(line)
-            for tracker in self.trackers:
-                tracker.write(line)
+    @property
+    def callbacks(self) -> list[Callback]:
+        """What writes the log, once there is one."""
+        return [self.metrics, *self.trackers] if self.metrics else []
 
     def checkpoint(
         self, step: int, state: dict[str, Any], best: tuple[int, Mapping[str, Any]] | None
-    ) -> None:
+    ) -> bool:
+        """Whether one was written."""
         if self.metrics is None:
-            return
+            return False
         try:
             self.hold()
             length = self.metrics.flush()
-            self.checkpoints.save(step, {**state, "metrics": length}, best)
+            now = state["training"] or {"step": 0, "seconds": 0.0}
+            about = {"step": now["step"], "seconds": now["seconds"]}
+            self.checkpoints.save(step, {**state, "metrics": length}, best, about)
             self.saved = step
             self._full = False
+            return True
         except OSError as error:
             if self._full:  # said once
-                return
+                return False
             self._full = True
             stands = f"that of step {self.saved} stands" if self.saved is not None else "there is none yet"
             warnings.warn(
@@ -120,6 +125,7 @@ class Journal:
                 f"({error.strerror}); {stands}. Training goes on.",
                 stacklevel=2,
             )
+            return False
 
     def hold(self) -> None:
         """Sees to it that the folder is the one that was locked, with the log and configuration in it.
@@ -146,11 +152,7 @@ class Journal:
             self.metrics.move(self.folder.metrics)
             for tracker in self.trackers:
                 if isinstance(tracker, TensorBoard):
-                    tracker.close()
-                    self.trackers.remove(tracker)
-                    board = TensorBoard(self.folder.path / "tensorboard", self.metrics.lines())
-                    self.trackers.append(board)
-                    break
+                    tracker.begin(self.folder.path / "tensorboard", self.metrics.lines())
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes down what is run; a run that goes on keeps what it began with."""

@@ -18,6 +18,7 @@ from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
 from shoal.errors import InputError, check_names, shown
 from shoal.training.averaging import SMA, SWAD, Average
+from shoal.training.callbacks import Callback, check_callbacks
 from shoal.training.engine import HALF, Precision
 from shoal.training.metrics import Own, metric
 from shoal.training.processes import named_device
@@ -144,6 +145,9 @@ class Options:
     """In a run with a folder, write what the selected weights predict in each evaluation split but ``train``,
     as WILDS' leaderboard takes it; a text is what the files call the data."""
 
+    callbacks: Sequence[Callback] = ()
+    """What is called along the way; see :class:`~shoal.training.callbacks.Callback`."""
+
     def __post_init__(self) -> None:
         """Every value is of its type and in its range, whatever was given."""
         for name in COUNTS:
@@ -166,6 +170,7 @@ class Options:
             also = {"capture": value is None, "progress": callable(value), "predictions": type(value) is str}
             if not (isinstance(value, bool) or also.get(name)):
                 raise InputError(f"{name} must be True or False, got {shown(value)}.")
+        check_callbacks(self.callbacks)
         self._check_makers()
         self._check_warm_start()
         if not isinstance(self.settings, Mapping):

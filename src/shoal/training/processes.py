@@ -1,4 +1,4 @@
-"""The processes that train one model together, on Hugging Face Accelerate."""
+"""The processes that train one model together, on torch.distributed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ class Processes:
         if not together():
             self.device = pick_device(device)
             return
-        from accelerate import PartialState
-
         wanted = None if device is None else named_device(device)
-        state = PartialState(cpu=wanted.type == "cpu" if wanted else not torch.cuda.is_available())
-        self.count, self.index = state.num_processes, state.process_index
-        self.device = state.device if wanted is None or wanted.index is None else wanted
+        if not dist.is_initialized():
+            cuda = wanted.type == "cuda" if wanted else torch.cuda.is_available()
+            dist.init_process_group("nccl" if cuda else "gloo")
+        self.count, self.index = dist.get_world_size(), dist.get_rank()
+        self.device = torch.device("cpu")
+        if "nccl" in str(dist.get_backend()):
+            local = int(os.environ.get("LOCAL_RANK", self.index % max(1, torch.cuda.device_count())))
+            self.device = torch.device("cuda", local)
+            if wanted is not None and wanted.index is not None:
+                self.device = wanted
+            torch.cuda.set_device(self.device)
         if wanted is not None and wanted.type != self.device.type:
             raise InputError(
                 f"device={str(wanted)!r}, but the processes were started together on {self.device}; "

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shoal.data.batch import DomainData
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
+from shoal.training.examine import evaluation_of
 from shoal.training.loop import Training
 
 
@@ -55,7 +55,6 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "accelerate": metadata.version("accelerate"),
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "threads": str(torch.get_num_threads()),
         "processes": str(processes),
@@ -121,8 +120,7 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
-    examples: Any = training.examples
-    examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
+    examples: Any = evaluation_of(training.examples)
     with seeded(training.options.seed):  # reading an example may draw random numbers
         x = examples[int(training.data.splits["train"].indices[0])][0]
     if not isinstance(x, torch.Tensor):
