@@ -30,7 +30,7 @@ from shoal.experiments.pool import run_all
 from shoal.experiments.record import Store
 from shoal.models import FeatureModel, build
 from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
-from shoal.training.fit import Fit, fit
+from shoal.api.fit import Fit, fit
 from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged, Interrupted

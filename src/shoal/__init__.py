@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
+    from shoal.api.fit import Fit, fit
     from shoal.errors import InputError
     from shoal.scoring import Score, score
     from shoal.trained import Trained, load
-    from shoal.training.fit import Fit, fit
+    from shoal.training.callbacks import Callback
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
 _HOME = {
-    "fit": "shoal.training.fit",
-    "Fit": "shoal.training.fit",
+    "fit": "shoal.api.fit",
+    "Fit": "shoal.api.fit",
+    "Callback": "shoal.training.callbacks",
     "load": "shoal.trained",
     "Trained": "shoal.trained",
     "score": "shoal.scoring",
@@ -24,7 +26,7 @@ _HOME = {
     "InputError": "shoal.errors",
 }
 
-__all__ = ["Fit", "InputError", "Score", "Trained", "__version__", "fit", "load", "score"]
+__all__ = ["Callback", "Fit", "InputError", "Score", "Trained", "__version__", "fit", "load", "score"]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ from shoal.errors import InputError, check_names, shown
 from shoal.experiments.config import OPTIMIZERS
 from shoal.models import build
 from shoal.settings import coerce
-from shoal.training.fit import fit
+from shoal.api.fit import fit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

@@ -848,7 +848,7 @@ def test_full_from_the_first_checkpoint_on(tmp_path: Path, monkeypatch: pytest.M
 
 def others() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch", "shoal.training.fit", "shoal.cli"])
+    context.set_forkserver_preload(["pytest", "torch", "shoal.api.fit", "shoal.cli"])
     return context
 
 

@@ -261,7 +261,7 @@ class Turns:
                     write_predictions(self.training, self.config, self.folder)
                 training, config, record = self.training, self.config, self.record.to_dict()
                 recipe = {"name": config.model or training.data.model, "options": config.model_options}
-                files = partial(beside, training, recipe, record, journal)
+                files = partial(beside, training, recipe, record, written)
                 checksums = journal.finish(training.model.state_dict(), record, files)
                 self.record = replace(self.record, files=checksums)
             else:

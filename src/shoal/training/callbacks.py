@@ -128,13 +128,3 @@ class Callbacks:
 def each_step(callbacks: Iterable[Callback]) -> bool:
     """Whether any of them is to be called after every step."""
     return any(type(c).on_step is not Callback.on_step for c in callbacks)
-
-
-def check_callbacks(callbacks: Any) -> list[Callback]:
-    """``callbacks`` as a list, if that is what they are."""
-    given = [callbacks] if isinstance(callbacks, Callback) else callbacks
-    if not isinstance(given, (list, tuple)) or not all(isinstance(c, Callback) for c in given):
-        raise InputError(
-            "callbacks must be a list of instances of shoal.Callback, such as callbacks=[MyCallback()]."
-        )
-    return list(given)

@@ -13,7 +13,6 @@ from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
     from shoal.data.batch import DomainData
-    from shoal.training.journal import Journal
     from shoal.training.loop import Training
 
 MOST = 50
@@ -29,13 +28,16 @@ SETTINGS = (
 
 
 def beside(
-    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], journal: Journal
+    training: Training,
+    recipe: Mapping[str, Any] | None,
+    record: Mapping[str, Any],
+    config: Mapping[str, Any],
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
     content, files = about(
         training.data, training.model, recipe, training.task.classes, *example_of(training)
     )
-    return files_beside(content, files, training.data, record, journal.begun())
+    return files_beside(content, files, training.data, record, config)
 
 
 def files_beside(

@@ -128,7 +128,7 @@ def example_of(training: Training) -> tuple[list[int], str]:
     return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")
 
 
-def describe(training: Training) -> dict[str, Any]:
+def describe(training: Training, where: bool = True) -> dict[str, Any]:
     """A training that was started from Python: its options, and the names of what cannot be written down."""
     options = {f.name: _plain(getattr(training.options, f.name)) for f in fields(training.options)}
     return {
@@ -137,18 +137,19 @@ def describe(training: Training) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "domains": {split: len(domains) for split, domains in training.data.splits.items()},
         "options": options,
-        **surroundings(training.device, training.processes.count),
+        **(surroundings(training.device, training.processes.count) if where else {}),
     }
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return getattr(value, "__qualname__", None) or str(value)
+    plain = isinstance(value, (torch.dtype, torch.device)) or not hasattr(value, "__dict__")
+    return getattr(value, "__qualname__", None) or (str(value) if plain else type(value).__qualname__)
 
 
 @lru_cache

@@ -1,0 +1,1 @@
+"""The public functions, one file each; :mod:`shoal` exports them."""
