@@ -33,7 +33,7 @@ from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments.status import RunStatus
 from shoal.models import FeatureModel
-from shoal.training import capture, checkpoint, journal, loop, monitoring, selection
+from shoal.training import capture, checkpoint, journal, loop, monitoring, selection, setup
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.evaluate import Evaluator
 from shoal.training.folder import RunFolder
@@ -424,7 +424,7 @@ def captured(yes: bool = True) -> Iterator[None]:
     """Trainings stride as they do on a CUDA device."""
     with pytest.MonkeyPatch.context() as patch:
         if yes:
-            patch.setattr(loop, "why_not", lambda *_: None)
+            patch.setattr(setup, "why_not", lambda *_: None)
             patch.setattr(capture, "Replay", Eager)
             patch.setattr(capture.GatheredSteps, "_put", lambda self, tensor: tensor)
         yield

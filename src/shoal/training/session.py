@@ -153,7 +153,7 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
     engine = training.engine
     _load_optimizer(engine.optimizer, state["optimizer"])
     for name, helper in engine.helpers.items():
-        if name not in state["helpers"]:
+        if name not in state.get("helpers", {}):
             raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
         _load_optimizer(helper, state["helpers"][name])
     if training.schedule is not None:

@@ -27,7 +27,24 @@ MOST = 50
 """Trackers draw a curve for each domain up to so many domains."""
 
 
-class Metrics(Callback):
+class Writer(Callback):
+    """Writes lines of the log somewhere."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def on_log(self, state: State) -> None:
+        self.write(state.line)
+
+    def on_end(self, state: State) -> None:
+        if state.phase == "train" and state.folder is None:  # those of a run's folder are closed with it
+            self.close()
+
+
+class Metrics(Writer):
     """metrics.jsonl: one JSON object a line, append only; cut back to where a checkpoint was on resuming.
 
     ``length`` is what :meth:`flush` returned when that checkpoint was written, and ``known`` what it knows of
@@ -86,9 +103,6 @@ class Metrics(Callback):
             self._file.close()
         self.path = path.absolute()
         self._file = open(path, "r+b", buffering=0)  # noqa: SIM115 (open until close)
-
-    def on_log(self, state: State) -> None:
-        self.write(state.line)
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Appends a line; what a full disk refuses is kept and tried again with the next."""
@@ -159,7 +173,7 @@ def _beyond(line: Mapping[str, Any], reached: Mapping[str, int]) -> bool:
     return bool(reached) and line.get("step", 0) > reached.get(phase, 0)
 
 
-class TensorBoard(Callback):
+class TensorBoard(Writer):
     """Scalars for TensorBoard, in ``folder``; needs the package (``pip install shoal[tensorboard]``).
 
     The file is begun anew each time, with the ``earlier`` lines of a resumed training. Trouble with the disk
@@ -167,48 +181,52 @@ class TensorBoard(Callback):
     """
 
     def __init__(self, folder: str | Path, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        # Not torch's SummaryWriter: its thread lives on in forked workers, and prints what a full disk does.
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise InputError("TensorBoard is not installed: pip install tensorboard") from error
+        self._event, self._make = Event, RecordWriter
         self._writer: Any = None
-        self._make = SummaryWriter
         self.begin(folder, earlier)
 
     def begin(self, folder: str | Path, earlier: Iterable[Mapping[str, Any]]) -> None:
         """Starts a file in ``folder`` in place of ours that are there."""
         self.close()
-        earlier, now = list(earlier), time.time()
+        folder, earlier, now = Path(folder), list(earlier), time.time()
         age = max((_seconds(line) for line in earlier), default=0.0)
         try:
-            for old in Path(folder).glob("events.out.tfevents.*.shoal"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for old in folder.glob("events.out.tfevents.*.shoal.*"):
                 old.unlink()
-            self._writer = self._make(str(folder), filename_suffix=".shoal")
+            path = folder / f"events.out.tfevents.{int(now)}.shoal.{os.getpid()}"
+            self._writer = self._make(open(path, "wb"))  # noqa: SIM115 (open until close)
+            self._writer.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             for line in earlier:
                 self._append(line, now - age + _seconds(line))
             self._append({}, now)
         except OSError as error:
             self._give_up(error)
 
-    def on_log(self, state: State) -> None:
-        self._append(state.line, time.time())
-
-    def on_end(self, state: State) -> None:
-        if state.phase == "train":
-            self.close()
+    def write(self, line: Mapping[str, Any]) -> None:
+        self._append(line, time.time())
 
     def _append(self, line: Mapping[str, Any], when: float) -> None:
         if self._writer is None:
             return
         try:
+            event = self._event(wall_time=when, step=int(line.get("step", 0)))
             for tag, value in scalars(line).items():
-                self._writer.add_scalar(tag, value, int(line.get("step", 0)), when)
+                event.summary.value.add(tag=tag, simple_value=value)
+            if event.summary.value:
+                self._writer.write(event.SerializeToString())
             self._writer.flush()
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        self._writer = None
+        self.close()
         warnings.warn(f"TensorBoard gets nothing more: {error}.", stacklevel=3)
 
     def close(self) -> None:
@@ -222,7 +240,7 @@ def has_tensorboard() -> bool:
     return importlib.util.find_spec("tensorboard") is not None
 
 
-class WeightsAndBiases(Callback):
+class WeightsAndBiases(Writer):
     """Sends lines to Weights & Biases, where a folder is one run, however often it is resumed.
 
     W&B wants one step that only grows, so there lines are counted; a line's own step is logged as a value.
@@ -258,13 +276,6 @@ class WeightsAndBiases(Callback):
             else:
                 self._next += 1
         self._next = max(self._next, known)
-
-    def on_log(self, state: State) -> None:
-        self.write(state.line)
-
-    def on_end(self, state: State) -> None:
-        if state.phase == "train":
-            self.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
         values = {f"{_prefix(line)}step": int(line.get("step", 0)), **scalars(line)}
