@@ -32,14 +32,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
-from shoal.gradients import (
-    Gradient,
-    cosines,
-    gradient,
-    gram_matrices,
-    mean_of_pairs,
-    sign_agreement,
-)
+from shoal.gradients import Gradient, cosines, gradient, gram_matrices, mean_of_pairs, sign_agreement
 from shoal.replay import leaves_no_trace
 from shoal.training.callbacks import Callback, State
 from shoal.training.capture import Replay

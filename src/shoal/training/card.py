@@ -28,10 +28,7 @@ SETTINGS = (
 
 
 def beside(
-    training: Training,
-    recipe: Mapping[str, Any] | None,
-    record: Mapping[str, Any],
-    config: Mapping[str, Any],
+    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
     content, files = about(

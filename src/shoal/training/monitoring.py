@@ -38,11 +38,7 @@ class Window:
         self.more: dict[str, float] = {}
 
     def add(
-        self,
-        domains: list[int | None],
-        losses: list[float],
-        norms: list[float],
-        more: Mapping[str, float],
+        self, domains: list[int | None], losses: list[float], norms: list[float], more: Mapping[str, float]
     ) -> None:
         self.loss += sum(losses) / len(losses)
         self.steps += 1

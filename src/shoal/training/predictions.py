@@ -22,7 +22,7 @@ from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
 from shoal.training.evaluate import Scores, scored
-from shoal.training.metrics import Metric, Outcome, metric
+from shoal.training.metrics import NONE, Metric, Outcome, metric
 
 if TYPE_CHECKING:
     from shoal.training.loop import Training
@@ -180,8 +180,8 @@ def evaluate(data: DomainData, split: str, predicted: Array) -> tuple[Scores, Ma
         y=y,
         groups=Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices)),
         points=points if points.ndim == 1 else points.reshape(len(points), -1).mean(1),
-        predicted=predicted if classification else None,
-        output=None if classification else predicted,
+        predicted=predicted if classification else NONE,
+        output=NONE if classification else predicted,
         uncounted=data.uncounted,
     )
     every = measured(data)

@@ -127,27 +127,19 @@ def named_device(device: str | torch.device) -> torch.device:
     return named
 
 
-_parting = False
-
-
 def _part_in_peace() -> None:
     """At the end of the program processes wait for each other before they close their connections.
 
     Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
     the others may never come.
     """
-    global _parting
-    if not _parting:
-        _parting = True
-        atexit.register(_part)
+    abandon()  # once is enough
+    atexit.register(_part)
 
 
 def abandon() -> None:
     """This process ends with an error: it will not wait for the others."""
-    global _parting
-    if _parting:
-        atexit.unregister(_part)
-        _parting = False
+    atexit.unregister(_part)
 
 
 def leave(code: int) -> None:
