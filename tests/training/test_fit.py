@@ -404,7 +404,7 @@ class TestDiverged:
         ({"steps": 1, "warm_start": True}, "warm_start must be .*got True"),
         ({"steps": 1, "warm_start": "plato"}, "warm_start must be .*got 'plato'"),
         ({"steps": 1, "optimizer": "adam"}, "optimizer must be a function"),
-        ({"steps": 1, "eval_splits": ("tset",)}, "split 'tset'. Did you mean 'test'"),
+        ({"steps": 1, "eval_splits": ("tset",)}, "eval_splits must be a list of .*'test'.*got .*'tset'"),
     ],
 )
 def test_options_are_checked(given: dict[str, Any], message: str) -> None:
@@ -479,7 +479,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too few outputs": ({"model": network(outputs=3), "classes": 2}, r"output has shape \(2, 3\).*classes=2"),
     "unknown algorithm": ({"algorithm": "fsh"}, "unknown algorithm 'fsh'. Did you mean 'fish'"),
-    "unknown draw": ({"draw": "domain"}, "draw 'domain'. Did you mean 'domains'"),
+    "unknown draw": ({"draw": "domain"}, "draw must be .*got 'domain'. Did you mean 'domains'"),
     "train is a list": ({"train": [domain(0), domain(1)]}, "train must map names .*got list"),
     "no domain": ({"train": {}}, "train must map names"),
     "test is a pair": ({"test": domain(0)}, "test must map names .*got tuple"),

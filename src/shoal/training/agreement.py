@@ -24,10 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from shoal.algorithms.base import Algorithm, Log
-from shoal.data.batch import DomainBatch, tensors_in
+from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
@@ -35,7 +34,7 @@ from shoal.errors import InputError
 from shoal.gradients import Gradient, cosines, gradient, gram_matrices, mean_of_pairs, sign_agreement
 from shoal.replay import leaves_no_trace
 from shoal.training.callbacks import Callback, State
-from shoal.training.capture import Replay
+from shoal.training.capture import Fixed, Replay
 from shoal.training.engine import Engine
 
 LARGEST = 50
@@ -69,31 +68,19 @@ class Agreement:
         self.algorithm, self.engine, self.layers = algorithm, engine, layers
         self.groups = layer_names(algorithm, engine.params) if layers else [""] * len(engine.params)
         self.names = list(dict.fromkeys(self.groups))
-        self._replay = Replay(self._measure, algorithm, engine) if capture else None
-        self._batches: list[DomainBatch] = []
-        self._kinds: list[Any] = []
+        self._fixed = Fixed()
+        self._replay = (
+            Replay(lambda: self._measure(self._fixed.batches), algorithm, engine) if capture else None
+        )
 
     def __call__(self, step: int, domains: Sequence[str], batches: Sequence[DomainBatch]) -> Pending:
         """Compares batches of at least two domains; nothing waits for the device."""
         # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
         with seeded(step), leaves_no_trace(self.algorithm):
-            log = self._run([b._replace(domain=None) for b in batches])
+            plain = [b._replace(domain=None) for b in batches]
+            replayed = self._replay is not None and self._fixed.take(plain)
+            log = self._replay() if self._replay and replayed else self._measure(plain)
         return Pending(step, list(domains), log["grams"], log["signs"])
-
-    def _run(self, batches: list[DomainBatch]) -> Log:
-        leaves = [leaf for b in batches for leaf in tensors_in((b.x, b.y))]
-        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
-        if self._replay is None or (self._kinds and kinds != self._kinds):
-            return self._compared([self._gradient(b) for b in batches])
-        if not self._kinds:
-            own = [(tree_map(torch.clone, b.x), b.y.clone()) for b in batches]
-            self._batches, self._kinds = [DomainBatch(x, y, None) for x, y in own], kinds
-        else:
-            torch._foreach_copy_([leaf for b in self._batches for leaf in tensors_in((b.x, b.y))], leaves)
-        return self._replay()
-
-    def _measure(self) -> Log:
-        return self._compared([self._gradient(b) for b in self._batches])
 
     def _gradient(self, batch: DomainBatch) -> Gradient:
         """Of the mean loss of a whole batch, in float32."""
@@ -107,7 +94,8 @@ class Agreement:
         total = [g.float() if g.dtype in (torch.bfloat16, torch.float16) else g for g in total]
         return engine.average(total if scale is None else list(torch._foreach_div(total, scale)))
 
-    def _compared(self, gradients: Sequence[Gradient]) -> Log:
+    def _measure(self, batches: Sequence[DomainBatch]) -> Log:
+        gradients = [self._gradient(batch) for batch in batches]
         grams = gram_matrices(gradients, self.groups)
         return {"grams": torch.stack([grams[n] for n in self.names]), "signs": sign_agreement(gradients)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
@@ -235,10 +236,9 @@ class Journal:
 
 
 def _is_there(path: Path, content: bytes) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_size == len(content)
-    except OSError:
-        return False
+    return False
 
 
 def _known(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

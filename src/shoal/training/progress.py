@@ -181,15 +181,10 @@ def losses_note(losses: Mapping[str, float], width: int) -> str:
     worst = sorted(
         losses, key=lambda name: math.inf if math.isnan(losses[name]) else losses[name], reverse=True
     )
-    note, shown = "", ""
-    for count, name in enumerate(worst, 1):
-        shown = f"{shown} {parts[name]}" if shown else parts[name]
-        longer = f"{shown} … ({len(worst) - count:,} more)"
-        if columns(longer) > width:
-            break
-        note = longer
-    if note:
-        return note
+    for count in range(min(len(worst) - 1, width), 0, -1):
+        note = f"{' '.join(parts[name] for name in worst[:count])} … ({len(worst) - count:,} more)"
+        if columns(note) <= width:
+            return note
     end = f" {_number(losses[worst[0]])}" + (f" … ({len(worst) - 1:,} more)" if len(worst) > 1 else "")
     return cut(cut(clean(worst[0]), max(width - columns(end), 2)) + end, width)
 
