@@ -222,7 +222,7 @@ def fit(
     patience: int | None = None,
     eval_every: int | None = None,
     eval_limit: int | None = None,
-    eval_splits: Sequence[Split] = get_args(Split),
+    eval_splits: Sequence[str] = get_args(Split),
     metric: str | Own | None = None,
     select: Literal["best", "last"] | None = None,
     device: str | torch.device | None = None,
@@ -302,8 +302,8 @@ def fit(
         result = run(training, journal)
         if name := options.predictions:
             journal.hold()
-            seed = ("seed", str(options.seed))
-            written.write(training, Path(folder) / "predictions", "data" if name is True else name, seed)
+            called = "data" if name is True else str(name)
+            written.write(training, Path(folder) / "predictions", called, ("seed", str(options.seed)))
         journal.finish(model.state_dict(), result.record, result._beside)
     return result
 
@@ -340,8 +340,8 @@ def _config(training: Training) -> RunConfig:
     names = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
     first = optimizer.param_groups[0]
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
-    same = ("steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip")
-    same += ("accumulate", "average", "average_start", "on_nan", "eval_limit")
+    same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
+    same += ["accumulate", "average", "average_start", "on_nan", "eval_limit"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

@@ -106,7 +106,7 @@ class Scores:
         domains = content["domains"]
         more = {k: math.nan if v is None else v for k, v in content.get("metrics", {}).items()}
         sampled = tuple(content["sampled"]) if "sampled" in content else None
-        same = {k: content.get(k) for k in ("metric", "average", "loss", "selects", "higher")}
+        same: dict[str, Any] = {k: content.get(k) for k in ("metric", "average", "loss", "selects", "higher")}
         sizes, values = tuple(content["sizes"]), tuple(domains.values())
         return cls(names=tuple(domains), values=values, sizes=sizes, more=more, sampled=sampled, **same)
 

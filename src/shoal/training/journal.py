@@ -101,6 +101,12 @@ class Journal:
         """What writes the log, once there is one."""
         return [self.metrics, *self.trackers] if self.metrics else []
 
+    def line(self, line: Mapping[str, Any]) -> None:
+        """Writes a line of the log, where there is no training that does."""
+        for callback in (self.metrics, *self.trackers):
+            if callback is not None:
+                callback.write(line)
+
     def checkpoint(
         self, step: int, state: dict[str, Any], best: tuple[int, Mapping[str, Any]] | None
     ) -> bool:

@@ -46,9 +46,9 @@ class Outcome(NamedTuple):
     """Whose indices are places in the other arrays."""
     points: Array
     """Of each example: 1 where the class is right, else 0; in regression its mean squared error."""
-    predicted: Array = NONE
+    predicted: Any = NONE
     """Classes."""
-    output: Array = NONE
+    output: Any = NONE
     """The model's: real values, or in classification a score for each class."""
     loss: float | None = None
     uncounted: frozenset[str] = frozenset()

@@ -105,7 +105,7 @@ class Selection:
         if self._refreshing is None:
             train, options = setup.data.splits["train"], setup.options
             sampler = DomainBatchSampler(train, options.batch_size, 1, draw="pooled", seed=options.seed)
-            self._refreshing = setup.loader(sampler, stop=min(REFRESH_BATCHES, sampler.steps))
+            self._refreshing = setup.loader(sampler, 0, stop=min(REFRESH_BATCHES, sampler.steps))
         with setup.engine.autocast(), self.watched(REFRESHING):
             refresh_batchnorm(setup.model, self._inputs(self._refreshing))
         if setup.processes.count > 1:

@@ -187,7 +187,7 @@ class Setup:
     def watch(self, split: str, done: int, total: int) -> None:
         """Called between two batches of an evaluation."""
 
-    def loader(self, sampler: Any, start: int = 0, stop: int | None = None) -> MetaBatchLoader:
+    def loader(self, sampler: Any, start: int, stop: int) -> MetaBatchLoader:
         """This process's share of the batches that a sampler plans."""
         return MetaBatchLoader(
             self.examples,
