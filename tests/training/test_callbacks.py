@@ -1,5 +1,6 @@
 """Callbacks see a training as it goes, change nothing in it, and one that fails is named."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_what_one_remembers_is_in_the_checkpoint(tmp_path: Path) -> None:
 def test_what_is_no_callback_is_refused(wrong: Any) -> None:
     with pytest.raises(InputError, match="callbacks must be a list of a Callback"):
         fit(callbacks=wrong)
+
+
+def test_the_example() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "callback", Path(__file__).parents[2] / "examples/callback.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    assert len(example.main().spreads) == 4
