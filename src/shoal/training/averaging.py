@@ -71,11 +71,7 @@ def _check_fit(weights: Sequence[Tensor], params: Sequence[Tensor]) -> None:
 
 
 class Average(ABC):
-    """A mean of the weights that a training went through.
-
-    Half-precision parameters are averaged in float32, others in their own type. Reading nothing back from
-    the device, ``update`` never waits for it.
-    """
+    """A mean of the weights of a training; half-precision ones are averaged in float32. Never waits."""
 
     done: bool = False
     """Nothing will be added any more, so that training may end."""
@@ -133,10 +129,7 @@ class Average(ABC):
 
 
 class SMA(Average):
-    """Running mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022).
-
-    The extra memory is one copy of the trained weights.
-    """
+    """Running mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022)."""
 
     def __init__(self, start: int) -> None:
         self.start = _whole("start", start, 0)
@@ -154,19 +147,11 @@ class SWAD(Average):
     Seeking Flat Minima, 2021).
 
     The steps from one evaluation to the next are a segment, with the loss measured at its end. Averaging
-    starts with the first of ``converge`` segments in a row of which none later was better, and ends before
-    ``tolerate`` segments in a row that are all above a limit: ``ratio`` times the mean loss of those
-    ``converge``. A loss that is not finite is above any limit, and left out of that mean. Steps after the
-    last evaluation are in no segment yet, so not in the mean.
-
-    Until it is known whether a segment belongs to the mean it is kept apart, as a full copy of the trained
-    weights. The extra memory is ``converge`` copies before the start and ``tolerate + 1`` after it (7 with
-    the usual settings), one more while :meth:`weights` are made, and a single one once ``done``.
-
-    Args:
-        converge: N_s, evaluations without a better one that show convergence.
-        tolerate: N_e, evaluations above the limit that show overfitting.
-        ratio: r, how far above the losses at the start the limit is.
+    starts with the first of ``converge`` (N_s) segments in a row of which none later was better, and ends
+    before ``tolerate`` (N_e) segments in a row that are all above a limit: ``ratio`` times the mean loss of
+    those ``converge``. A loss that is not finite is above any limit, and left out of that mean. Until it is
+    known whether a segment belongs to the mean it is kept apart, as a full copy of the trained weights: at
+    most ``tolerate + 1`` copies.
     """
 
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
@@ -258,11 +243,7 @@ def _whole(name: str, value: int, least: int) -> int:
 
 @contextmanager
 def applied(params: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[None]:
-    """Within the block the parameters hold ``weights``; afterwards exactly what they held before.
-
-    The weights may be of another type or on another device. Buffers are left alone: for BatchNorm's
-    statistics see :func:`refresh_batchnorm`.
-    """
+    """Within the block the parameters hold ``weights``, which may be of another type or on another device."""
     _check_fit(weights, params)
     before = [p.detach().clone() for p in params]
     try:
@@ -287,14 +268,8 @@ def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
 
     They become the plain average over ``batches``, each an input ``x`` of ``model(x)``. Only layers in
-    training mode that keep statistics are concerned; a frozen one, in evaluation mode within a training
-    model, stays as it is. Without such a layer the batches are not looked at. Everything else, dropout among
-    it, is in evaluation mode meanwhile. Layers that no batch reaches keep their statistics, and so do all if
-    there is an error. To go back to the old statistics, save them first. ::
-
-        with applied(params, average.weights()):
-            refresh_batchnorm(model.train(), inputs)
-            scores = evaluate(model, ...)
+    training mode that keep statistics are concerned; everything else is in evaluation mode meanwhile. Layers
+    that no batch reaches keep their statistics, and so do all if there is an error.
     """
     layers = _in_training(model)
     if not layers:

@@ -56,8 +56,7 @@ def draws(algorithm: Algorithm) -> list[str]:
 class Replay:
     """A function of no arguments that trains, run as a CUDA graph once it has run a few times.
 
-    Where that cannot be, it stays what it is: a model that draws random numbers on the CPU, or counts in
-    Python, would see the same ones for ever, and one that looks at a value on the device cannot be captured.
+    One that draws random numbers on the CPU, or counts or decides in Python, stays as it is.
     """
 
     def __init__(self, function: Callable[[], Log], algorithm: Algorithm, engine: Engine) -> None:

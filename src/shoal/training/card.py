@@ -68,14 +68,7 @@ def card(
     config: Mapping[str, Any],
     sizes: Mapping[str, Mapping[str, int]],
 ) -> str:
-    """A model card in Markdown.
-
-    Args:
-        record: what came out, as in ``record.json``.
-        content: how to build and feed the model, as in ``inputs.json``.
-        config: what was run, as in ``config.yaml``.
-        sizes: examples of every domain of every split.
-    """
+    """A model card in Markdown, from the content of record.json, inputs.json and config.yaml, and sizes."""
     run = config.get("run") or {}
     algorithm = run.get("label") or run.get("algorithm") or config.get("algorithm", "?")
     on = f" on {escaped(run['dataset'])}" if "dataset" in run else ""

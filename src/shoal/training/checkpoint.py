@@ -145,11 +145,7 @@ class Checkpoints:
         self._delete([], self._files())
 
     def _keep_newest(self, saved: Path) -> None:
-        """Deletes what is no longer needed now that ``saved`` is there.
-
-        Files of later steps stay, uncounted. They are there if they could not be read and the run went back;
-        it replaces them when it gets to them.
-        """
+        """Deletes what is no longer needed; files of later steps, which could not be read, stay uncounted."""
         files = self._files()
         later = [path for path in files if _step(path) > _step(saved)]
         earlier = [path for path in files if _step(path) < _step(saved)]

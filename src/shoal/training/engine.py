@@ -29,21 +29,11 @@ FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 class Engine:
     """Owns the optimizer step, so that algorithms say *what* is applied and never how.
 
-    ``params`` are the parameters the optimizer trains, in its order.
-
-    Args:
-        optimizer: made by :meth:`Algorithm.wrap`.
-        processes: those that train together. Each holds ``share`` of every batch.
-        precision: ``"bf16"`` and ``"fp16"`` compute the model in half precision, weights and losses stay in
-            float32; fp16 scales losses so that small gradients do not vanish.
-        clip: the largest norm of what is applied.
-        accumulate: take each batch in so many pieces, for batches that do not fit in memory.
-        on_nan: after a step that is not finite ``"stop"`` applies no other; with ``"skip"`` buffers too are
-            what they were before it.
-        helpers: the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
-
-    A step whose loss or gradient is not finite is never applied, and Fish drops the walk it belongs to. On
-    CUDA this is decided on the device (an optimizer without a fused form waits for it).
+    Each of several ``processes`` holds ``share`` of every batch, taken in ``accumulate`` pieces. With fp16
+    losses are scaled. A step whose loss or gradient is not finite is never applied, and Fish drops the walk
+    it belongs to: with ``on_nan="stop"`` no other is applied after it, with ``"skip"`` buffers are restored.
+    On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``helpers`` are
+    the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
     """
 
     def __init__(
@@ -187,9 +177,8 @@ class Engine:
     ) -> tuple[list[Tensor], Log]:
         """An objective of whole batches, of which this process has a share and sees a piece at a time.
 
-        What the model makes of all pieces is put together and gathered from all processes; the objective's
-        slope with respect to that is then taken back through the model piece by piece. Several pieces need a
-        second pass each, for no graph but one piece's is ever in memory.
+        Outputs of all pieces are gathered from all processes; the objective's slope with respect to them goes
+        back through the model piece by piece, in a second pass: only one piece's graph is in memory.
         """
         pieces = [part for _, part in self.parts(batches)]
         once = len(pieces) == 1

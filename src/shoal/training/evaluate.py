@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -313,13 +313,18 @@ def known_labels(examples: Any) -> np.ndarray | None:
         labels = np.full(len(examples), -1)
         labels[examples.seen[0]] = examples.seen[1]
         return labels
+    whole = ((v.dtype.kind in "iu" and v.shape == (len(examples),), v) for v in stored_labels(examples))
+    return next((value for sound, value in whole if sound), None)
+
+
+def stored_labels(examples: Any) -> Iterator[np.ndarray]:
+    """Arrays that may hold all labels, of examples that have them in memory."""
     for holder in (examples, getattr(examples, "files", None)):
-        for name in ("y", "labels"):
+        for name in ("labels", "y"):
             value = getattr(holder, name, None)
-            value = value.cpu().numpy() if isinstance(value, Tensor) else value
-            if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.shape == (len(examples),):
-                return value
-    return None
+            value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+            if isinstance(value, np.ndarray):
+                yield value
 
 
 def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Domains:

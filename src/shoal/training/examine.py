@@ -58,11 +58,7 @@ def examine(
     classes: int | None,
     own_loss: bool = False,
 ) -> Examined:
-    """Looks at the data, and at what the model makes of two examples, before anything is trained.
-
-    ``examples`` are the data's, where they will be read. With ``own_loss`` the user knows what becomes of
-    outputs that do not match the targets.
-    """
+    """Looks at the data, and at what the model makes of two examples; ``own_loss``: outputs need not fit."""
     domains = data.splits["train"]
     x, y = _batch(examples, domains.indices[:2], device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
@@ -108,10 +104,7 @@ def examine(
 
 
 class Largest(TorchDispatchMode):
-    """Within the block, ``numbers`` is the size of the largest tensor that any operation makes.
-
-    Views, such as a transposed weight, take no memory; tensors of one dimension are no batch.
-    """
+    """``numbers`` is the size of the largest tensor that any operation in the block makes, views aside."""
 
     numbers = 0
 

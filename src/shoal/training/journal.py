@@ -135,10 +135,7 @@ class Journal:
             return False
 
     def hold(self) -> None:
-        """Sees to it that the folder is the one that was locked, with the log and configuration in it.
-
-        One that was removed is made again, with a warning. OSError where that cannot be.
-        """
+        """Makes a folder that was removed again, with its log and configuration, and warns of it."""
         if not self.processes.main:
             return
         if not self.folder.held:

@@ -216,11 +216,9 @@ METRICS = {
 
 
 def metric(wanted: str | Own) -> Metric:
-    """A metric by its name in any case, or of the user's own function.
+    """A metric by its name in any case, or of the user's own function of outputs, truths and groups.
 
-    Such a function is called with NumPy arrays of the model's outputs and of the truths, and with the groups
-    as :class:`~shoal.data.Domains` that index these. Higher is better unless it has an attribute
-    ``higher_is_better`` that is false.
+    Higher is better unless the function has an attribute ``higher_is_better`` that is false.
     """
     if callable(wanted):
         return _own(wanted)

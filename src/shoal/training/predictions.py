@@ -21,7 +21,7 @@ from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
-from shoal.training.evaluate import Scores, scored
+from shoal.training.evaluate import Scores, scored, stored_labels
 from shoal.training.metrics import NONE, Metric, Outcome, metric
 
 if TYPE_CHECKING:
@@ -136,16 +136,7 @@ def labels_of(examples: Any, which: Array) -> Array:
 
 def known_labels(examples: Any) -> Array | None:
     """All labels, of examples that know them by heart."""
-    for known in (
-        getattr(examples, "labels", None),
-        getattr(getattr(examples, "files", None), "labels", None),
-        getattr(examples, "y", None),
-    ):
-        if isinstance(known, Tensor):
-            return known.detach().cpu().numpy()
-        if isinstance(known, np.ndarray):
-            return known
-    return None
+    return next(stored_labels(examples), None)
 
 
 def split_of(data: DomainData, split: str) -> tuple[str, Domains]:

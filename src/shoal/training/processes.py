@@ -143,10 +143,7 @@ def abandon() -> None:
 
 
 def leave(code: int) -> None:
-    """Ends a program of several processes at once, after it has parted from the others if all went well.
-
-    Nothing is torn down: a thread of the connections that is still there then now and then aborts.
-    """
+    """Ends a program of several processes; nothing is torn down, which now and then aborts."""
     if dist.is_available() and dist.is_initialized():
         if code == 0:
             _part()

@@ -74,11 +74,7 @@ class Progress(Callback):
 
     @contextmanager
     def phase(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-        """Within the block the line says every second what is done meanwhile, and for how long.
-
-        A thread draws it, so that it is there while a single call takes its time. The function that the block
-        gets changes the text, with how much is done of how much.
-        """
+        """Within the block a thread draws every second what is done meanwhile; the block may say more."""
         if not self.shown:
             yield lambda text, done, total: None
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,11 @@ EVALUATIONS = (10, 5, 4, 2, 1)
 """How many there may be by default: divisors of most numbers of steps."""
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
+NOT_WARM = (
+    *("draw", "warm_start", "schedule", "average", "average_start"),
+    *("track_every", "track_layers", "track_domains"),
+)
+"""Options that a warm start does without."""
 
 
 class Setup:
@@ -217,19 +222,13 @@ class Setup:
         """Those of the training with ERM that a warm start is."""
         steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
         plateau = self.options.warm_start == "plateau"
+        usual = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
         return replace(
             self.options,
+            **usual,
             steps=steps,
             domains_per_step=1,
             settings={},
-            draw=None,
-            warm_start=None,
-            schedule=None,
-            average=None,
-            average_start=None,
-            track_every=None,
-            track_layers=False,
-            track_domains=None,
             patience=5 if plateau else None,
             select="best" if plateau else "last",
             eval_every=max(1, one_pass // 10) if plateau else steps,
@@ -255,10 +254,7 @@ class Setup:
         return math.gcd(options.steps, self.eval_every, batches, *regular)
 
     def compile(self) -> None:
-        """Compiles the modules that the algorithm calls.
-
-        As ``model.compile()``, which leaves torch's own containers, such as ``nn.Sequential``, as they are.
-        """
+        """As ``model.compile()`` of what the algorithm calls, which leaves ``nn.Sequential`` as it is."""
         called: list[nn.Module] = [self.model]
         if self.algorithm.needs_features and isinstance(self.model, FeatureModel):
             called = [self.model.features, self.model.head]

@@ -87,8 +87,7 @@ def about(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """How to build the trained model and to feed it, as plain data, and the files that this refers to.
 
-    ``recipe`` is the model's ``name`` and ``options``; ``None`` for one that is the user's own, of which the
-    class can be named and no more. ``shape`` and ``numbers`` are one input's; see :func:`example_of`.
+    ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
     """
     kind = type(model)
     described, files = dict(data.inputs), dict[str, bytes]()

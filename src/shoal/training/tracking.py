@@ -311,10 +311,7 @@ def check_wandb() -> Any:
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by names such as "losses/oslo"; null, which in a file stands for NaN, is NaN.
-
-    Domains that are more than :data:`MOST` are left out.
-    """
+    """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`MOST`."""
     plain = _plain(line)
     plain.pop("step", None)
     found = _flat(plain, _prefix(line))
