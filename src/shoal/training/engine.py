@@ -53,8 +53,8 @@ class Engine:
         self.helpers = dict(helpers or {})
         self.params = _parameters(optimizer)
         self.device = self.params[0].device
-        self.together = processes
-        self.processes = processes.count if processes else 1
+        self.together = processes or Processes.alone(self.device)
+        self.processes = self.together.count
         self.share = share
         self.clip = None if clip is None else float(clip)  # a tensor cannot be divided into 2**64
         self.accumulate = accumulate
@@ -106,10 +106,7 @@ class Engine:
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Whether it is so in any of the processes."""
-        if self.together is None or self.processes == 1:
-            return bad
-        (count,) = self.together.sum([bad.float()])
-        return count > 0
+        return bad if self.processes == 1 else self.together.sum([bad.float()])[0] > 0
 
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
@@ -204,7 +201,7 @@ class Engine:
                     [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
                 )
                 total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
-        if self.together is not None and self.processes > 1:
+        if self.processes > 1:
             *total, count = self.together.sum([*total, self._bad_loss.to(total[0].dtype)])
             self._bad_loss = count > 0
         return total, log
@@ -212,13 +209,13 @@ class Engine:
     @property
     def _mine(self) -> slice:
         """The rows of a whole batch that this process has."""
-        return slice(self.together.index if self.together else 0, None, self.processes)
+        return slice(self.together.index, None, self.processes)
 
     def _gathered(self, seen: Sequence[Sequence[View]]) -> tuple[list[Tensor], list[View]]:
         """Views of whole batches from those of pieces, and the tensors in them that slopes are for."""
         joined = [torch.cat(same) for same in zip(*map(_tensors, seen), strict=True)]
         targets = [torch.cat([v.y for v in same]) for same in zip(*seen, strict=True)]
-        if self.together is not None and self.processes > 1:
+        if self.processes > 1:
             wholes = []
             for part in (*joined, *targets):
                 size = round(len(part) / self.share)
@@ -237,12 +234,12 @@ class Engine:
         return leaves, views
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self.together is None or self.processes == 1:
+        if self.processes == 1:
             return list(tensors)
         return self.together.sum([t * self.share for t in tensors])
 
     def agree(self, tensor: Tensor) -> Tensor:
-        if self.together is None or self.processes == 1:
+        if self.processes == 1:
             return tensor
         return self.together.sum([tensor if self.together.main else torch.zeros_like(tensor)])[0]
 

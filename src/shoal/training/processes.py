@@ -46,6 +46,13 @@ class Processes:
             )
         _part_in_peace()
 
+    @classmethod
+    def alone(cls, device: torch.device) -> Processes:
+        """This process, whatever others there are."""
+        found = cls.__new__(cls)
+        found.count, found.index, found.device = 1, 0, device
+        return found
+
     @property
     def main(self) -> bool:
         """The one that writes and shows."""

@@ -120,19 +120,25 @@ def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, A
         "best": training.history.index(best[0]) if best else None,
     }
     if whole:
-        engine, monitor = training.engine, training.monitor
         state |= {
             "algorithm": dict(training.algorithm.state_dict()),
-            "optimizer": engine.optimizer.state_dict(),
-            "helpers": {name: h.state_dict() for name, h in engine.helpers.items()},
-            "schedule": training.schedule.state_dict() if training.schedule else None,
-            "scale": engine.scale.state_dict() if engine.scale else None,
+            "optimizer": training.engine.optimizer.state_dict(),
+            "helpers": {name: h.state_dict() for name, h in training.engine.helpers.items()},
             "average": training.average.state_dict() if training.average else None,
-            "since point": monitor.since_point.state_dict(),
-            "since line": monitor.since_line.state_dict(),
             "callbacks": [callback.state_dict() for callback in training.callbacks.own],
+            **{name: part.state_dict() for name, part in _parts(training).items() if part is not None},
         }
     return state
+
+
+def _parts(training: Training) -> dict[str, Any]:
+    """What else has a state, where it is there."""
+    return {
+        "schedule": training.schedule,
+        "scale": training.engine.scale,
+        "since point": training.monitor.since_point,
+        "since line": training.monitor.since_line,
+    }
 
 
 def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) -> None:
@@ -156,14 +162,11 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         if name not in state.get("helpers", {}):
             raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
         _load_optimizer(helper, state["helpers"][name])
-    if training.schedule is not None:
-        training.schedule.load_state_dict(state["schedule"])
-    if engine.scale is not None:
-        engine.scale.load_state_dict(state["scale"])
     if training.average is not None:
         training.average.load_state_dict(state["average"], engine.params)
-    training.monitor.since_point.load_state_dict(state["since point"])
-    training.monitor.since_line.load_state_dict(state["since line"])
+    for name, part in _parts(training).items():
+        if part is not None:
+            part.load_state_dict(state[name])
     for callback, kept in zip(training.callbacks.own, state["callbacks"], strict=False):
         callback.load_state_dict(kept)
 
