@@ -126,7 +126,7 @@ def by_hand(data: DomainData, options: dict[str, Any], plan: Training) -> float:
             for rows_ in which.values():
                 right = torch.zeros((), device=device)
                 total = torch.zeros((), device=device)
-                for part in rows_.split(plan._eval_batch):
+                for part in rows_.split(plan.eval_batch):
                     output = model(x[part])
                     total += criterion(output, y[part]) * len(part)
                     right += (output.argmax(-1) == y[part]).sum()
@@ -158,7 +158,7 @@ def main() -> None:
     )
     sizes = {name: len(indices) for name, indices in plan.evaluator.which.items()}
     print(
-        f"{given.steps} steps; evaluation every {plan.eval_every}, of {sizes}, {plan._eval_batch} per batch"
+        f"{given.steps} steps; evaluation every {plan.eval_every}, of {sizes}, {plan.eval_batch} per batch"
     )
     if plan.device.type == "cuda":  # what libraries do once
         short = {**options, "steps": 5}

@@ -56,7 +56,7 @@ class State:
 
 
 class Callback:
-    """Override what you need. Each method gets the :class:`State` of the training.
+    """Override what you need. Each method gets the :class:`State` of the training, or of its warm start.
 
     An exception ends the training with an error that names the callback; the newest checkpoint of a run with
     a folder stays and can be resumed. What a callback must remember across that, it gives as ``state_dict``:
