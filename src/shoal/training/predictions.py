@@ -7,8 +7,9 @@ dataset that is repeated over folds, not seeds, has ``fold:A`` there.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +22,7 @@ from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
+from shoal.settings import plain_number
 from shoal.training.evaluate import Scores, scored, stored_labels
 from shoal.training.metrics import NONE, Metric, Outcome, metric
 
@@ -94,35 +96,17 @@ def read(path: Path, classes: int | None) -> Array:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
-    texts = [line for line in lines if line.strip()]
-    try:
-        values = np.array(texts, np.float64)
-    except ValueError:
-        raise _wrong(path, lines, classes) from None
-    if not _right(values, classes).all():
-        raise _wrong(path, lines, classes)
-    return values if classes is None else values.astype(np.int64)
-
-
-def _right(values: Array, classes: int | None) -> Array:
-    if classes is None:
-        return np.isfinite(values)
-    return (values >= 0) & (values < classes) & (values == np.floor(values))
-
-
-def _wrong(path: Path, lines: Sequence[str], classes: int | None) -> InputError:
-    """Names the first line that is not a prediction."""
     right = "a finite number" if classes is None else f"a class, a whole number from 0 to {classes - 1}"
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        try:
-            fine = not text or bool(_right(np.array([text], np.float64), classes).all())
-        except ValueError:
-            fine = False
-        if not fine:
+    values = []
+    for number, text in enumerate(map(str.strip, lines), 1):
+        value = plain_number(text)
+        whole = value is not None and 0 <= value < (classes or math.inf) and value == int(value)
+        if whole or (classes is None and value is not None and math.isfinite(value)):
+            values.append(value)
+        elif text:
             shown = text if len(text) <= 40 else f"{text[:39]}…"
-            return InputError(f"{str(path)!r}, line {number}: {shown!r} is not {right}.")
-    return InputError(f"{str(path)!r} does not hold one number a line.")
+            raise InputError(f"{str(path)!r}, line {number}: {shown!r} is not {right}.")
+    return np.array(values, np.float64 if classes is None else np.int64)
 
 
 def labels_of(examples: Any, which: Array) -> Array:
