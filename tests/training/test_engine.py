@@ -92,7 +92,7 @@ def training(name: Any, model: nn.Module, train: Any = None, **options: Any) -> 
     given = {"steps": 6, "batch_size": B, "optimizer": sgd, "device": "cpu", "progress": False} | options
     given.setdefault("settings", ACTIVE.get(name, {}))
     parts = as_domain_data(train or data(), given.pop("validation", None), None)
-    return Training(name, model, parts, Options.checked(**given))
+    return Training(name, model, parts, Options(**given))
 
 
 def trained(name: Any, model: nn.Module, train: Any = None, **options: Any) -> Training:

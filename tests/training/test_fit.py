@@ -414,7 +414,7 @@ class TestDiverged:
 )
 def test_options_are_checked(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Options.checked(**given)
+        shoal.fit("fish", network(), split(0, 1), **given)
 
 
 def shifted(n: int) -> tuple[Tensor, Tensor]:

@@ -59,7 +59,7 @@ values = st.one_of(
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=2))
 def test_any_value_is_taken_or_refused(given: dict[str, Any]) -> None:
     with refused():
-        Options.checked(**{"steps": 3, **given})
+        Options(**{"steps": 3, **given})
 
 
 @contextlib.contextmanager

@@ -247,7 +247,7 @@ def kept(name: str, **options: Any) -> dict[str, Any]:
     settings = ACTIVE.get(name, {})
     given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "settings": settings} | options
     parts = as_domain_data(domains(0, 1, 2), None, None)
-    training = Training(name, network(), parts, Options.checked(**given))
+    training = Training(name, network(), parts, Options(**given))
     training.run()
     optimizers = {"the user's": training.engine.optimizer, **training.engine.helpers}
     return {
@@ -282,7 +282,7 @@ def masks() -> Any:
 def refused(**options: Any) -> str:
     try:
         given = {"steps": 1, "device": "cpu", "progress": False} | options
-        Training("erm", network(), as_domain_data(domains(0, 1), None, None), Options.checked(**given))
+        Training("erm", network(), as_domain_data(domains(0, 1), None, None), Options(**given))
     except InputError as error:
         return str(error)
     return "accepted"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError
 from shoal.settings import Kind, Range, Seed, coerce, kinds_of
 from shoal.training.averaging import SMA, SWAD, Average
 from shoal.training.callbacks import Callback
@@ -154,14 +154,6 @@ class Options:
             raise InputError("track_domains must be at least 2: gradients are compared in pairs.")
         if self.track_every is None and (self.track_layers or self.track_domains):
             raise InputError("track_layers and track_domains belong to track_every, such as track_every=50.")
-
-    @classmethod
-    def checked(cls, **given: Any) -> Options:
-        """Options from keywords; an unknown one is named together with the nearest."""
-        check_names("option", given, [f.name for f in fields(cls)])
-        if "steps" not in given:
-            raise InputError("steps is missing: say how many steps to train, such as steps=1000.")
-        return cls(**given)
 
     def make_optimizer(self, trained: list[nn.Parameter]) -> Optimizer:
         if not trained:

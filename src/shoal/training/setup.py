@@ -222,7 +222,7 @@ class Setup:
         """Those of the training with ERM that a warm start is."""
         steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
         plateau = self.options.warm_start == "plateau"
-        usual = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
+        usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
         return replace(
             self.options,
             **usual,
