@@ -175,23 +175,14 @@ class Tracking(Callback):
         """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
         if step % self.every:
             return
-        if self.own and batches is None:
-            batches = self._gathered(step)
-        elif batches is None or not self.own:
+        if not self.own:
             batches = self._next(step)
+        elif batches is None:  # they are gathered on the device, and here once more
+            own = MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, share=self.share)
+            batches = next(iter(own))
         chosen = list(batches)[: self.count]
         names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
         self.unread.append(self.agreement(step, names, chosen))
-
-    def _gathered(self, step: int) -> list[DomainBatch]:
-        """The step's own batches, from examples in memory."""
-        first, stride = self.share
-        found = []
-        for domain, rows in self.sampler.plan(step)[: self.count]:
-            index = torch.from_numpy(rows[first::stride]).to(self.examples.device)
-            x, y = self.examples.batch(index)
-            found.append(DomainBatch(x, y, domain))
-        return found
 
     def _next(self, step: int) -> list[DomainBatch]:
         """Drawn for this alone, and read ahead by worker processes where the training has some."""
