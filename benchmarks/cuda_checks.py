@@ -23,15 +23,16 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms import algorithm_class, registry, settings_of
+from shoal.api.fit import Fit, fit
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
 from shoal.experiments.execute import Store, execute, make_executor
 from shoal.models import FeatureModel, build
 from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
-from shoal.training.fit import Fit, fit
 from shoal.training.loop import Training
 from shoal.training.options import Options
+from shoal.training.stepping import Stepper
 from shoal.training.stopping import Diverged, Interrupted
 
 WALK = {"meta_lr": 0.1, "inner_state": "reset"}
@@ -129,7 +130,7 @@ def without_waiting() -> None:
             )  # fmt: skip
             training = Training(name, network(), sprites(), options)
             training.model.train()
-            steps = training._loaded()
+            steps = Stepper(training, training.state, training.callbacks)._loaded()
             for _ in range(3):
                 next(steps)
             torch.cuda.synchronize()

@@ -126,7 +126,7 @@ def by_hand(data: DomainData, options: dict[str, Any], plan: Training) -> float:
             for rows_ in which.values():
                 right = torch.zeros((), device=device)
                 total = torch.zeros((), device=device)
-                for part in rows_.split(plan._eval_batch):
+                for part in rows_.split(plan.eval_batch):
                     output = model(x[part])
                     total += criterion(output, y[part]) * len(part)
                     right += (output.argmax(-1) == y[part]).sum()
@@ -157,9 +157,7 @@ def main() -> None:
         f"Python {platform.python_version()}, torch {torch.__version__}, shoal {shoal.__version__}, {device}"
     )
     sizes = {name: len(indices) for name, indices in plan.evaluator.which.items()}
-    print(
-        f"{given.steps} steps; evaluation every {plan.eval_every}, of {sizes}, {plan._eval_batch} per batch"
-    )
+    print(f"{given.steps} steps; evaluation every {plan.eval_every}, of {sizes}, {plan.eval_batch} per batch")
     if plan.device.type == "cuda":  # what libraries do once
         short = {**options, "steps": 5}
         by_hand(data, short, plan), by_shoal(data, short)

@@ -140,7 +140,7 @@ class Trial:
             new = half_written(folder) - before
             self.in_checkpoint += any(n.startswith((".step-", ".best-")) for n in new)
             self.in_final += any(n.startswith((".model.", ".record.")) for n in new)
-            self.scratch += not any((folder / "checkpoints").glob("step-*.safetensors"))
+            self.scratch += not any((folder / "checkpoints").glob("step-*.pt"))
         self._start(folder, workers=self.draw.choice([0, 1, 2])).finish()
 
     def _start(self, folder: Path, workers: int) -> Process:

@@ -71,7 +71,7 @@ def test_imports_point_to_earlier_layers(file: str) -> None:
 @pytest.mark.parametrize(
     ("text", "file"),
     [
-        ("import shoal.training.fit", "algorithms/fish.py"),
+        ("import shoal.training.loop", "algorithms/fish.py"),
         ("from shoal.training import fit", "algorithms/fish.py"),
         ("from shoal import cli", "experiments/run.py"),
         ("from ..training import fit", "data/loader.py"),

@@ -285,7 +285,7 @@ def test_steps_by_default_grow_with_the_rows_within_bounds() -> None:
 
 def test_scikit_learn_is_imported_by_nobody_else_and_its_absence_is_named() -> None:
     code = (
-        "import sys, shoal, shoal.training.fit\n"
+        "import sys, shoal, shoal.api.fit\n"
         "assert 'sklearn' not in sys.modules\n"
         "sys.modules['sklearn'] = sys.modules['sklearn.base'] = None\n"
         "import shoal.sklearn"

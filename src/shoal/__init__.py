@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from shoal.api.compare import compare as compare
     from shoal.api.diagnose import Diagnosis as Diagnosis
     from shoal.api.diagnose import diagnose as diagnose
+    from shoal.api.fit import Fit as Fit
+    from shoal.api.fit import fit as fit
     from shoal.api.report import Report as Report
     from shoal.api.report import report as report
     from shoal.api.results import results as results
@@ -34,13 +36,13 @@ if TYPE_CHECKING:
     from shoal.scoring import score as score
     from shoal.trained import Trained as Trained
     from shoal.trained import load as load
-    from shoal.training.fit import Fit as Fit
-    from shoal.training.fit import fit as fit
+    from shoal.training.callbacks import Callback as Callback
 
 # Names are imported when first used: `import shoal` and `shoal --help` must not wait for torch.
 _HOMES = {
     "shoal.api.compare": ("Comparison", "compare"),
     "shoal.api.diagnose": ("Diagnosis", "diagnose"),
+    "shoal.api.fit": ("Fit", "fit"),
     "shoal.api.report": ("Report", "report"),
     "shoal.api.results": ("results",),
     "shoal.api.sweep": ("Sweep", "sweep"),
@@ -49,7 +51,7 @@ _HOMES = {
     "shoal.experiments.results": ("Results",),
     "shoal.scoring": ("Score", "score"),
     "shoal.trained": ("Trained", "load"),
-    "shoal.training.fit": ("Fit", "fit"),
+    "shoal.training.callbacks": ("Callback",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 _MODULES = ("algorithms", "data", "experiments", "gradients", "models", "optim", "sklearn", "training")

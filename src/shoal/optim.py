@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +14,20 @@ from torch.optim import Optimizer
 
 from shoal.errors import InputError
 from shoal.settings import Range, checked
+
+
+@runtime_checkable
+class Walks(Protocol):
+    """An optimizer whose steps belong together, such as :class:`Fish`: one that is skipped still counts."""
+
+    inner: Optimizer
+    """What takes the steps."""
+
+    def spoil(self, bad: Tensor) -> None:
+        """Where ``bad`` holds, all steps that belong together are given up in the end."""
+
+    def restart(self) -> None:
+        """The next step begins anew from where the parameters are."""
 
 
 class Fish(Optimizer):
@@ -233,10 +247,14 @@ class Fish(Optimizer):
         return f"Fish({self.inner!r}, {settings})"
 
 
+def inner_of(optimizer: Optimizer) -> Optimizer:
+    """What takes the steps."""
+    return optimizer.inner if isinstance(optimizer, Walks) else optimizer
+
+
 def can_skip(optimizer: Optimizer) -> bool:
     """Whether its steps can be skipped on the device, without waiting to know whether they are to be."""
-    optimizer = optimizer.inner if isinstance(optimizer, Fish) else optimizer
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
+    return getattr(inner_of(optimizer), "_step_supports_amp_scaling", False)
 
 
 def step_unless(optimizer: Optimizer, bad: Tensor) -> None:
@@ -244,7 +262,7 @@ def step_unless(optimizer: Optimizer, bad: Tensor) -> None:
 
     Fused optimizers are told on the device; for others this waits for it, which on the CPU costs nothing.
     """
-    if isinstance(optimizer, Fish) or (bad.is_cuda and can_skip(optimizer)):
+    if isinstance(optimizer, Walks) or (bad.is_cuda and can_skip(optimizer)):
         optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
         try:
             optimizer.step()

@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from shoal.algorithms import Algorithm, algorithm_class, check_settings
+from shoal.api.fit import fit
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler
@@ -31,7 +32,6 @@ from shoal.errors import InputError, check_names, shown
 from shoal.experiments.config import OPTIMIZERS
 from shoal.models import build
 from shoal.settings import coerce
-from shoal.training.fit import fit
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin

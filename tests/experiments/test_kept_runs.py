@@ -249,8 +249,8 @@ def test_what_kills_left_is_cleared_when_the_folder_is_taken(tmp_path: Path) -> 
     place = tmp_path / "run"
     litter = [
         *(place / f".{name}.abcd1234" for name in ("metrics.jsonl", "config.yaml", "record.json", "card.md")),
-        place / "checkpoints" / ".step-0000000002-0123456789abcdef.safetensors.abcd1234",
-        place / "checkpoints" / "best-0000000002-0123456789abcdef.safetensors",
+        place / "checkpoints" / ".step-0000000002-0123456789abcdef.pt.abcd1234",
+        place / "checkpoints" / "best-0000000002-0123456789abcdef.pt",
     ]
     mine = [place / ".notes", place / ".hidden.settings", place / "checkpoints" / "notes"]
     for path in (*litter, *mine):

@@ -272,9 +272,9 @@ def test_fish_is_measured_on_its_own_batches() -> None:
 
 
 def _training(algorithm: str, model: nn.Module, **options: Any) -> Training:
-    from shoal.training.fit import _as_domain_data
+    from shoal.api.fit import as_domain_data
 
-    data = _as_domain_data(toy(), None, {"t": (TEST_X, TEST_Y)})
+    data = as_domain_data(toy(), None, {"t": (TEST_X, TEST_Y)})
     return Training(algorithm, model, data, Options(steps=6, batch_size=8, progress=False, **options))
 
 

@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import zipfile
 from collections import OrderedDict, namedtuple
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import shoal.training.checkpoint as module
 from shoal.errors import InputError
-from shoal.training.checkpoint import Checkpoints, load_weights, pack, unpack
+from shoal.training.checkpoint import ABOUT, Checkpoints, load_weights, pack, unpack
 
 
 def same(a: Any, b: Any) -> bool:
@@ -105,7 +105,7 @@ def test_every_type_of_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> Non
     "value",
     [
         *(math.inf, -math.inf, math.nan, -0.0, 5e-324, 0.1, 1e22, 1.0),
-        *(2**63, -(2**64), 10**6000, -(10**5000), 0, True),
+        *(2**63, -(2**64), 10**600, -(10**500), 0, True),
         struct.unpack("d", struct.pack("Q", 0xFFF8_0000_0000_0007))[0],
     ],
     ids=lambda value: repr(value) if isinstance(value, float) else hex(value)[:20],
@@ -126,6 +126,7 @@ def test_numbers_are_exact(value: Any) -> None:
         {"": torch.zeros(1), "__metadata__": torch.ones(1), "shoal": {"": torch.ones(2)}},
         dict(zip(["\ud800", "\udfff", "?"], torch.eye(3), strict=True)),
         {"b": 1, "a": 2, 3: {2: (), 1: ((),)}},
+        {True: 1, None: 2, (1, 2): 3},
     ],
 )
 def test_nothing_is_taken_for_a_mark(tree: Any) -> None:
@@ -214,9 +215,6 @@ itself.append(itself)
         ({"a": {1}}, "^a: a set cannot"),
         ({"a": Point(1, 2)}, "^a: a Point cannot"),
         ({"a": np.longdouble(1)}, "^a: a longdouble cannot"),
-        ({"a": {True: 1}}, "^a: the key True is a bool"),
-        ({"a": {None: 1}}, "^a: the key None"),
-        ({(1, 2): 1}, r"^the state: the key \(1, 2\)"),
         ({"a": torch.zeros(2, device="meta")}, "^a: a Tensor cannot .*have data"),
         ({"a": torch.eye(2).to_sparse()}, "^a: a Tensor cannot .*dense"),
         ({"a": itself}, "must not contain itself"),
@@ -227,36 +225,17 @@ def test_what_cannot_be_saved_is_named(tree: Any, message: str) -> None:
         pack(tree)
 
 
-def test_too_much_beside_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LARGEST_TEXT", 1000)
-    with pytest.raises(InputError, match="put long lists of numbers into tensors"):
-        pack(list(range(1000)))
-
-
 def test_other_tools_read_it() -> None:
-    content = pack({"fc.weight": torch.ones(2), "n": 1})
-    assert same(safetensors.torch.load(content), {"fc.weight": torch.ones(2)})
-    size = int.from_bytes(content[:8], "little")
-    json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["shoal"])
-
-
-def with_metadata(text: str) -> bytes:
-    return safetensors.torch.save({"a": torch.zeros(2)}, {"shoal": text})
+    tree = {"fc.weight": torch.ones(2), "n": 1}
+    assert same(torch.load(io.BytesIO(pack(tree)), weights_only=True), tree)
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"\0" * 8,
-        b"\xff" * 40,
-        pickle.dumps({"a": 1}),
+        *(b"", b"\0" * 8, b"\xff" * 40, pickle.dumps({"a": 1}), b"PK\x03\x04 garbage"),
         safetensors.torch.save({"a": torch.zeros(2)}),
-        *map(with_metadata, ["", "[]", "{}", '{"about": {}, "tree": {"tensor": "b"}}']),
-        *map(with_metadata, ['{"about": 3, "tree": 1}', '{"about": {}, "tree": {"future": 1}}']),
-        with_metadata('{"about": {}, "tree": {"bytes": ["a", "load", [2]]}}'),
-        with_metadata('{"about": {}, "tree": {"dict": [[[], 1]]}}'),
-        with_metadata('{"about": {}, "tree": ' + "[" * 100_000 + "]" * 100_000 + "}"),
+        pack({"a": torch.zeros(99)})[:-200],
     ],
 )
 def test_what_is_no_checkpoint(content: bytes) -> None:
@@ -294,13 +273,20 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert checkpoints.latest() is None
     path = checkpoints.save(500, state(500))
     checksum = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    assert path == tmp_path / "new" / "folder" / f"step-0000000500-{checksum}.safetensors"
+    assert path == tmp_path / "new" / "folder" / f"step-0000000500-{'0' * 16}-{checksum}.pt"
     loaded = Checkpoints(tmp_path / "new" / "folder").load()
     assert loaded is not None
     assert (loaded.step, loaded.best, loaded.best_step, loaded.path) == (500, None, None, path)
     assert same(loaded.state, state(500))
     checkpoints.save(12_345_678_901, state(1))
     assert checkpoints.latest() == 12_345_678_901
+
+
+def test_what_it_is_about_is_read_without_torch(tmp_path: Path) -> None:
+    path = Checkpoints(tmp_path).save(5, state(5), about={"step": 3, "seconds": 0.5})
+    with zipfile.ZipFile(path) as file:
+        assert json.loads(file.read(ABOUT)) == {"step": 3, "seconds": 0.5}
+    assert loaded_step(Checkpoints(tmp_path)) == 5
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -314,13 +300,13 @@ def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
     others = [
-        "step-1.safetensors",
+        "step-1.pt",
         "notes.txt",
-        "step-0000000001-mine.safetensors",
+        "step-0000000001-mine.pt",
         ".hidden",
         "best.safetensors",
     ]
-    leftovers = [".step-0000000001-0123456789abcdef.safetensors.x1", ".best-0000000001-0123456789abcdef.x2"]
+    leftovers = [".step-0000000001-0123456789abcdef.pt.x1", ".best-0000000001-0123456789abcdef.x2"]
     for name in others + leftovers:
         (tmp_path / name).write_text("x")
     checkpoints = Checkpoints(tmp_path, keep=1)
@@ -348,7 +334,7 @@ def test_the_same_step_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_deleted_stays(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=1)
-    stubborn = tmp_path / "step-0000000001-0123456789abcdef.safetensors"
+    stubborn = tmp_path / "step-0000000001-0123456789abcdef-0123456789abcdef.pt"
     (stubborn / "in it").mkdir(parents=True)
     checkpoints.save(2, state(2))
     assert stubborn.exists()
@@ -359,7 +345,7 @@ def test_the_best_is_written_once(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(10, state(10), (5, weights(5)))
     (best,) = tmp_path.glob("best-*")
-    assert best.name == f"best-0000000005-{hashlib.sha256(best.read_bytes()).hexdigest()[:16]}.safetensors"
+    assert best.name == f"best-0000000005-{hashlib.sha256(best.read_bytes()).hexdigest()[:16]}.pt"
     os.utime(best, (1, 1))
     checkpoints.save(20, state(20), (5, weights(5)))
     Checkpoints(tmp_path).save(30, state(30), (5, weights(5)))
@@ -387,7 +373,7 @@ def test_a_best_goes_with_the_last_that_refers_to_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [((-1, {}), "step=-1"), ((1, {}, (-2, {})), "step=-2"), ((1, {"a": Foo()}), "^a: a Foo")],
+    [((-1, {}), "step=-1"), ((1, {}, (-2, {})), "step=-2"), ((1, {"a": Foo()}), "^state/a: a Foo")],
 )
 def test_save_refuses(tmp_path: Path, args: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -414,8 +400,7 @@ def saved(folder: Path) -> tuple[Checkpoints, Path, bytes]:
 
 def test_a_cut_anywhere_is_found(tmp_path: Path) -> None:
     checkpoints, path, content = saved(tmp_path)
-    header = 8 + int.from_bytes(content[:8], "little")
-    cuts = {0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(content) // 2, len(content) - 1}
+    cuts = {0, 1, 7, 8, 9, 30, 100, len(content) // 4, len(content) // 2, len(content) - 1}
     for cut in sorted(cuts):
         path.write_bytes(content[:cut])
         with pytest.warns(
@@ -442,8 +427,9 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
         assert loaded_step(checkpoints) == 1
 
 
-def named_right(folder: Path, step: int, content: bytes, kind: str = "step") -> Path:
-    path = folder / f"{kind}-{step:010d}-{hashlib.sha256(content).hexdigest()[:16]}.safetensors"
+def named_right(folder: Path, step: int, content: bytes, kind: str = "step", best: str = "0" * 16) -> Path:
+    parts = [kind, f"{step:010d}", *([best] if kind == "step" else [])]
+    path = folder / f"{'-'.join(parts)}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
     path.write_bytes(content)
     return path
 
@@ -451,15 +437,9 @@ def named_right(folder: Path, step: int, content: bytes, kind: str = "step") -> 
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"garbage",
-        pack({"a": 1}),
-        module._pack([1], {"step": 9, "best": None}),
-        module._pack({}, {"step": 8, "best": None}),
-        module._pack({}, {"step": 9, "best": 3}),
-        module._pack({}, {"step": 9, "best": ["x"]}),
-        module._pack({}, {"step": 9, "best": [3, 4]}),
-        module._pack({}, {"step": 9, "best": [3, "../../weights"]}),
+        *(b"", b"garbage", pack({"a": 1}), pack([1]), pack({"step": 9, "best": None})),
+        pack({"step": 9, "best": None, "state": [1]}),
+        pack({"step": 8, "best": None, "state": {}}),
         safetensors.torch.save({"a": torch.zeros(2)}),
     ],
 )
@@ -475,7 +455,7 @@ def test_whole_but_no_checkpoint(tmp_path: Path, content: bytes) -> None:
 
 def test_a_folder_named_like_a_checkpoint(tmp_path: Path) -> None:
     checkpoints, _, _ = saved(tmp_path)
-    (tmp_path / "step-0000000009-0123456789abcdef.safetensors").mkdir()
+    (tmp_path / "step-0000000009-0123456789abcdef-0123456789abcdef.pt").mkdir()
     assert loaded_step(checkpoints) == 2
 
 
@@ -548,7 +528,8 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
             folder.mkdir()
             pickled = named_right(folder, 9, content, kind)
             if kind == "best":
-                named_right(folder, 9, module._pack({}, {"step": 9, "best": [9, pickled.name]}))
+                checksum = pickled.stem.rsplit("-", 1)[1]
+                named_right(folder, 9, pack({"step": 9, "best": 9, "state": {}}), best=checksum)
             with pytest.raises(InputError, match="none of the 1 checkpoint in"):
                 Checkpoints(folder).load()
             Checkpoints(folder).save(10, state(10))
@@ -677,7 +658,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("form", ["zip", "old", "shoal"])
 def test_weights(tmp_path: Path, tree: Any, form: str) -> None:
-    path = tmp_path / ("w.safetensors" if form == "shoal" else "w.pt")
+    path = tmp_path / "w.pt"
     path.write_bytes(
         pack(tree) if form == "shoal" else torch_saved(tree, _use_new_zipfile_serialization=form == "zip")
     )
@@ -723,13 +704,14 @@ def test_weights_with_code_are_refused(tmp_path: Path) -> None:
         ("w.pt", b"PK\x03\x04 garbage", "is not a file of weights"),
         ("w.pt", torch_saved({"w": torch.zeros(99)})[:-200], "is not a file of weights"),
         ("w.safetensors", b"garbage", "is not a safetensors file"),
-        ("w.safetensors", pack({"w": torch.zeros(99)})[:-9], "is not a safetensors file"),
+        ("w.safetensors", safetensors.torch.save({"w": torch.zeros(99)})[:-9], "is not a safetensors file"),
+        ("w.safetensors", pack({"w": torch.zeros(99)}), "is not a safetensors file"),
         ("w.pt", torch_saved(torch.zeros(2)), "holds a Tensor; it must hold a dict"),
         ("w.pt", torch_saved({}), "holds nothing"),
         ("w.pt", torch_saved({"epoch": 1}), "holds a int under 'epoch'"),
         ("w.pt", torch_saved({3: torch.zeros(1)}), "holds a Tensor under 3"),
         ("w.safetensors", safetensors.torch.save({}), "holds nothing"),
-        ("w.safetensors", pack([1]), "holds a list"),
+        ("w.pt", pack([1]), "holds a list"),
     ],
 )
 def test_no_weights(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:

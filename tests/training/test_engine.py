@@ -27,6 +27,7 @@ from shoal.algorithms import algorithm_class, build, registry
 from shoal.algorithms.base import trained_parameters
 from shoal.algorithms.erm import ERM
 from shoal.algorithms.sam import SAM
+from shoal.api.fit import as_domain_data
 from shoal.data import DomainBatch, DomainBatchSampler, Task, TensorData, concatenate
 from shoal.data.batch import pieces
 from shoal.data.loader import seed_all, seeded
@@ -36,9 +37,9 @@ from shoal.models import FeatureModel
 from shoal.training.capture import why_not
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.engine import Engine, LossScale
-from shoal.training.fit import _as_domain_data
-from shoal.training.loop import WORLD, Training
+from shoal.training.loop import Training
 from shoal.training.options import Options
+from shoal.training.stepping import WORLD
 from shoal.training.stopping import Diverged
 
 S, B = 3, 8
@@ -90,8 +91,8 @@ def network(*between: nn.Module, seed: int = 0) -> FeatureModel:
 def training(name: Any, model: nn.Module, train: Any = None, **options: Any) -> Training:
     given = {"steps": 6, "batch_size": B, "optimizer": sgd, "device": "cpu", "progress": False} | options
     given.setdefault("settings", ACTIVE.get(name, {}))
-    parts = _as_domain_data(train or data(), given.pop("validation", None), None)
-    return Training(name, model, parts, Options.checked(**given))
+    parts = as_domain_data(train or data(), given.pop("validation", None), None)
+    return Training(name, model, parts, Options(**given))
 
 
 def trained(name: Any, model: nn.Module, train: Any = None, **options: Any) -> Training:

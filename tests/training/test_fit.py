@@ -1,8 +1,12 @@
 """``shoal.fit`` from input to selected weights; wrong input is refused before the first step."""
 
+import inspect
+import json
+import pickle
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 import shoal
+from shoal.api.fit import as_domain_data
 from shoal.data import Domains, TensorData
 from shoal.errors import InputError
+from shoal.experiments.record import RunRecord
 from shoal.models import FeatureModel
 from shoal.training.evaluate import Evaluator, Scores, sample
-from shoal.training.fit import _as_domain_data
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 
@@ -102,7 +107,7 @@ class TestInput:
         assert run.accuracy("train") > 0.9
 
     def test_a_data_object_holds_its_own_splits(self) -> None:
-        data = _as_domain_data(split(0, 1), None, split(5))
+        data = as_domain_data(split(0, 1), None, split(5))
         assert fit(train=data).history == fit(train=split(0, 1), test=split(5)).history
         with pytest.raises(InputError, match="holds its own task, validation and test"):
             fit(train=data, test=split(5))
@@ -397,19 +402,19 @@ class TestDiverged:
         ({"steps": 1, "patience": 0}, "patience must be .*got 0"),
         ({"steps": 1, "eval_every": 0}, "eval_every must be .*got 0"),
         ({"steps": 1, "eval_limit": 0}, "eval_limit must be .*got 0"),
-        ({"steps": 1, "lr": float("nan")}, "lr must be positive, got nan"),
+        ({"steps": 1, "lr": float("nan")}, "lr must be positive.*got nan"),
         ({"steps": 1, "select": "worst"}, "select must be .*got 'worst'"),
         ({"steps": 1, "warm_start": 0}, "warm_start must be .*got 0"),
         ({"steps": 1, "warm_start": 1.5}, "warm_start must be .*got 1.5"),
         ({"steps": 1, "warm_start": True}, "warm_start must be .*got True"),
         ({"steps": 1, "warm_start": "plato"}, "warm_start must be .*got 'plato'"),
         ({"steps": 1, "optimizer": "adam"}, "optimizer must be a function"),
-        ({"steps": 1, "eval_splits": ("tset",)}, "split 'tset'. Did you mean 'test'"),
+        ({"steps": 1, "eval_splits": ("tset",)}, "eval_splits must be a list of .*'test'.*got .*'tset'"),
     ],
 )
 def test_options_are_checked(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Options.checked(**given)
+        shoal.fit("fish", network(), split(0, 1), **given)
 
 
 def shifted(n: int) -> tuple[Tensor, Tensor]:
@@ -469,8 +474,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "meta_lr of Fish must be a number above 0 and at most 1, got 0",
     ),
     "meta_lr -1": ({"settings": {"meta_lr": -1}}, "meta_lr of Fish must be .*got -1"),
-    "lr 0": ({"lr": 0}, "lr must be positive, got 0"),
-    "lr -1": ({"lr": -1}, "lr must be positive, got -1"),
+    "lr 0": ({"lr": 0}, "lr must be positive.*got 0"),
+    "lr -1": ({"lr": -1}, "lr must be positive.*got -1"),
     "optimizer's lr 0": ({"optimizer": lambda p: SGD(p, lr=0)}, "lr=0"),
     "optimizer's lr -1": ({"optimizer": lambda p: SGD(p, lr=-1)}, "optimizer.*learning rate.*-1"),
     "shapes": (
@@ -479,7 +484,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "too few outputs": ({"model": network(outputs=3), "classes": 2}, r"output has shape \(2, 3\).*classes=2"),
     "unknown algorithm": ({"algorithm": "fsh"}, "unknown algorithm 'fsh'. Did you mean 'fish'"),
-    "unknown draw": ({"draw": "domain"}, "draw 'domain'. Did you mean 'domains'"),
+    "unknown draw": ({"draw": "domain"}, "draw must be .*got 'domain'. Did you mean 'domains'"),
     "train is a list": ({"train": [domain(0), domain(1)]}, "train must map names .*got list"),
     "no domain": ({"train": {}}, "train must map names"),
     "test is a pair": ({"test": domain(0)}, "test must map names .*got tuple"),
@@ -534,3 +539,59 @@ def test_a_model_that_cannot_take_the_data_is_named_before_training() -> None:
 def test_one_output_with_integer_labels_is_refused() -> None:
     with pytest.raises(InputError, match="one output and the labels are whole numbers"):
         fit("erm", torch.nn.Linear(2, 1), train={"a": domain(0)}, steps=1, progress=False)
+
+
+def test_the_signature_has_every_option() -> None:
+    """With the same defaults: an editor shows what there is."""
+    known = inspect.signature(shoal.fit).parameters
+    for each in fields(Options):
+        own, default = known[each.name], each.default
+        if each.default_factory is not MISSING:
+            default = each.default_factory()
+        assert own.kind is own.KEYWORD_ONLY
+        assert own.default == (own.empty if default is MISSING else default), each.name
+    assert not any(p.kind is p.VAR_KEYWORD for p in known.values())
+
+
+class TestUse:
+    def test_predicts(self) -> None:
+        run = fit(test=split(3))
+        x, y = domain(3)
+        found = run.predict(x)
+        assert float((found == y.numpy()).mean()) == pytest.approx(run.accuracy("d3"))
+        assert (run.predict(x.numpy()) == found).all()
+
+    def test_is_saved_and_loaded(self, tmp_path: Path) -> None:
+        run = fit(test=split(3))
+        assert run.save(tmp_path / "kept") == tmp_path / "kept"
+        again = shoal.load(tmp_path / "kept", model=network())
+        assert (again.predict(domain(3)[0]) == run.predict(domain(3)[0])).all()
+        assert again.record["config"]["dataset"] == "python"
+        with pytest.raises(InputError, match="holds a run"):
+            run.save(tmp_path / "kept")
+
+    def test_is_exported(self, tmp_path: Path) -> None:
+        run = fit()
+        run.export(tmp_path / "w.safetensors", "safetensors")
+        assert (tmp_path / "w.safetensors").exists()
+
+    def test_is_a_table(self) -> None:
+        pytest.importorskip("pandas")
+        run = fit(test=split(3), eval_every=5)
+        frame = run.to_frame()
+        assert list(frame.columns) == ["step", "selected", "split", "domain", "metric", "value"]
+        assert set(frame.step) == {5, 10}
+        last = frame[frame.selected & (frame.domain == "d3")]
+        assert last.value.item() == run.accuracy("d3")
+        assert "<td>d3</td>" in run._repr_html_()
+
+    def test_can_be_pickled(self) -> None:
+        run = pickle.loads(pickle.dumps(fit()))
+        assert len(run.predict(domain(3)[0])) == 40
+
+    def test_has_the_record_of_a_run(self, tmp_path: Path) -> None:
+        run = fit("erm", optimizer=torch.optim.RMSprop, folder=tmp_path / "run", warm_start=2)
+        record = RunRecord.from_dict(json.loads((tmp_path / "run" / "record.json").read_text()))
+        assert record.history == tuple(json.loads(json.dumps(p.to_dict())) for p in run.history)
+        assert record.config.optimizer_options == {"class": "RMSprop", "lr": 0.01}
+        assert (record.config.steps, record.config.warm_start, record.status) == (10, 2, "finished")

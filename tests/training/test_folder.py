@@ -1,6 +1,7 @@
 """A run's folder: what lies in it, and that one process uses it at a time."""
 
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -98,17 +99,11 @@ def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
         pass
 
 
-def test_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "fcntl", None)
-    with RunFolder(tmp_path), RunFolder(tmp_path):
-        assert not [*tmp_path.iterdir()]
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(module.fcntl, "flock", refuse)
+    monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.warns(UserWarning, match=r"cannot be locked \(No locks available\)"), RunFolder(tmp_path):
         pass
 

@@ -33,7 +33,7 @@ from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments.status import RunStatus
 from shoal.models import FeatureModel
-from shoal.training import capture, checkpoint, journal, loop
+from shoal.training import capture, checkpoint, journal, loop, monitoring, selection, setup
 from shoal.training.checkpoint import Checkpoints
 from shoal.training.evaluate import Evaluator
 from shoal.training.folder import RunFolder
@@ -369,13 +369,13 @@ class TestSignalInEvaluation:
     def test_while_batchnorm_is_refreshed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         options: dict[str, Any] = {"average": "sma", "average_start": 2}
         whole = fit(tmp_path / "whole", **options)
-        refresh = loop.refresh_batchnorm
+        refresh = selection.refresh_batchnorm
 
         def asked(model: nn.Module, batches: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             refresh(model, batches)
 
-        monkeypatch.setattr(loop, "refresh_batchnorm", asked)
+        monkeypatch.setattr(selection, "refresh_batchnorm", asked)
         with pytest.raises(Interrupted):
             fit(tmp_path / "stopped", **options)
         monkeypatch.undo()
@@ -424,7 +424,7 @@ def captured(yes: bool = True) -> Iterator[None]:
     """Trainings stride as they do on a CUDA device."""
     with pytest.MonkeyPatch.context() as patch:
         if yes:
-            patch.setattr(loop, "why_not", lambda *_: None)
+            patch.setattr(setup, "why_not", lambda *_: None)
             patch.setattr(capture, "Replay", Eager)
             patch.setattr(capture.GatheredSteps, "_put", lambda self, tensor: tensor)
         yield
@@ -848,7 +848,7 @@ def test_full_from_the_first_checkpoint_on(tmp_path: Path, monkeypatch: pytest.M
 
 def others() -> Any:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pytest", "torch", "shoal.training.fit", "shoal.cli"])
+    context.set_forkserver_preload(["pytest", "torch", "shoal.api.fit", "shoal.cli"])
     return context
 
 
@@ -1109,7 +1109,7 @@ def test_train_and_resume(
         tell = after(calls, send(number))
         with monkeypatch.context() as patch:
             patch.setattr(loop, "CHUNK", 1)
-            patch.setattr(loop.Training, "_note", lambda self, tell=tell: tell(0, "") or "")
+            patch.setattr(monitoring.Monitor, "note", lambda self, tell=tell: tell(0, "") or "")
             assert main([*command, there]) == code
         assert f"Go on with: shoal resume {there}" in capsys.readouterr().err
     assert main(["show", there, "--json"]) == 0

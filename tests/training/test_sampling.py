@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset
 
 import shoal
+from shoal.api.fit import as_domain_data
 from shoal.data import Domains, TensorData
 from shoal.data.examples import understand
 from shoal.report.runs import run_table
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, known_labels, sample
 from shoal.training.examine import examine
-from shoal.training.fit import _as_domain_data
-from shoal.training.loop import ON_CPU, TRAIN_SAMPLE, Training
+from shoal.training.loop import Training
 from shoal.training.options import Options
+from shoal.training.setup import ON_CPU, TRAIN_SAMPLE
 
 sizes = st.lists(st.integers(1, 400), min_size=1, max_size=6)
 
@@ -122,7 +123,7 @@ class Tokens(nn.Module):
 
 def batch_of(model: nn.Module, data: Any) -> int:
     options = Options(steps=1, batch_size=2, device="cpu", progress=False)
-    return Training("erm", model, _as_domain_data(data, None, None), options)._eval_batch
+    return Training("erm", model, as_domain_data(data, None, None), options).eval_batch
 
 
 class TestBatch:
@@ -143,7 +144,7 @@ class TestBatch:
         """The first two are short."""
         long = [(torch.randint(50, (5 if i < 2 else 500,)), i % 2) for i in range(8)]
         y = torch.arange(8) % 2
-        data = _as_domain_data({"a": (torch.zeros(8, 5).long(), y)}, None, None)
+        data = as_domain_data({"a": (torch.zeros(8, 5).long(), y)}, None, None)
         found = examine(Tokens(2000), data, long, torch.device("cpu"), 2)
         assert found.numbers == 500 * 2000
 
@@ -236,7 +237,7 @@ class TestDefaults:
         assert len(fit(blobs(20), validation=blobs(2000), patience=100).history) == 10
 
     def test_all_seeds_are_scored_on_the_same(self) -> None:
-        data = _as_domain_data(blobs(400), None, None)
+        data = as_domain_data(blobs(400), None, None)
         found = [
             Training("erm", nn.Linear(2, 2), data, Options(steps=1, eval_limit=50, seed=s, progress=False))
             for s in (0, 1)

@@ -29,10 +29,10 @@ from torch.utils.data import Dataset
 import shoal
 from shoal.algorithms import algorithm_class, registry
 from shoal.algorithms.base import Algorithm
+from shoal.api.fit import as_domain_data
 from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.models import FeatureModel
-from shoal.training.fit import _as_domain_data
 from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
@@ -236,7 +236,7 @@ def tracked(name: str, **options: Any) -> dict[str, Any]:
     given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "track_every": 1} | options
     model = network()
     training = Training(
-        name, model, _as_domain_data(domains(0, 1, 2), None, None), Options(track_layers=True, **given)
+        name, model, as_domain_data(domains(0, 1, 2), None, None), Options(track_layers=True, **given)
     )
     training.run()
     return {"weights": state(model), "agreement": training.agreement}
@@ -246,8 +246,8 @@ def kept(name: str, **options: Any) -> dict[str, Any]:
     """All that a training holds besides the history: the algorithm's own, and its optimizers'."""
     settings = ACTIVE.get(name, {})
     given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "settings": settings} | options
-    parts = _as_domain_data(domains(0, 1, 2), None, None)
-    training = Training(name, network(), parts, Options.checked(**given))
+    parts = as_domain_data(domains(0, 1, 2), None, None)
+    training = Training(name, network(), parts, Options(**given))
     training.run()
     optimizers = {"the user's": training.engine.optimizer, **training.engine.helpers}
     return {
@@ -282,7 +282,7 @@ def masks() -> Any:
 def refused(**options: Any) -> str:
     try:
         given = {"steps": 1, "device": "cpu", "progress": False} | options
-        Training("erm", network(), _as_domain_data(domains(0, 1), None, None), Options.checked(**given))
+        Training("erm", network(), as_domain_data(domains(0, 1), None, None), Options(**given))
     except InputError as error:
         return str(error)
     return "accepted"

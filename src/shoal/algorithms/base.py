@@ -243,7 +243,10 @@ def check_state(algorithm: str, domains: int, numbers: int, what: str) -> None:
 
 
 def full_precision(output: Any) -> Any:
-    """Half-precision tensors of a nest as float32; everything else as it is."""
+    """Half-precision tensors of a nest as float32; everything else as it is.
+
+    Not by torch's pytree, to which a subclass of dict, such as an output of transformers, may be a leaf.
+    """
     if isinstance(output, Tensor):
         return output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
     if isinstance(output, tuple) and hasattr(output, "_fields"):

@@ -194,10 +194,11 @@ class Working(Journal):
         super().__init__(*args, **options)
         self.signals, self.always, self.last = signals, always, time.monotonic()
 
-    def checkpoint(self, *args: Any) -> None:
-        if self.always or self.signals.asked or time.monotonic() - self.last > SHORT:
-            super().checkpoint(*args)
-            self.last = time.monotonic()
+    def checkpoint(self, *args: Any) -> bool:
+        if not (self.always or self.signals.asked or time.monotonic() - self.last > SHORT):
+            return False
+        self.last = time.monotonic()
+        return super().checkpoint(*args)
 
 
 class Turns:
@@ -279,7 +280,7 @@ class Turns:
                 record = self.record.to_dict()
                 model = self.config.model or training.data.model
                 recipe = {"name": model, "options": self.config.model_options}
-                files = partial(beside, training, recipe, record, journal)
+                files = partial(beside, training, recipe, record, written)
                 checksums = journal.finish(training.model.state_dict(), record, files)
                 self.record = replace(self.record, files=checksums)
             elif self.weights:

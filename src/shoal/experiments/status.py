@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from shoal.errors import InputError
 from shoal.experiments.config import read_config, read_file
 from shoal.experiments.record import check_scores, judged, read_record
-from shoal.files import LARGEST, open_regular, parse_json, read_bytes
+from shoal.files import open_regular, parse_json, read_bytes
 
 try:
     import fcntl
@@ -103,17 +104,14 @@ def _checkpoint(folder: Path) -> tuple[str, int, float]:
 
     It is not loaded, which would need torch.
     """
-    names = sorted(path.name for path in folder.glob("step-*.safetensors"))
+    names = sorted(path.name for path in folder.glob("step-*.pt"))
     if not names:
         return "", 0, 0.0
     try:
-        with open_regular(folder / names[-1]) as file:
-            size = int.from_bytes(file.read(8), "little")
-            head = parse_json(file.read(min(size, LARGEST)))
-        tree = dict(parse_json(head["__metadata__"]["shoal"])["tree"]["dict"])
-        found = dict(tree["training"]["dict"]) if tree["training"] else {}
-        step, seconds = found.get("step", 0), found.get("seconds", 0.0)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):  # `resume` says what is wrong
+        with open_regular(folder / names[-1]) as file, zipfile.ZipFile(file) as archive:
+            found = parse_json(archive.read("archive/about.json"))
+        step, seconds = found["step"], found["seconds"]
+    except (OSError, ValueError, TypeError, LookupError, zipfile.BadZipFile):  # `resume` says what is wrong
         return names[-1], 0, 0.0
     sound = _whole(step) and isinstance(seconds, float)
     return names[-1], step if sound else 0, seconds if sound else 0.0

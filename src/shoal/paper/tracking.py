@@ -48,8 +48,9 @@ from shoal.paper import recipes
 from shoal.report.tables import Table
 from shoal.training.agreement import Agreement, Pending
 from shoal.training.capture import LoadedSteps, draws
-from shoal.training.loop import WORLD, Training
+from shoal.training.loop import Training
 from shoal.training.processes import together
+from shoal.training.stepping import WORLD
 from shoal.training.stopping import Signals
 from shoal.training.summary import environment
 from shoal.training.world import world
@@ -191,7 +192,7 @@ class Pair:
     def run(self, config: RunConfig, signals: Signals, tell: Any = None) -> RunRecord:
         began, fish = time.monotonic(), self.training
         if fish.warm is not None:
-            for _ in fish.warm._train(None, signals):
+            for _ in fish.warm.stages(None, signals):
                 pass
             fish.warm.restore_selected()
         self.sides["ERM"].training.model.load_state_dict(fish.model.state_dict())

@@ -17,31 +17,24 @@ the step alone. No weight, buffer, gradient or random number of the training is 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from shoal.algorithms.base import Algorithm, Log
-from shoal.data.batch import DomainBatch, tensors_in
+from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
-from shoal.gradients import (
-    Gradient,
-    cosines,
-    gradient,
-    gram_matrices,
-    mean_of_pairs,
-    sign_agreement,
-)
+from shoal.gradients import Gradient, cosines, gradient, gram_matrices, mean_of_pairs, sign_agreement
 from shoal.replay import leaves_no_trace
-from shoal.training.capture import Replay
+from shoal.training.callbacks import Callback, State
+from shoal.training.capture import Fixed, Replay
 from shoal.training.engine import Engine
 
 LARGEST = 50
@@ -75,31 +68,19 @@ class Agreement:
         self.algorithm, self.engine, self.layers = algorithm, engine, layers
         self.groups = layer_names(algorithm, engine.params) if layers else [""] * len(engine.params)
         self.names = list(dict.fromkeys(self.groups))
-        self._replay = Replay(self._measure, algorithm, engine) if capture else None
-        self._batches: list[DomainBatch] = []
-        self._kinds: list[Any] = []
+        self._fixed = Fixed()
+        self._replay = (
+            Replay(lambda: self._measure(self._fixed.batches), algorithm, engine) if capture else None
+        )
 
     def __call__(self, step: int, domains: Sequence[str], batches: Sequence[DomainBatch]) -> Pending:
         """Compares batches of at least two domains; nothing waits for the device."""
         # A model may draw from any of the generators; `seeded` puts back those that are not torch's.
         with seeded(step), leaves_no_trace(self.algorithm):
-            log = self._run([b._replace(domain=None) for b in batches])
+            plain = [b._replace(domain=None) for b in batches]
+            replayed = self._replay is not None and self._fixed.take(plain)
+            log = self._replay() if self._replay and replayed else self._measure(plain)
         return Pending(step, list(domains), log["grams"], log["signs"])
-
-    def _run(self, batches: list[DomainBatch]) -> Log:
-        leaves = [leaf for b in batches for leaf in tensors_in((b.x, b.y))]
-        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
-        if self._replay is None or (self._kinds and kinds != self._kinds):
-            return self._compared([self._gradient(b) for b in batches])
-        if not self._kinds:
-            own = [(tree_map(torch.clone, b.x), b.y.clone()) for b in batches]
-            self._batches, self._kinds = [DomainBatch(x, y, None) for x, y in own], kinds
-        else:
-            torch._foreach_copy_([leaf for b in self._batches for leaf in tensors_in((b.x, b.y))], leaves)
-        return self._replay()
-
-    def _measure(self) -> Log:
-        return self._compared([self._gradient(b) for b in self._batches])
 
     def _gradient(self, batch: DomainBatch) -> Gradient:
         """Of the mean loss of a whole batch, in float32."""
@@ -113,7 +94,8 @@ class Agreement:
         total = [g.float() if g.dtype in (torch.bfloat16, torch.float16) else g for g in total]
         return engine.average(total if scale is None else list(torch._foreach_div(total, scale)))
 
-    def _compared(self, gradients: Sequence[Gradient]) -> Log:
+    def _measure(self, batches: Sequence[DomainBatch]) -> Log:
+        gradients = [self._gradient(batch) for batch in batches]
         grams = gram_matrices(gradients, self.groups)
         return {"grams": torch.stack([grams[n] for n in self.names]), "signs": sign_agreement(gradients)}
 
@@ -145,7 +127,7 @@ def layer_names(algorithm: Algorithm, params: Sequence[Tensor]) -> list[str]:
     return [names[id(p)] for p in params]
 
 
-class Tracking:
+class Tracking(Callback):
     """The measurements of a training: when there is one, on which domains and which batches."""
 
     def __init__(
@@ -171,28 +153,36 @@ class Tracking:
         """Whether a step's own batches are measured."""
         self._drawn: Iterator[list[DomainBatch]] | None = None
         self.unread: list[Pending] = []
+        self.found: list[dict[str, Any]] = []
+        """What was measured; only the newest has its matrix."""
+        self.log: Callable[[Mapping[str, Any]], None] = lambda line: None
+
+    def before_step(self, state: State) -> None:
+        self(state.step, state.batches)
+
+    def on_sync(self, state: State) -> None:
+        for found in self.read():
+            if self.found:
+                self.found[-1].pop("matrix", None)
+            self.found.append(dict(found))
+            self.log({"phase": "agreement", **found})
+
+    def on_end(self, state: State) -> None:
+        """Lets a worker process go that reads ahead."""
+        self._drawn = None
 
     def __call__(self, step: int, batches: Sequence[DomainBatch] | None = None) -> None:
         """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
         if step % self.every:
             return
-        if self.own and batches is None:
-            batches = self._gathered(step)
-        elif batches is None or not self.own:
+        if not self.own:
             batches = self._next(step)
+        elif batches is None:  # they are gathered on the device, and here once more
+            own = MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, share=self.share)
+            batches = next(iter(own))
         chosen = list(batches)[: self.count]
         names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
         self.unread.append(self.agreement(step, names, chosen))
-
-    def _gathered(self, step: int) -> list[DomainBatch]:
-        """The step's own batches, from examples in memory."""
-        first, stride = self.share
-        found = []
-        for domain, rows in self.sampler.plan(step)[: self.count]:
-            index = torch.from_numpy(rows[first::stride]).to(self.examples.device)
-            x, y = self.examples.batch(index)
-            found.append(DomainBatch(x, y, domain))
-        return found
 
     def _next(self, step: int) -> list[DomainBatch]:
         """Drawn for this alone, and read ahead by worker processes where the training has some."""
@@ -214,10 +204,6 @@ class Tracking:
             )
             self._drawn = iter(loader)
         return next(self._drawn)
-
-    def close(self) -> None:
-        """Lets a worker process go that reads ahead; another measurement would start one again."""
-        self._drawn = None
 
     def read(self) -> list[dict[str, Any]]:
         """What was measured since it was last asked; this waits for the device."""

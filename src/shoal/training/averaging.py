@@ -27,14 +27,6 @@ class _Mean:
     loss: float = math.inf
     """The validation loss measured at ``last``, infinite where it was not a finite number."""
 
-    @classmethod
-    def begin(cls, step: int, params: Sequence[Tensor]) -> _Mean:
-        return cls([p.detach().to(_precision(p), copy=True) for p in params], step, step)
-
-    def add(self, step: int, params: Sequence[Tensor]) -> None:
-        now = [p.detach().to(_precision(p)) for p in params]
-        self.merge(_Mean(now, step, step))
-
     def merge(self, later: _Mean) -> None:
         self.count += later.count
         self.last = later.last
@@ -58,6 +50,14 @@ class _Mean:
         return None if state is None else cls(**state).clone()
 
 
+def _added(mean: _Mean | None, step: int, params: Sequence[Tensor]) -> _Mean:
+    """With the parameters of another step; the first are copied."""
+    if mean is None:
+        return _Mean([p.detach().to(_precision(p), copy=True) for p in params], step, step)
+    mean.merge(_Mean([p.detach().to(_precision(p)) for p in params], step, step))
+    return mean
+
+
 def _precision(p: Tensor) -> torch.dtype:
     return p.dtype if p.dtype.itemsize >= 4 else torch.float32
 
@@ -71,57 +71,55 @@ def _check_fit(weights: Sequence[Tensor], params: Sequence[Tensor]) -> None:
 
 
 class Average(ABC):
-    """A mean of the weights that a training went through.
-
-    Half-precision parameters are averaged in float32, others in their own type. Reading nothing back from
-    the device, ``update`` never waits for it.
-    """
+    """A mean of the weights of a training; half-precision ones are averaged in float32. Never waits."""
 
     done: bool = False
     """Nothing will be added any more, so that training may end."""
     _loaded: bool = False
+    _mean: _Mean | None = None
+    _settings: dict[str, Any]
 
     @abstractmethod
     def update(self, step: int, params: Sequence[Tensor]) -> None:
         """Takes note of the trained parameters after ``step``, which counts from 1."""
 
-    @abstractmethod
-    def evaluated(self, step: int, validation_loss: float | None) -> None:
+    def evaluated(self, step: int, validation_loss: float | None) -> None:  # noqa: B027 (most take no note)
         """Takes note of an evaluation after ``step``, once ``update`` has seen the step."""
 
-    @abstractmethod
     def weights(self) -> list[Tensor] | None:
         """A copy of the mean so far, in the order of the parameters; None where there is none yet."""
+        return None if self._mean is None else self._mean.clone().tensors
 
     @property
-    @abstractmethod
     def span(self) -> tuple[int, int] | None:
         """The first and the last step in :meth:`weights`."""
+        return None if self._mean is None else (self._mean.first, self._mean.last)
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """All that is needed to go on, as copies on the CPU."""
+        return {"settings": self._settings, "mean": self._mean and self._mean.state_dict()}
 
-    @abstractmethod
+    @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any], params: Sequence[Tensor] | None = None) -> None:
         """Goes on from a saved state.
 
         Without ``params`` the tensors stay on the CPU until the next ``update``. Give them where weights are
         asked for, or an evaluation comes, before it: sums on another device may differ in the last bit.
         """
-
-    @abstractmethod
-    def _settings(self) -> dict[str, Any]: ...
-
-    @abstractmethod
-    def _means(self) -> list[_Mean]: ...
-
-    def _check_settings(self, state: dict[str, Any]) -> None:
-        if state["settings"] != self._settings():
+        if state["settings"] != self._settings:
             raise InputError(
-                f"the average was saved with {state['settings']}, this one has {self._settings()}; "
+                f"the average was saved with {state['settings']}, this one has {self._settings}; "
                 "make it with the same settings."
             )
+        self._load(state)
+        self._loaded = True
+        self._settle(params)
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self._mean = _Mean.from_state(state["mean"])
+
+    def _means(self) -> list[_Mean]:
+        return [] if self._mean is None else [self._mean]
 
     def _settle(self, params: Sequence[Tensor] | None) -> None:
         if self._loaded and params is not None:
@@ -131,50 +129,17 @@ class Average(ABC):
 
 
 class SMA(Average):
-    """Running mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022).
-
-    The extra memory is one copy of the trained weights.
-    """
+    """Running mean of the weights from step ``start`` on (Arpit et al., Ensemble of Averages, 2022)."""
 
     def __init__(self, start: int) -> None:
         self.start = _whole("start", start, 0)
-        self._mean: _Mean | None = None
+        self._settings = {"start": self.start}
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        if step < self.start:
-            return
-        self._settle(params)
-        if self._mean is None:
-            self._mean = _Mean.begin(step, params)
-        else:
-            self._mean.add(step, params)
-
-    def evaluated(self, step: int, validation_loss: float | None) -> None:
-        """Makes no difference here."""
-
-    def weights(self) -> list[Tensor] | None:
-        return None if self._mean is None else self._mean.clone().tensors
-
-    @property
-    def span(self) -> tuple[int, int] | None:
-        return None if self._mean is None else (self._mean.first, self._mean.last)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"settings": self._settings(), "mean": self._mean and self._mean.state_dict()}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], params: Sequence[Tensor] | None = None) -> None:
-        self._check_settings(state)
-        self._mean = _Mean.from_state(state["mean"])
-        self._loaded = True
-        self._settle(params)
-
-    def _settings(self) -> dict[str, Any]:
-        return {"start": self.start}
-
-    def _means(self) -> list[_Mean]:
-        return [] if self._mean is None else [self._mean]
+        if step >= self.start:
+            self._settle(params)
+            self._mean = _added(self._mean, step, params)
 
 
 class SWAD(Average):
@@ -182,19 +147,11 @@ class SWAD(Average):
     Seeking Flat Minima, 2021).
 
     The steps from one evaluation to the next are a segment, with the loss measured at its end. Averaging
-    starts with the first of ``converge`` segments in a row of which none later was better, and ends before
-    ``tolerate`` segments in a row that are all above a limit: ``ratio`` times the mean loss of those
-    ``converge``. A loss that is not finite is above any limit, and left out of that mean. Steps after the
-    last evaluation are in no segment yet, so not in the mean.
-
-    Until it is known whether a segment belongs to the mean it is kept apart, as a full copy of the trained
-    weights. The extra memory is ``converge`` copies before the start and ``tolerate + 1`` after it (7 with
-    the usual settings), one more while :meth:`weights` are made, and a single one once ``done``.
-
-    Args:
-        converge: N_s, evaluations without a better one that show convergence.
-        tolerate: N_e, evaluations above the limit that show overfitting.
-        ratio: r, how far above the losses at the start the limit is.
+    starts with the first of ``converge`` (N_s) segments in a row of which none later was better, and ends
+    before ``tolerate`` (N_e) segments in a row that are all above a limit: ``ratio`` times the mean loss of
+    those ``converge``. A loss that is not finite is above any limit, and left out of that mean. Until it is
+    known whether a segment belongs to the mean it is kept apart, as a full copy of the trained weights: at
+    most ``tolerate + 1`` copies.
     """
 
     def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
@@ -205,19 +162,15 @@ class SWAD(Average):
         self.ratio = ratio
         self.limit: float | None = None
         """The loss above which a segment is suspect; None before the start."""
-        self._mean: _Mean | None = None
+        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio}
         self._segment: _Mean | None = None
         self._queue: list[_Mean] = []  # finished segments: candidates for the start, then those pending
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
-        if self.done:
-            return
-        self._settle(params)
-        if self._segment is None:
-            self._segment = _Mean.begin(step, params)
-        else:
-            self._segment.add(step, params)
+        if not self.done:
+            self._settle(params)
+            self._segment = _added(self._segment, step, params)
 
     @torch.no_grad()
     def evaluated(self, step: int, validation_loss: float | None) -> None:
@@ -232,8 +185,12 @@ class SWAD(Average):
         self._segment = None
         if self._mean is None or self.limit is None:
             self._start()
+        elif len(self._queue) < self.tolerate:
+            return
+        elif min(segment.loss for segment in self._queue) > self.limit:
+            self._queue, self.done = [], True
         else:
-            self._commit_or_end(self._mean, self.limit)
+            self._mean.merge(self._queue.pop(0))
 
     def _start(self) -> None:
         if len(self._queue) < self.converge:
@@ -245,15 +202,6 @@ class SWAD(Average):
             for segment in self._queue:
                 first.merge(segment)
             self._mean, self._queue = first, []
-
-    def _commit_or_end(self, mean: _Mean, limit: float) -> None:
-        if len(self._queue) < self.tolerate:
-            return
-        if min(segment.loss for segment in self._queue) > limit:
-            self._queue = []
-            self.done = True
-        else:
-            mean.merge(self._queue.pop(0))
 
     @torch.no_grad()
     def weights(self) -> list[Tensor] | None:
@@ -270,27 +218,18 @@ class SWAD(Average):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "settings": self._settings(),
-            "mean": self._mean and self._mean.state_dict(),
+            **super().state_dict(),
             "segment": self._segment and self._segment.state_dict(),
             "queue": [segment.state_dict() for segment in self._queue],
             "limit": self.limit,
             "done": int(self.done),
         }
 
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any], params: Sequence[Tensor] | None = None) -> None:
-        self._check_settings(state)
-        self._mean = _Mean.from_state(state["mean"])
+    def _load(self, state: dict[str, Any]) -> None:
+        super()._load(state)
         self._segment = _Mean.from_state(state["segment"])
         self._queue = [_Mean(**segment).clone() for segment in state["queue"]]
-        self.limit = state["limit"]
-        self.done = bool(state["done"])
-        self._loaded = True
-        self._settle(params)
-
-    def _settings(self) -> dict[str, Any]:
-        return {"converge": self.converge, "tolerate": self.tolerate, "ratio": self.ratio}
+        self.limit, self.done = state["limit"], bool(state["done"])
 
     def _means(self) -> list[_Mean]:
         return [m for m in (self._mean, self._segment, *self._queue) if m is not None]
@@ -304,11 +243,7 @@ def _whole(name: str, value: int, least: int) -> int:
 
 @contextmanager
 def applied(params: Sequence[Tensor], weights: Sequence[Tensor]) -> Iterator[None]:
-    """Within the block the parameters hold ``weights``; afterwards exactly what they held before.
-
-    The weights may be of another type or on another device. Buffers are left alone: for BatchNorm's
-    statistics see :func:`refresh_batchnorm`.
-    """
+    """Within the block the parameters hold ``weights``, which may be of another type or on another device."""
     _check_fit(weights, params)
     before = [p.detach().clone() for p in params]
     try:
@@ -333,14 +268,8 @@ def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
     """Recomputes the running statistics of BatchNorm layers for the weights that the model holds now.
 
     They become the plain average over ``batches``, each an input ``x`` of ``model(x)``. Only layers in
-    training mode that keep statistics are concerned; a frozen one, in evaluation mode within a training
-    model, stays as it is. Without such a layer the batches are not looked at. Everything else, dropout among
-    it, is in evaluation mode meanwhile. Layers that no batch reaches keep their statistics, and so do all if
-    there is an error. To go back to the old statistics, save them first. ::
-
-        with applied(params, average.weights()):
-            refresh_batchnorm(model.train(), inputs)
-            scores = evaluate(model, ...)
+    training mode that keep statistics are concerned; everything else is in evaluation mode meanwhile. Layers
+    that no batch reaches keep their statistics, and so do all if there is an error.
     """
     layers = _in_training(model)
     if not layers:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from shoal.algorithms.base import Algorithm, Log
 from shoal.data.batch import DomainBatch, tensors_in
@@ -55,8 +56,7 @@ def draws(algorithm: Algorithm) -> list[str]:
 class Replay:
     """A function of no arguments that trains, run as a CUDA graph once it has run a few times.
 
-    Where that cannot be, it stays what it is: a model that draws random numbers on the CPU, or counts in
-    Python, would see the same ones for ever, and one that looks at a value on the device cannot be captured.
+    One that draws random numbers on the CPU, or counts or decides in Python, stays as it is.
     """
 
     def __init__(self, function: Callable[[], Log], algorithm: Algorithm, engine: Engine) -> None:
@@ -179,35 +179,38 @@ class GatheredSteps:
         return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 
 
+class Fixed:
+    """Batches in places of their own, where a graph reads them; all must have the shapes of the first."""
+
+    def __init__(self) -> None:
+        self.batches: list[DomainBatch] = []
+        self.kinds: list[Any] = []
+
+    def take(self, batches: Sequence[DomainBatch]) -> bool:
+        """Puts these there; whether they have the same shapes."""
+        leaves = [leaf for b in batches for leaf in tensors_in(tuple(b))]
+        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
+        if not self.kinds:
+            self.batches = [DomainBatch(*tree_map_only(Tensor, torch.clone, tuple(b))) for b in batches]
+            self.kinds = kinds
+        elif kinds == self.kinds:
+            torch._foreach_copy_([leaf for b in self.batches for leaf in tensors_in(tuple(b))], leaves)
+        return kinds == self.kinds
+
+
 class LoadedSteps:
     """Runs steps on batches that a loader brings, as long as their shapes stay the same."""
 
     def __init__(self, algorithm: Algorithm, engine: Engine) -> None:
-        self.algorithm, self.engine = algorithm, engine
-        self.batches: list[DomainBatch] = []
-        self.kinds: list[Any] = []
-        self.replay = Replay(lambda: engine.step(algorithm, self.batches), algorithm, engine)
+        self.algorithm, self.engine, self.fixed = algorithm, engine, Fixed()
+        self.replay = Replay(lambda: engine.step(algorithm, self.fixed.batches), algorithm, engine)
 
     def run(self, batches: Sequence[DomainBatch]) -> Log:
-        given = [DomainBatch(b.x, b.y, self._number(b.domain)) for b in batches]
-        leaves = [leaf for b in given for leaf in tensors_in(tuple(b))]
-        kinds = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
-        if not self.batches:
-            # The graph's own from here on.
-            self.batches = [DomainBatch(b.x, b.y, _own(b.domain)) for b in given]
-            self.kinds = kinds
-        elif kinds != self.kinds:
-            return self.engine.step(self.algorithm, batches)
-        else:
-            torch._foreach_copy_([leaf for b in self.batches for leaf in tensors_in(tuple(b))], leaves)
-        return self.replay()
+        known = [b._replace(domain=self._number(b.domain)) for b in batches]
+        return self.replay() if self.fixed.take(known) else self.engine.step(self.algorithm, batches)
 
     def _number(self, domain: int | Tensor | None) -> int | Tensor | None:
         """As a tensor, which a graph can read, for algorithms that ask."""
         if not self.algorithm.knows_domains or domain is None:
             return None
         return self.algorithm.numbers[domain]
-
-
-def _own(number: int | Tensor | None) -> int | Tensor | None:
-    return number.clone() if isinstance(number, Tensor) else number

@@ -13,7 +13,6 @@ from shoal.training.summary import about, example_of
 
 if TYPE_CHECKING:
     from shoal.data.batch import DomainData
-    from shoal.training.journal import Journal
     from shoal.training.loop import Training
 
 MOST = 50
@@ -29,13 +28,13 @@ SETTINGS = (
 
 
 def beside(
-    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], journal: Journal
+    training: Training, recipe: Mapping[str, Any] | None, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, bytes]:
     """The files to put beside the weights of a finished training, by name."""
     content, files = about(
         training.data, training.model, recipe, training.task.classes, *example_of(training)
     )
-    return files_beside(content, files, training.data, record, journal.begun())
+    return files_beside(content, files, training.data, record, config)
 
 
 def files_beside(
@@ -69,14 +68,7 @@ def card(
     config: Mapping[str, Any],
     sizes: Mapping[str, Mapping[str, int]],
 ) -> str:
-    """A model card in Markdown.
-
-    Args:
-        record: what came out, as in ``record.json``.
-        content: how to build and feed the model, as in ``inputs.json``.
-        config: what was run, as in ``config.yaml``.
-        sizes: examples of every domain of every split.
-    """
+    """A model card in Markdown, from the content of record.json, inputs.json and config.yaml, and sizes."""
     run = config.get("run") or {}
     algorithm = run.get("label") or run.get("algorithm") or config.get("algorithm", "?")
     on = f" on {escaped(run['dataset'])}" if "dataset" in run else ""

@@ -17,7 +17,7 @@ from shoal.algorithms.base import Algorithm, Log, Look, Objective, View
 from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError, shown
 from shoal.gradients import gradient
-from shoal.optim import Fish, copy_where, step_unless
+from shoal.optim import Walks, copy_where, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
 from shoal.training.processes import Processes
 
@@ -29,21 +29,11 @@ FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 class Engine:
     """Owns the optimizer step, so that algorithms say *what* is applied and never how.
 
-    ``params`` are the parameters the optimizer trains, in its order.
-
-    Args:
-        optimizer: made by :meth:`Algorithm.wrap`.
-        processes: those that train together. Each holds ``share`` of every batch.
-        precision: ``"bf16"`` and ``"fp16"`` compute the model in half precision, weights and losses stay in
-            float32; fp16 scales losses so that small gradients do not vanish.
-        clip: the largest norm of what is applied.
-        accumulate: take each batch in so many pieces, for batches that do not fit in memory.
-        on_nan: after a step that is not finite ``"stop"`` applies no other; with ``"skip"`` buffers too are
-            what they were before it.
-        helpers: the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
-
-    A step whose loss or gradient is not finite is never applied, and Fish drops the walk it belongs to. On
-    CUDA this is decided on the device (an optimizer without a fused form waits for it).
+    Each of several ``processes`` holds ``share`` of every batch, taken in ``accumulate`` pieces. With fp16
+    losses are scaled. A step whose loss or gradient is not finite is never applied, and Fish drops the walk
+    it belongs to: with ``on_nan="stop"`` no other is applied after it, with ``"skip"`` buffers are restored.
+    On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``helpers`` are
+    the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
     """
 
     def __init__(
@@ -59,11 +49,12 @@ class Engine:
         helpers: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.walk = optimizer if isinstance(optimizer, Walks) else None
         self.helpers = dict(helpers or {})
         self.params = _parameters(optimizer)
         self.device = self.params[0].device
-        self.together = processes
-        self.processes = processes.count if processes else 1
+        self.together = processes or Processes.alone(self.device)
+        self.processes = self.together.count
         self.share = share
         self.clip = None if clip is None else float(clip)  # a tensor cannot be divided into 2**64
         self.accumulate = accumulate
@@ -115,18 +106,15 @@ class Engine:
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Whether it is so in any of the processes."""
-        if self.together is None or self.processes == 1:
-            return bad
-        (count,) = self.together.sum([bad.float()])
-        return count > 0
+        return bad if self.processes == 1 else self.together.sum([bad.float()])[0] > 0
 
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
         self._norms, self._bad_loss = [], None
         for optimizer in (self.optimizer, *self.helpers.values()):
             optimizer.zero_grad(set_to_none=True)
-        if isinstance(self.optimizer, Fish):
-            self.optimizer.restart()
+        if self.walk is not None:
+            self.walk.restart()
 
     def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
         if self.accumulate == 1:
@@ -186,9 +174,8 @@ class Engine:
     ) -> tuple[list[Tensor], Log]:
         """An objective of whole batches, of which this process has a share and sees a piece at a time.
 
-        What the model makes of all pieces is put together and gathered from all processes; the objective's
-        slope with respect to that is then taken back through the model piece by piece. Several pieces need a
-        second pass each, for no graph but one piece's is ever in memory.
+        Outputs of all pieces are gathered from all processes; the objective's slope with respect to them goes
+        back through the model piece by piece, in a second pass: only one piece's graph is in memory.
         """
         pieces = [part for _, part in self.parts(batches)]
         once = len(pieces) == 1
@@ -214,7 +201,7 @@ class Engine:
                     [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
                 )
                 total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
-        if self.together is not None and self.processes > 1:
+        if self.processes > 1:
             *total, count = self.together.sum([*total, self._bad_loss.to(total[0].dtype)])
             self._bad_loss = count > 0
         return total, log
@@ -222,13 +209,13 @@ class Engine:
     @property
     def _mine(self) -> slice:
         """The rows of a whole batch that this process has."""
-        return slice(self.together.index if self.together else 0, None, self.processes)
+        return slice(self.together.index, None, self.processes)
 
     def _gathered(self, seen: Sequence[Sequence[View]]) -> tuple[list[Tensor], list[View]]:
         """Views of whole batches from those of pieces, and the tensors in them that slopes are for."""
         joined = [torch.cat(same) for same in zip(*map(_tensors, seen), strict=True)]
         targets = [torch.cat([v.y for v in same]) for same in zip(*seen, strict=True)]
-        if self.together is not None and self.processes > 1:
+        if self.processes > 1:
             wholes = []
             for part in (*joined, *targets):
                 size = round(len(part) / self.share)
@@ -247,12 +234,12 @@ class Engine:
         return leaves, views
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        if self.together is None or self.processes == 1:
+        if self.processes == 1:
             return list(tensors)
         return self.together.sum([t * self.share for t in tensors])
 
     def agree(self, tensor: Tensor) -> Tensor:
-        if self.together is None or self.processes == 1:
+        if self.processes == 1:
             return tensor
         return self.together.sum([tensor if self.together.main else torch.zeros_like(tensor)])[0]
 
@@ -284,8 +271,8 @@ class Engine:
             found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(self.params, found, strict=True):
             p.grad = g
-        if isinstance(self.optimizer, Fish):
-            self.optimizer.spoil(fatal)
+        if self.walk is not None:
+            self.walk.spoil(fatal)
         step_unless(self.optimizer, bad)
         if self.scale is not None:
             overflow = ~norm.isfinite()
@@ -376,7 +363,7 @@ def _or(a: Tensor | None, b: Tensor) -> Tensor:
 
 def _use_fused(optimizer: Optimizer) -> None:
     """Where the user left the implementation to torch, take the one that can skip a step on the device."""
-    inner = optimizer.inner if isinstance(optimizer, Fish) else optimizer
+    inner = inner_of(optimizer)
     groups = inner.param_groups
     undecided = all(g.get("fused") is None and g.get("foreach") is None for g in groups)
     if type(inner) in FUSED and undecided and not inner.state:

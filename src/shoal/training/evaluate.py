@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +22,7 @@ from shoal.data.examples import Items
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
-from shoal.training.metrics import Metric, Outcome
+from shoal.training.metrics import NONE, Metric, Outcome
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
@@ -32,6 +32,8 @@ FEW_DOMAINS = 1000
 ROOM = 10
 """Examples per class in a domain's sample from which on every class is in it."""
 SAMPLE = 41  # what a key is for
+Kept = dict[str, dict[str, np.ndarray]]
+Passed = tuple[dict[str, Tensor], dict[str, Tensor], Kept]
 Watch = Callable[[str, int, int], None]
 """Told between batches which split is evaluated, how many of its examples are done, and of how many."""
 
@@ -93,14 +95,8 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; without other measures the same as before there were any."""
-        found = {
-            "metric": self.metric,
-            "average": self.average,
-            "mean": self.mean,
-            "loss": self.loss,
-            "domains": dict(zip(self.names, self.values, strict=True)),
-            "sizes": list(self.sizes),
-        }
+        found = {name: getattr(self, name) for name in ("metric", "average", "mean", "loss")}
+        found |= {"domains": dict(zip(self.names, self.values, strict=True)), "sizes": list(self.sizes)}
         if self.more:
             found["metrics"] = {k: v if math.isfinite(v) else None for k, v in self.more.items()}
         if self.selects is not None:
@@ -115,19 +111,11 @@ class Scores:
     def from_dict(cls, content: Mapping[str, Any]) -> Scores:
         domains = content["domains"]
         more = {k: math.nan if v is None else v for k, v in content.get("metrics", {}).items()}
-        return cls(
-            content["metric"],
-            tuple(domains),
-            tuple(domains.values()),
-            tuple(content["sizes"]),
-            content["average"],
-            content["loss"],
-            more,
-            content.get("selects"),
-            content.get("higher"),
-            tuple(content["sampled"]) if "sampled" in content else None,
-            content.get("by_domain", {}),
-        )
+        sampled = tuple(content["sampled"]) if "sampled" in content else None
+        same: dict[str, Any] = {k: content.get(k) for k in ("metric", "average", "loss", "selects", "higher")}
+        same |= {"more": more, "sampled": sampled, "by_domain": content.get("by_domain", {})}
+        sizes, values = tuple(content["sizes"]), tuple(domains.values())
+        return cls(names=tuple(domains), values=values, sizes=sizes, **same)
 
 
 def scored(
@@ -174,12 +162,10 @@ def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[s
 class Evaluator:
     """Scores a model in every domain of every split; each example is passed once, whatever domains it is in.
 
-    Made once for a training: worker processes that read examples stay from one evaluation to the next.
     ``limits`` scores about so many examples of a split, evenly over its domains (see :func:`sample`).
     Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
     often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
-    ``metrics`` are measured beside the scores by domain, and ``selects`` is the one of them that a training
-    is judged by; groups in ``uncounted`` are never the worst.
+    ``selects`` is the one of ``metrics`` that selects weights; groups in ``uncounted`` are never the worst.
     """
 
     def __init__(
@@ -240,9 +226,7 @@ class Evaluator:
         what = "class" if self.classification else "output"
         return self._pass(model, [what])[2][what]
 
-    def _pass(
-        self, model: nn.Module, wanted: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, np.ndarray]]]:
+    def _pass(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
         training = model.training
         model.eval()
         try:
@@ -251,9 +235,7 @@ class Evaluator:
         finally:
             model.train(training)
 
-    def _passed(
-        self, model: nn.Module, wanted: Sequence[str]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, dict[str, np.ndarray]]]:
+    def _passed(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
         """For every split one number an example, the sum of the losses, and what else is wanted."""
         device, index, count = self.processes.device, self.processes.index, self.processes.count
         points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
@@ -315,7 +297,7 @@ class Evaluator:
             if self.processes.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def _gathered(self, kept: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, np.ndarray]]:
+    def _gathered(self, kept: dict[str, dict[str, Tensor]]) -> Kept:
         """Each process has filled its own places; one without an example is told how wide they are."""
         names = list(self.which)
         if kept and self.processes.count > 1:
@@ -328,16 +310,14 @@ class Evaluator:
         arrays = iter(flat)
         return {what: {name: next(arrays).cpu().numpy() for name in names} for what in kept}
 
-    def _scores(
-        self, name: str, points: Tensor, loss: Tensor, kept: Mapping[str, Mapping[str, np.ndarray]]
-    ) -> Scores:
+    def _scores(self, name: str, points: Tensor, loss: Tensor, kept: Kept) -> Scores:
         values = points.cpu().double().numpy()
         outcome = Outcome(
-            y=self.truth.get(name, np.empty(0)),
+            y=self.truth.get(name, NONE),
             groups=self.groups[name],
             points=values,
-            predicted=kept["class"][name] if "class" in kept else None,
-            output=kept["output"][name] if "output" in kept else None,
+            predicted=kept.get("class", {}).get(name, NONE),
+            output=kept.get("output", {}).get(name, NONE),
             loss=None if self.loss is None else float(loss) / len(values),
             uncounted=self.uncounted,
         )
@@ -360,13 +340,18 @@ def known_labels(examples: Any) -> np.ndarray | None:
         labels = np.full(len(examples), -1)
         labels[examples.seen[0]] = examples.seen[1]
         return labels
+    whole = ((v.dtype.kind in "iu" and v.shape == (len(examples),), v) for v in stored_labels(examples))
+    return next((value for sound, value in whole if sound), None)
+
+
+def stored_labels(examples: Any) -> Iterator[np.ndarray]:
+    """Arrays that may hold all labels, of examples that have them in memory."""
     for holder in (examples, getattr(examples, "files", None)):
-        for name in ("y", "labels"):
+        for name in ("labels", "y"):
             value = getattr(holder, name, None)
-            value = value.cpu().numpy() if isinstance(value, Tensor) else value
-            if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.shape == (len(examples),):
-                return value
-    return None
+            value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+            if isinstance(value, np.ndarray):
+                yield value
 
 
 def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Domains:

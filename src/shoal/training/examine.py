@@ -40,6 +40,16 @@ class Examined(NamedTuple):
     """The most that one example becomes in any operation of the model."""
 
 
+def in_memory(examples: Any) -> bool:
+    """Whether batches are gathered from tensors, as :class:`~shoal.data.TensorData` does."""
+    return all(hasattr(type(examples), name) for name in ("batch", "device", "to"))
+
+
+def evaluation_of(examples: Any) -> Any:
+    """The examples as they are for evaluation: without augmentation."""
+    return examples.evaluation() if callable(getattr(type(examples), "evaluation", None)) else examples
+
+
 def examine(
     model: nn.Module,
     data: DomainData,
@@ -48,11 +58,7 @@ def examine(
     classes: int | None,
     own_loss: bool = False,
 ) -> Examined:
-    """Looks at the data, and at what the model makes of two examples, before anything is trained.
-
-    ``examples`` are the data's, where they will be read. With ``own_loss`` the user knows what becomes of
-    outputs that do not match the targets.
-    """
+    """Looks at the data, and at what the model makes of two examples; ``own_loss``: outputs need not fit."""
     domains = data.splits["train"]
     x, y = _batch(examples, domains.indices[:2], device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
@@ -60,7 +66,7 @@ def examine(
     with Largest() as largest:
         output = _trial(model, x)
     numbers = max(largest.numbers // len(y), _numbers(x))
-    if not hasattr(examples, "batch"):  # they may differ in size
+    if not in_memory(examples):  # they may differ in size
         size = {int(i): _numbers(_batch(examples, [i], None)[0]) for i in _some(domains)}
         longest = max(size, key=lambda i: size[i])
         if size[longest] > _numbers(x):
@@ -98,10 +104,7 @@ def examine(
 
 
 class Largest(TorchDispatchMode):
-    """Within the block, ``numbers`` is the size of the largest tensor that any operation makes.
-
-    Views, such as a transposed weight, take no memory; tensors of one dimension are no batch.
-    """
+    """``numbers`` is the size of the largest tensor that any operation in the block makes, views aside."""
 
     numbers = 0
 
@@ -213,6 +216,6 @@ def _some(domains: Domains) -> Any:
 def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, Tensor]:
     """These examples as a batch."""
     which = [int(i) for i in which]
-    if hasattr(examples, "batch"):
+    if in_memory(examples):
         return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
     return to_device(tuple(collate_of(examples)([examples[i] for i in which])), device)

@@ -9,18 +9,13 @@ import socket
 import stat
 import tempfile
 import warnings
-import weakref
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+
+from filelock import FileLock, Timeout
 
 from shoal import files
 from shoal.errors import InputError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 FILES = (
     *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors"),
@@ -68,15 +63,22 @@ class RunFolder:
     """A run's folder: config.yaml, metrics.jsonl, record.json, checkpoints/, model.safetensors, card.md.
 
     ``with folder:`` locks it, so that a second process that would write to it is refused. The lock is the
-    operating system's and ends with the process, however that ends. Where there are no such locks (Windows,
-    some network file systems) the folder is used without.
+    operating system's and ends with the process, however that ends. Where there are no such locks (some
+    network file systems) the folder is used without, with a warning.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
         self._depth = 0
-        self._place: tuple[int, int] | None = None
+        self._inode: tuple[int, int] | None = None
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.record = self.path / "record.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model.safetensors"
+        self.inputs = self.path / "inputs.json"
+        """How the model is built and what becomes its input; see :func:`shoal.training.summary.about`."""
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{self.path} is a file; a run needs a folder.")
         try:
@@ -87,38 +89,13 @@ class RunFolder:
             raise self._unusable(error) from error
 
     @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def record(self) -> Path:
-        return self.path / "record.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def inputs(self) -> Path:
-        """How the model is built and what becomes its input; see :func:`shoal.training.summary.about`."""
-        return self.path / "inputs.json"
-
-    @property
     def finished(self) -> bool:
         """Whether the run has come to its end, which is when its record is written."""
         return self.record.exists()
 
     @property
     def started(self) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether there is a run to resume."""
         from shoal.training.checkpoint import Checkpoints  # which needs torch
 
         return self.config.exists() or Checkpoints(self.checkpoints).latest() is not None
@@ -130,17 +107,23 @@ class RunFolder:
         self._depth += 1
         return self
 
+    def __exit__(self, *error: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._inode = None
+            self._free()
+
     @property
     def held(self) -> bool:
         """Whether the path still is the folder that was locked: neither removed nor replaced since."""
-        return self._place is not None and self._place == _place(self.path)
+        return self._inode is not None and self._inode == _inode(self.path)
 
     def make_again(self) -> None:
         """Makes and locks the folder after it was removed; FileExistsError where another is in its place."""
         with contextlib.suppress(OSError):
             self.path.rmdir()  # if it is there and nothing is in it
         self.path.mkdir(parents=True)
-        self._close()
+        self._free()
         self._take()
 
     def _clear(self) -> None:
@@ -152,78 +135,45 @@ class RunFolder:
                 if stat.S_ISREG(path.lstat().st_mode):
                     path.unlink()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._place = None
-        if self._depth == 0 and self._lock is not None:
-            _holders.discard(self)
-            # The file stays: another process may have opened it already and would lock a deleted one.
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
-            self._close()
-
     def _take(self) -> None:
-        self._place = _place(self.path)
-        if fcntl is None:
-            return
+        self._inode = _inode(self.path)
+        path = self.path / ".lock"
+        if not path.is_dir():
+            files.check_regular(path)
+        lock = FileLock(path, mode=0o666, fallback_to_soft=False)
         try:
-            # No link is followed: the file is emptied.
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._lock = os.open(self.path / ".lock", flags, 0o666)
-        except OSError as error:
-            raise self._unusable(error) from error
-        if not stat.S_ISREG(os.fstat(self._lock).st_mode):
-            self._close()
-            raise InputError(f"{self.path / '.lock'} is no regular file; remove it.")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            pid, _, host = os.pread(self._lock, 1000, 0).decode(errors="replace").strip().partition(" ")
-            self._close()
+            lock.acquire(blocking=False)
+        except Timeout:
+            text = files.read_text(path, errors="replace")
+            pid, _, host = text.strip().partition(" ")
             who = f"process {pid} on host {host}" if host else "another process"
             raise InputError(
                 f"{self.path} is in use by {who}; wait for it, or choose another folder."
             ) from None
         except OSError as error:
-            self._close()
+            if path.is_dir() or path.is_symlink() or not os.access(self.path, os.W_OK):
+                raise self._unusable(error) from error
             warnings.warn(
                 f"{self.path} cannot be locked ({error.strerror}); see to it that only one process uses it.",
                 stacklevel=3,
             )
             return
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        _holders.add(self)
+        self._lock = lock
+        path.write_text(f"{os.getpid()} {socket.gethostname()}\n")
+
+    def _free(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        self._lock = None
 
     def _unusable(self, error: OSError) -> InputError:
         why = error.strerror or error
         return InputError(f"{self.path} cannot be made or written to ({why}); choose another folder.")
 
-    def _close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-        self._lock = None
 
-
-def _place(path: Path) -> tuple[int, int] | None:
+def _inode(path: Path) -> tuple[int, int] | None:
     try:
         state = path.stat()
     except OSError:
         return None
     return state.st_dev, state.st_ino
-
-
-_holders: weakref.WeakSet[RunFolder] = weakref.WeakSet()
-
-
-def _leave_locks_to_parent() -> None:
-    """Closes them in a forked process, a DataLoader's worker: it may live on when the owner is killed."""
-    for folder in _holders:
-        folder._close()
-    _holders.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_locks_to_parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import warnings
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, parse_yaml, read_bytes, write_atomically
+from shoal.training.callbacks import Callback
 from shoal.training.checkpoint import Checkpoints, Loaded
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
-from shoal.training.tracking import Metrics, TensorBoard, Tracker, WeightsAndBiases, check_wandb
+from shoal.training.tracking import Metrics, TensorBoard, WeightsAndBiases, check_wandb, has_tensorboard
 
 
 class Journal:
@@ -45,7 +47,7 @@ class Journal:
         self.wandb = wandb
         self.config = config or {}
         self.metrics: Metrics | None = None
-        self.trackers: list[Tracker] = []
+        self.trackers: list[TensorBoard | WeightsAndBiases] = []
         self.saved: int | None = None
         self.going_on = going_on or f"shoal resume {self.folder.path}"
         """What to do to go on with a run that was stopped."""
@@ -88,31 +90,41 @@ class Journal:
         known = list(_known(loaded.state)) if loaded else []
         self.metrics = Metrics(self.folder.metrics, loaded.state["metrics"] if loaded else 0, known)
         earlier = self.metrics.lines()
-        self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
+        if has_tensorboard():
+            self.trackers.append(TensorBoard(self.folder.path / "tensorboard", earlier))
         if self.wandb:
             name = self.folder.path.name
             self.trackers.append(WeightsAndBiases(self.wandb, name, self.config, self.folder.path, earlier))
 
+    @property
+    def callbacks(self) -> list[Callback]:
+        """What writes the log, once there is one."""
+        return [self.metrics, *self.trackers] if self.metrics else []
+
     def line(self, line: Mapping[str, Any]) -> None:
-        if self.metrics:
-            self.metrics.write(line)
-            for tracker in self.trackers:
-                tracker.write(line)
+        """Writes a line of the log, where there is no training that does."""
+        for callback in (self.metrics, *self.trackers):
+            if callback is not None:
+                callback.write(line)
 
     def checkpoint(
         self, step: int, state: dict[str, Any], best: tuple[int, Mapping[str, Any]] | None
-    ) -> None:
+    ) -> bool:
+        """Whether one was written."""
         if self.metrics is None:
-            return
+            return False
         try:
             self.hold()
             length = self.metrics.flush()
-            self.checkpoints.save(step, {**state, "metrics": length}, best)
+            now = state["training"] or {"step": 0, "seconds": 0.0}
+            about = {"step": now["step"], "seconds": now["seconds"]}
+            self.checkpoints.save(step, {**state, "metrics": length}, best, about)
             self.saved = step
             self._full = False
+            return True
         except OSError as error:
             if self._full:  # said once
-                return
+                return False
             self._full = True
             stands = f"that of step {self.saved} stands" if self.saved is not None else "there is none yet"
             warnings.warn(
@@ -120,12 +132,10 @@ class Journal:
                 f"({error.strerror}); {stands}. Training goes on.",
                 stacklevel=2,
             )
+            return False
 
     def hold(self) -> None:
-        """Sees to it that the folder is the one that was locked, with the log and configuration in it.
-
-        One that was removed is made again, with a warning. OSError where that cannot be.
-        """
+        """Makes a folder that was removed again, with its log and configuration, and warns of it."""
         if not self.processes.main:
             return
         if not self.folder.held:
@@ -146,11 +156,7 @@ class Journal:
             self.metrics.move(self.folder.metrics)
             for tracker in self.trackers:
                 if isinstance(tracker, TensorBoard):
-                    tracker.close()
-                    self.trackers.remove(tracker)
-                    board = TensorBoard(self.folder.path / "tensorboard", self.metrics.lines())
-                    self.trackers.append(board)
-                    break
+                    tracker.begin(self.folder.path / "tensorboard", self.metrics.lines())
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes down what is run; a run that goes on keeps what it began with."""
@@ -233,10 +239,9 @@ class Journal:
 
 
 def _is_there(path: Path, content: bytes) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         return path.stat().st_size == len(content)
-    except OSError:
-        return False
+    return False
 
 
 def _known(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

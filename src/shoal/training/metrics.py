@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +32,23 @@ Array = NDArray[Any]
 Own = Callable[[Array, Array, "Domains"], float]
 """A metric of the user's: of the model's outputs, the truths and the groups, whose indices count these."""
 Need = Literal["points", "class", "output", "loss"]
+Task = Literal["classification", "regression"]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came out for the examples of a split, in their order; what no metric needs may be ``None``."""
+NONE: Array = np.empty(0)
+
+
+class Outcome(NamedTuple):
+    """What came out for the examples of a split, in their order; what no metric needs may be empty."""
 
     y: Array
     groups: Domains
     """Whose indices are places in the other arrays."""
     points: Array
     """Of each example: 1 where the class is right, else 0; in regression its mean squared error."""
-    predicted: Array | None = None
+    predicted: Any = NONE
     """Classes."""
-    output: Array | None = None
+    output: Any = NONE
     """The model's: real values, or in classification a score for each class."""
     loss: float | None = None
     uncounted: frozenset[str] = frozenset()
@@ -71,7 +74,7 @@ class Metric:
     name: str
     compute: Callable[[Outcome], float]
     needs: Need = "points"
-    task: Literal["classification", "regression"] | None = "classification"
+    task: Task | None = "classification"
     higher: bool = True
     """Whether higher is better."""
     by_group: Callable[[Outcome], Array] | None = None
@@ -160,27 +163,13 @@ def _log_odds(scores: Array) -> Array:
     return odds
 
 
-def _output(outcome: Outcome) -> Array:
-    assert outcome.output is not None
-    return outcome.output
-
-
-def _predicted(outcome: Outcome) -> Array:
-    assert outcome.predicted is not None
-    return outcome.predicted
-
-
-def _mean(outcome: Outcome) -> float:
-    return float(outcome.points.mean())
-
-
 def _worst(
     name: str, by_group: Callable[[Outcome], Array], higher: bool = True, needs: Need = "points"
 ) -> Metric:
     """The worst of the groups that count and have a number."""
 
     def compute(outcome: Outcome) -> float:
-        if needs == "output" and not np.isfinite(_output(outcome)).all():
+        if needs == "output" and not np.isfinite(outcome.output).all():
             return math.nan
         values = outcome.counted(by_group(outcome))
         if needs == "output":
@@ -189,17 +178,14 @@ def _worst(
             return math.nan
         return float(values.min() if higher else values.max())
 
-    task: Literal["classification", "regression"] = (
-        "classification" if name.endswith("accuracy") else "regression"
-    )
-    of_groups, undefined = name.removeprefix("worst-group "), CONSTANT if needs == "output" else ""
-    return Metric(name, compute, needs, task, higher, by_group, of_groups, undefined)
+    what, undefined = name.removeprefix("worst-group "), CONSTANT if needs == "output" else ""
+    task: Task = "classification" if what == "accuracy" else "regression"
+    return Metric(name, compute, needs, task, higher, by_group, what, undefined)
 
 
 def _group_r(outcome: Outcome) -> Array:
-    output, groups = _output(outcome), outcome.groups
-    parts = (groups.indices_of(g) for g in range(len(groups)))
-    return np.array([pearson_r(output[part], outcome.y[part]) for part in parts])
+    parts = map(outcome.groups.indices_of, range(len(outcome.groups)))
+    return np.array([pearson_r(outcome.output[part], outcome.y[part]) for part in parts])
 
 
 def _tenth_percentile(outcome: Outcome) -> float:
@@ -207,37 +193,32 @@ def _tenth_percentile(outcome: Outcome) -> float:
     return float(np.percentile(values, 10)) if len(values) else math.nan
 
 
-def _points(outcome: Outcome) -> Array:
-    return outcome.group_points
-
-
 ONE_CLASS = "all its examples are of one class, or an output is not finite"
 CONSTANT = "predictions or truths are all equal, or one is not finite"
+GROUPS: Callable[[Outcome], Array] = Outcome.group_points.fget  # type: ignore[attr-defined]
 METRICS = {
     m.name: m
     for m in (
-        Metric("accuracy", _mean),
-        _worst("worst-group accuracy", _points),
-        Metric("10th-percentile accuracy", _tenth_percentile, by_group=_points, of_groups="accuracy"),
-        Metric("macro F1", lambda o: macro_f1(_predicted(o), o.y), "class"),
-        Metric("weighted F1", lambda o: weighted_f1(_predicted(o), o.y), "class"),
-        Metric("macro recall", lambda o: macro_recall(_predicted(o), o.y), "class"),
-        Metric("AUC", lambda o: auc(_output(o), o.y), "output", undefined=ONE_CLASS),
-        Metric("Pearson r", lambda o: pearson_r(_output(o), o.y), "output", "regression", undefined=CONSTANT),
+        Metric("accuracy", lambda o: o.points.mean()),
+        _worst("worst-group accuracy", GROUPS),
+        Metric("10th-percentile accuracy", _tenth_percentile, by_group=GROUPS, of_groups="accuracy"),
+        Metric("macro F1", lambda o: macro_f1(o.predicted, o.y), "class"),
+        Metric("weighted F1", lambda o: weighted_f1(o.predicted, o.y), "class"),
+        Metric("macro recall", lambda o: macro_recall(o.predicted, o.y), "class"),
+        Metric("AUC", lambda o: auc(o.output, o.y), "output", undefined=ONE_CLASS),
+        Metric("Pearson r", lambda o: pearson_r(o.output, o.y), "output", "regression", undefined=CONSTANT),
         _worst("worst-group Pearson r", _group_r, needs="output"),
-        Metric("mse", _mean, task="regression", higher=False),
-        _worst("worst-group mse", _points, higher=False),
+        Metric("mse", lambda o: o.points.mean(), task="regression", higher=False),
+        _worst("worst-group mse", GROUPS, higher=False),
         Metric("loss", lambda o: math.nan if o.loss is None else o.loss, "loss", None, higher=False),
     )
 }
 
 
 def metric(wanted: str | Own) -> Metric:
-    """A metric by its name in any case, or of the user's own function.
+    """A metric by its name in any case, or of the user's own function of outputs, truths and groups.
 
-    Such a function is called with NumPy arrays of the model's outputs and of the truths, and with the groups
-    as :class:`~shoal.data.Domains` that index these. Higher is better unless it has an attribute
-    ``higher_is_better`` that is false.
+    Higher is better unless the function has an attribute ``higher_is_better`` that is false.
     """
     if callable(wanted):
         return _own(wanted)
@@ -261,7 +242,7 @@ def _own(function: Own) -> Metric:
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
 
     def compute(outcome: Outcome) -> float:
-        value: Any = function(_output(outcome), outcome.y, outcome.groups)
+        value: Any = function(outcome.output, outcome.y, outcome.groups)
         try:
             return float(value)
         except (TypeError, ValueError) as error:

@@ -7,8 +7,9 @@ dataset that is repeated over folds, not seeds, has ``fold:A`` there.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,8 +22,9 @@ from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
-from shoal.training.evaluate import Scores, scored
-from shoal.training.metrics import Metric, Outcome, metric
+from shoal.settings import plain_number
+from shoal.training.evaluate import Scores, scored, stored_labels
+from shoal.training.metrics import NONE, Metric, Outcome, metric
 
 if TYPE_CHECKING:
     from shoal.training.loop import Training
@@ -94,35 +96,17 @@ def read(path: Path, classes: int | None) -> Array:
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
-    texts = [line for line in lines if line.strip()]
-    try:
-        values = np.array(texts, np.float64)
-    except ValueError:
-        raise _wrong(path, lines, classes) from None
-    if not _right(values, classes).all():
-        raise _wrong(path, lines, classes)
-    return values if classes is None else values.astype(np.int64)
-
-
-def _right(values: Array, classes: int | None) -> Array:
-    if classes is None:
-        return np.isfinite(values)
-    return (values >= 0) & (values < classes) & (values == np.floor(values))
-
-
-def _wrong(path: Path, lines: Sequence[str], classes: int | None) -> InputError:
-    """Names the first line that is not a prediction."""
     right = "a finite number" if classes is None else f"a class, a whole number from 0 to {classes - 1}"
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        try:
-            fine = not text or bool(_right(np.array([text], np.float64), classes).all())
-        except ValueError:
-            fine = False
-        if not fine:
+    values = []
+    for number, text in enumerate(map(str.strip, lines), 1):
+        value = plain_number(text)
+        whole = value is not None and 0 <= value < (classes or math.inf) and value == int(value)
+        if whole or (classes is None and value is not None and math.isfinite(value)):
+            values.append(value)
+        elif text:
             shown = text if len(text) <= 40 else f"{text[:39]}…"
-            return InputError(f"{str(path)!r}, line {number}: {shown!r} is not {right}.")
-    return InputError(f"{str(path)!r} does not hold one number a line.")
+            raise InputError(f"{str(path)!r}, line {number}: {shown!r} is not {right}.")
+    return np.array(values, np.float64 if classes is None else np.int64)
 
 
 def labels_of(examples: Any, which: Array) -> Array:
@@ -136,16 +120,7 @@ def labels_of(examples: Any, which: Array) -> Array:
 
 def known_labels(examples: Any) -> Array | None:
     """All labels, of examples that know them by heart."""
-    for known in (
-        getattr(examples, "labels", None),
-        getattr(getattr(examples, "files", None), "labels", None),
-        getattr(examples, "y", None),
-    ):
-        if isinstance(known, Tensor):
-            return known.detach().cpu().numpy()
-        if isinstance(known, np.ndarray):
-            return known
-    return None
+    return next(stored_labels(examples), None)
 
 
 def split_of(data: DomainData, split: str) -> tuple[str, Domains]:
@@ -180,8 +155,8 @@ def evaluate(data: DomainData, split: str, predicted: Array) -> tuple[Scores, Ma
         y=y,
         groups=Domains(domains.names, domains.offsets, np.searchsorted(which, domains.indices)),
         points=points if points.ndim == 1 else points.reshape(len(points), -1).mean(1),
-        predicted=predicted if classification else None,
-        output=None if classification else predicted,
+        predicted=predicted if classification else NONE,
+        output=NONE if classification else predicted,
         uncounted=data.uncounted,
     )
     every = measured(data)

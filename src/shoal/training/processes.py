@@ -1,4 +1,4 @@
-"""The processes that train one model together, on Hugging Face Accelerate."""
+"""The processes that train one model together, on torch.distributed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,31 @@ class Processes:
         if not together():
             self.device = pick_device(device)
             return
-        from accelerate import PartialState
-
         wanted = None if device is None else named_device(device)
-        state = PartialState(cpu=wanted.type == "cpu" if wanted else not torch.cuda.is_available())
-        self.count, self.index = state.num_processes, state.process_index
-        self.device = state.device if wanted is None or wanted.index is None else wanted
+        if not dist.is_initialized():
+            cuda = wanted.type == "cuda" if wanted else torch.cuda.is_available()
+            dist.init_process_group("nccl" if cuda else "gloo")
+        self.count, self.index = dist.get_world_size(), dist.get_rank()
+        self.device = torch.device("cpu")
+        if "nccl" in str(dist.get_backend()):
+            local = int(os.environ.get("LOCAL_RANK", self.index % max(1, torch.cuda.device_count())))
+            self.device = torch.device("cuda", local)
+            if wanted is not None and wanted.index is not None:
+                self.device = wanted
+            torch.cuda.set_device(self.device)
         if wanted is not None and wanted.type != self.device.type:
             raise InputError(
                 f"device={str(wanted)!r}, but the processes were started together on {self.device}; "
                 "launch them all for the same kind of device."
             )
         _part_in_peace()
+
+    @classmethod
+    def alone(cls, device: torch.device) -> Processes:
+        """This process, whatever others there are."""
+        found = cls.__new__(cls)
+        found.count, found.index, found.device = 1, 0, device
+        return found
 
     @property
     def main(self) -> bool:
@@ -121,34 +134,23 @@ def named_device(device: str | torch.device) -> torch.device:
     return named
 
 
-_parting = False
-
-
 def _part_in_peace() -> None:
     """At the end of the program processes wait for each other before they close their connections.
 
     Without it gloo now and then aborts one that is still talking. One that ends with an error does not wait:
     the others may never come.
     """
-    global _parting
-    if not _parting:
-        _parting = True
-        atexit.register(_part)
+    abandon()  # once is enough
+    atexit.register(_part)
 
 
 def abandon() -> None:
     """This process ends with an error: it will not wait for the others."""
-    global _parting
-    if _parting:
-        atexit.unregister(_part)
-        _parting = False
+    atexit.unregister(_part)
 
 
 def leave(code: int) -> None:
-    """Ends a program of several processes at once, after it has parted from the others if all went well.
-
-    Nothing is torn down: a thread of the connections that is still there then now and then aborts.
-    """
+    """Ends a program of several processes; nothing is torn down, which now and then aborts."""
     if dist.is_available() and dist.is_initialized():
         if code == 0:
             _part()

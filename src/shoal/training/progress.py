@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from shoal.terminal import clean, clear_line
+from shoal.training.callbacks import Callback, State
 
 if TYPE_CHECKING:
     from shoal.training.evaluate import Scores
@@ -24,7 +25,17 @@ EVERY = 1.0
 """Seconds between two drawings of a phase."""
 
 
-class Progress:
+class Told(Callback):
+    """Calls a function with the step and a note now and then."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self.tell = tell
+
+    def on_progress(self, state: State) -> None:
+        self.tell(state.step, state.note)
+
+
+class Progress(Callback):
     """Redraws one line on a terminal; elsewhere prints a plain line now and then, and ever more rarely.
 
     A resumed training goes on from step ``start``. The time left is reckoned from the last minute or so. A
@@ -34,25 +45,36 @@ class Progress:
     def __init__(
         self, label: str, steps: int, shown: bool = True, stream: TextIO | None = None, start: int = 0
     ) -> None:
-        self.label = clean(label)
-        self.step, self.steps = start, steps
+        self.label, self.steps = clean(label), steps
         self.stream = sys.stderr if stream is None else stream
         self.shown = shown and self.stream is not None
         self.terminal = self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.begin(start)
+        self.encoding = getattr(self.stream, "encoding", None) or "utf-8"
+        self.marks = "█·" if self._encoded("█·") == "█·" else "#-"
+
+    def begin(self, start: int) -> None:
+        self.step = start
         self.started = self.printed = time.monotonic()
         self.wait = 0.1 if self.terminal else 5.0
         self.drawn = self.finished = False
         self.recent = deque([(self.started, start)], maxlen=60)
-        self.encoding = getattr(self.stream, "encoding", None) or "utf-8"
-        self.marks = "█·" if self._encoded("█·") == "█·" else "#-"
+
+    def on_start(self, state: State) -> None:
+        self.begin(state.step)
+
+    def on_step(self, state: State) -> None:
+        self.step = state.step
+
+    def on_progress(self, state: State) -> None:
+        self.update(state.step, state.note)
+
+    def on_end(self, state: State) -> None:
+        self.close()
 
     @contextmanager
     def phase(self, text: str = "") -> Iterator[Callable[[str, int, int], None]]:
-        """Within the block the line says every second what is done meanwhile, and for how long.
-
-        A thread draws it, so that it is there while a single call takes its time. The function that the block
-        gets changes the text, with how much is done of how much.
-        """
+        """Within the block a thread draws every second what is done meanwhile; the block may say more."""
         if not self.shown:
             yield lambda text, done, total: None
             return
@@ -155,15 +177,10 @@ def losses_note(losses: Mapping[str, float], width: int) -> str:
     worst = sorted(
         losses, key=lambda name: math.inf if math.isnan(losses[name]) else losses[name], reverse=True
     )
-    note, shown = "", ""
-    for count, name in enumerate(worst, 1):
-        shown = f"{shown} {parts[name]}" if shown else parts[name]
-        longer = f"{shown} … ({len(worst) - count:,} more)"
-        if columns(longer) > width:
-            break
-        note = longer
-    if note:
-        return note
+    for count in range(min(len(worst) - 1, width), 0, -1):
+        note = f"{' '.join(parts[name] for name in worst[:count])} … ({len(worst) - count:,} more)"
+        if columns(note) <= width:
+            return note
     end = f" {_number(losses[worst[0]])}" + (f" … ({len(worst) - 1:,} more)" if len(worst) > 1 else "")
     return cut(cut(clean(worst[0]), max(width - columns(end), 2)) + end, width)
 

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shoal.data.batch import DomainData
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
+from shoal.training.examine import evaluation_of
 from shoal.training.loop import Training
 
 
@@ -55,7 +55,6 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
-        "accelerate": metadata.version("accelerate"),
         "device": torch.cuda.get_device_name(device) if cuda else "cpu",
         "threads": str(torch.get_num_threads()),
         "processes": str(processes),
@@ -88,8 +87,7 @@ def about(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """How to build the trained model and to feed it, as plain data, and the files that this refers to.
 
-    ``recipe`` is the model's ``name`` and ``options``; ``None`` for one that is the user's own, of which the
-    class can be named and no more. ``shape`` and ``numbers`` are one input's; see :func:`example_of`.
+    ``recipe`` is the model's ``name`` and ``options``; ``None`` for a network of the user's own.
     """
     kind = type(model)
     described, files = dict(data.inputs), dict[str, bytes]()
@@ -121,8 +119,7 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
-    examples: Any = training.examples
-    examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
+    examples: Any = evaluation_of(training.examples)
     with seeded(training.options.seed):  # reading an example may draw random numbers
         x = examples[int(training.data.splits["train"].indices[0])][0]
     if not isinstance(x, torch.Tensor):
@@ -130,7 +127,7 @@ def example_of(training: Training) -> tuple[list[int], str]:
     return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")
 
 
-def describe(training: Training) -> dict[str, Any]:
+def describe(training: Training, where: bool = True) -> dict[str, Any]:
     """A training that was started from Python: its options, and the names of what cannot be written down."""
     options = {f.name: _plain(getattr(training.options, f.name)) for f in fields(training.options)}
     return {
@@ -139,18 +136,19 @@ def describe(training: Training) -> dict[str, Any]:
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "domains": {split: len(domains) for split, domains in training.data.splits.items()},
         "options": options,
-        **surroundings(training.device, training.processes.count),
+        **(surroundings(training.device, training.processes.count) if where else {}),
     }
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    return getattr(value, "__qualname__", None) or str(value)
+    plain = isinstance(value, (torch.dtype, torch.device)) or not hasattr(value, "__dict__")
+    return getattr(value, "__qualname__", None) or (str(value) if plain else type(value).__qualname__)
 
 
 @lru_cache

@@ -8,34 +8,43 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
+import importlib.util
 import json
 import math
 import os
-import struct
 import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.errors import InputError
 from shoal.files import parse_json, read_bytes, write_atomically
+from shoal.training.callbacks import Callback, State
 
 MOST = 50
 """Trackers draw a curve for each domain up to so many domains."""
 
 
-class Tracker(Protocol):
-    """Where lines go besides metrics.jsonl."""
+class Writer(Callback):
+    """Writes lines of the log somewhere."""
 
-    def write(self, line: Mapping[str, Any]) -> None: ...
+    def write(self, line: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def on_log(self, state: State) -> None:
+        self.write(state.line)
+
+    def on_end(self, state: State) -> None:
+        if state.phase == "train" and state.folder is None:  # those of a run's folder are closed with it
+            self.close()
 
 
-class Metrics:
+class Metrics(Writer):
     """metrics.jsonl: one JSON object a line, append only; cut back to where a checkpoint was on resuming.
 
     ``length`` is what :meth:`flush` returned when that checkpoint was written, and ``known`` what it knows of
@@ -164,60 +173,74 @@ def _beyond(line: Mapping[str, Any], reached: Mapping[str, int]) -> bool:
     return bool(reached) and line.get("step", 0) > reached.get(phase, 0)
 
 
-class TensorBoard:
-    """Scalars as a TensorBoard event file, written without the tensorboard package.
+class TensorBoard(Writer):
+    """Scalars for TensorBoard, in ``folder``; needs the package (``pip install shoal[tensorboard]``).
 
     The file is begun anew each time, with the ``earlier`` lines of a resumed training. Trouble with the disk
     ends it with a warning and leaves the training alone.
     """
 
-    def __init__(self, folder: Path, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
-        earlier = list(earlier)
-        now = time.time()
+    def __init__(self, folder: str | Path, earlier: Iterable[Mapping[str, Any]] = ()) -> None:
+        # Not torch's SummaryWriter: its thread lives on in forked workers, and prints what a full disk does.
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
+        except ImportError as error:
+            raise InputError("TensorBoard is not installed: pip install tensorboard") from error
+        self._event, self._make = Event, RecordWriter
+        self._writer: Any = None
+        self.begin(folder, earlier)
+
+    def begin(self, folder: str | Path, earlier: Iterable[Mapping[str, Any]]) -> None:
+        """Starts a file in ``folder`` in place of ours that are there."""
+        self.close()
+        folder, earlier, now = Path(folder), list(earlier), time.time()
         age = max((_seconds(line) for line in earlier), default=0.0)
-        self._file: Any = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for old in folder.glob("events.out.tfevents.*.shoal.*"):
                 old.unlink()
             path = folder / f"events.out.tfevents.{int(now)}.shoal.{os.getpid()}"
-            self._file = open(path, "wb")  # noqa: SIM115 (open until close)
-            self._file.write(_record(_double(1, now) + _bytes(3, b"brain.Event:2")))
+            self._writer = self._make(open(path, "wb"))  # noqa: SIM115 (open until close)
+            self._writer.write(self._event(wall_time=now, file_version="brain.Event:2").SerializeToString())
             for line in earlier:
                 self._append(line, now - age + _seconds(line))
-            self._file.flush()
+            self._append({}, now)
         except OSError as error:
             self._give_up(error)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        if self._file is None:
-            return
-        try:
-            self._append(line, time.time())
-            self._file.flush()
-        except OSError as error:
-            self._give_up(error)
+        self._append(line, time.time())
 
     def _append(self, line: Mapping[str, Any], when: float) -> None:
-        values = [
-            _bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in scalars(line).items()
-        ]
-        if values:
-            event = _double(1, when) + _integer(2, int(line.get("step", 0))) + _bytes(5, b"".join(values))
-            self._file.write(_record(event))
+        if self._writer is None:
+            return
+        try:
+            event = self._event(wall_time=when, step=int(line.get("step", 0)))
+            for tag, value in scalars(line).items():
+                event.summary.value.add(tag=tag, simple_value=value)
+            if event.summary.value:
+                self._writer.write(event.SerializeToString())
+            self._writer.flush()
+        except OSError as error:
+            self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
         self.close()
         warnings.warn(f"TensorBoard gets nothing more: {error}.", stacklevel=3)
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
             with contextlib.suppress(OSError):
-                file.close()
+                writer.close()
 
 
-class WeightsAndBiases:
+def has_tensorboard() -> bool:
+    return importlib.util.find_spec("tensorboard") is not None
+
+
+class WeightsAndBiases(Writer):
     """Sends lines to Weights & Biases, where a folder is one run, however often it is resumed.
 
     W&B wants one step that only grows, so there lines are counted; a line's own step is logged as a value.
@@ -288,10 +311,7 @@ def check_wandb() -> Any:
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line by names such as "losses/oslo"; null, which in a file stands for NaN, is NaN.
-
-    Domains that are more than :data:`MOST` are left out.
-    """
+    """The numbers of a line by names such as "losses/oslo"; no domains if more than :data:`MOST`."""
     plain = _plain(line)
     plain.pop("step", None)
     found = _flat(plain, _prefix(line))
@@ -336,59 +356,3 @@ def _plain(value: Any, strict: bool = False) -> Any:
 def _seconds(line: Mapping[str, Any]) -> float:
     seconds = line.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) and abs(seconds) < 2**63 else 0.0
-
-
-# The event file: records of TensorFlow's framing, each a protobuf message.
-
-
-def _record(message: bytes) -> bytes:
-    length = struct.pack("<Q", len(message))
-    return length + _checksum(length) + message + _checksum(message)
-
-
-def _checksum(content: bytes) -> bytes:
-    crc = 0xFFFFFFFF
-    for byte in content:
-        crc = _CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-    return struct.pack("<I", masked)
-
-
-def _crc32c_of_byte(byte: int) -> int:
-    for _ in range(8):
-        byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-    return byte
-
-
-_CRC32C = [_crc32c_of_byte(byte) for byte in range(256)]
-
-
-def _varint(number: int) -> bytes:
-    number &= 2**64 - 1
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-def _integer(field: int, number: int) -> bytes:
-    return _varint(field << 3) + _varint(number)
-
-
-def _double(field: int, number: float) -> bytes:
-    return _varint(field << 3 | 1) + struct.pack("<d", number)
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
-
-
-def _float(field: int, number: float) -> bytes:
-    try:
-        packed = struct.pack("<f", number)
-    except OverflowError:
-        packed = struct.pack("<f", math.copysign(math.inf, number))
-    return _varint(field << 3 | 5) + packed

@@ -1,0 +1,165 @@
+"""Which weights of a training count: the best on validation, the last, or a mean over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shoal.data.loader import MetaBatchLoader
+from shoal.data.sampler import DomainBatchSampler
+from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.callbacks import State
+from shoal.training.evaluate import snapshot
+from shoal.training.history import Point
+from shoal.training.setup import Setup
+
+REFRESH_BATCHES = 100
+REFRESHING = "averaging BatchNorm statistics"
+Watched = Callable[[str], AbstractContextManager[None]]
+
+
+class Selection:
+    """Evaluates the model, keeps the weights that are to be selected, and says when to stop.
+
+    ``watched`` is a block in which batches are counted, in evaluations too, and may be interrupted.
+    """
+
+    def __init__(self, setup: Setup, state: State, watched: Watched) -> None:
+        self.setup, self.state, self.watched = setup, state, watched
+        self.best: tuple[Point, dict[str, Tensor]] | None = None
+        self.final: tuple[Point, dict[str, Tensor]] | None = None
+        self._refreshing: MetaBatchLoader | None = None
+
+    @property
+    def history(self) -> list[Point]:
+        return self.state.history
+
+    @property
+    def due(self) -> bool:
+        """Whether this step is to be evaluated and is not yet, as after an evaluation that was abandoned."""
+        step = self.state.step
+        at = step % self.setup.eval_every == 0 or step >= self.state.steps
+        return at and step > (self.history[-1].step if self.history else 0)
+
+    @property
+    def finished(self) -> bool:
+        average = self.setup.average
+        over = self.state.step >= self.state.steps or self._stale() or bool(average and average.done)
+        return over and not self.due
+
+    def _stale(self) -> bool:
+        """Whether validation has not improved for as many evaluations as patience allows."""
+        patience, best = self.setup.options.patience, 0
+        if patience is None or not self.history:
+            return False
+        for i, point in enumerate(self.history):
+            if point.scores["validation"].better_than(self.history[best].scores["validation"]):
+                best = i
+        return len(self.history) - 1 - best >= patience
+
+    def evaluate(self, loss: float) -> Point:
+        """The scores at this step, with the mean ``loss`` since the point before; keeps the best weights."""
+        setup, step = self.setup, self.state.step
+        with self._averaged(), self.watched("evaluating"):
+            scores = setup.evaluator(setup.model)
+            point = Point(step, step * setup.sampler.domains_per_step, loss, scores)
+            if setup.select == "best" and (
+                self.best is None or scores["validation"].better_than(self.best[0].scores["validation"])
+            ):
+                self.best = (point, snapshot(setup.model))
+        return point
+
+    def add(self, point: Point) -> None:
+        self.history.append(point)
+        if self.setup.average is not None:
+            validation = point.scores.get("validation")
+            self.setup.average.evaluated(point.step, validation.loss if validation else None)
+
+    @contextmanager
+    def _averaged(self, always: bool = False) -> Iterator[None]:
+        """Within the block the model holds the running mean of its weights, if it is evaluated by that."""
+        average, model = self.setup.average, self.setup.model
+        weights = average.weights() if average and (always or isinstance(average, SMA)) else None
+        if weights is None:
+            yield
+            return
+        buffers = [(b, b.clone()) for b in model.buffers()]
+        try:
+            with applied(self.setup.engine.params, weights):
+                if has_batchnorm(model):
+                    self._refresh()
+                yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+    def _refresh(self) -> None:
+        """BatchNorm's statistics from training data under the present weights."""
+        setup = self.setup
+        if self._refreshing is None:
+            train, options = setup.data.splits["train"], setup.options
+            sampler = DomainBatchSampler(train, options.batch_size, 1, draw="pooled", seed=options.seed)
+            self._refreshing = setup.loader(sampler, 0, stop=min(REFRESH_BATCHES, sampler.steps))
+        with setup.engine.autocast(), self.watched(REFRESHING):
+            refresh_batchnorm(setup.model, self._inputs(self._refreshing))
+        if setup.processes.count > 1:
+            buffers = [b for b in setup.model.buffers() if b.is_floating_point()]
+            with torch.no_grad():
+                for buffer, mean in zip(buffers, setup.engine.average(buffers), strict=True):
+                    buffer.copy_(mean)
+
+    def _inputs(self, batches: MetaBatchLoader) -> Iterator[Any]:
+        for number, (batch,) in enumerate(batches):
+            self.setup.watch(REFRESHING, number, len(batches))
+            yield batch.x
+
+    def finish(self) -> None:
+        """With averaged weights, what they are in the end."""
+        average, model = self.setup.average, self.setup.model
+        if average is None or average.span is None:
+            return
+        sma = isinstance(average, SMA)
+        if sma and self.best is not None:
+            return
+        model.train()
+        with self._averaged(always=True):
+            point = self.history[-1]
+            if not sma:
+                with self.watched("evaluating"):
+                    point = replace(point, scores=self.setup.evaluator(model))
+            self.final = (point, snapshot(model))
+
+    @property
+    def selected(self) -> tuple[Point, str]:
+        """The point whose weights count, and the rule that chose it."""
+        if not self.history:
+            raise RuntimeError("this training has not run yet.")
+        name, average, selects = self.setup.options.average, self.setup.average, self.setup.selects
+        span = average.span if average else None
+        unfound = f" ({name} found no start)" if average and not span else ""
+        if self.final is not None:
+            return self.final[0], "last step" + (f", {name} of steps {span[0]} to {span[1]}" if span else "")
+        if self.best is not None:
+            by = f" by {selects.name}" if selects else ""
+            return self.best[0], f"best on validation{by}" + (", sma" if span else unfound)
+        return self.history[-1], "last step" + unfound
+
+    def restore(self) -> Point:
+        """Puts the selected weights into the model, ready to predict, and says where they come from."""
+        point, _ = self.selected
+        self.setup.model.eval()
+        if kept := self.final or self.best:
+            self.setup.model.load_state_dict(kept[1])
+        return point
+
+    def close(self) -> None:
+        """Ends the processes that read examples for evaluations."""
+        for loader in (self.setup.evaluator.loader, self._refreshing):
+            if loader is not None:
+                loader.close()

@@ -1,0 +1,207 @@
+"""A run of one or more trainings in sequence: how they are interrupted, saved and resumed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InputError
+from shoal.training.checkpoint import Loaded
+from shoal.training.history import Point
+from shoal.training.journal import Journal
+from shoal.training.stopping import Interrupted, Signals
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from shoal.training.loop import Training
+
+KERNELS = ("foreach", "fused", "capturable")
+CHUNK = 50
+"""Most steps between two looks up from the work, to read losses off the device."""
+SECONDS = 0.5
+"""About as long as that should take."""
+
+
+class Session:
+    """The trainings of a run in their order: a warm start, where there is one, and the training itself.
+
+    Of those before the one that is trained, a checkpoint holds what they measured; of that one everything
+    that the rest of the run depends on.
+    """
+
+    def __init__(self, trainings: Sequence[Training], journal: Journal | None, signals: Signals) -> None:
+        self.trainings, self.journal, self.signals = list(trainings), journal, signals
+        self.last = self.trainings[-1]
+        self.processes = self.last.processes
+        self._ticks, self._next_tick, self._tick_began = 0, 0, 0.0
+
+    @property
+    def done(self) -> int:
+        """Steps so far, those of all trainings."""
+        return sum(training.state.step for training in self.trainings)
+
+    def checkpoint(self, training: Training) -> bool:
+        """Whether one was written."""
+        if self.journal is None:
+            return False
+        training.monitor.check_weights()
+        best = training.selection.best
+        kept = best and (best[0].step + self.done - training.state.step, best[1])
+        at = self.trainings.index(training)
+        names = ["warm start", "training"][-len(self.trainings) :]
+        phases = [
+            _phase_state(t, self.last.seconds_now, n == at) for n, t in enumerate(self.trainings[: at + 1])
+        ]
+        state = dict.fromkeys(("warm start", "training"), None) | dict(zip(names, phases, strict=False))
+        return self.journal.checkpoint(self.done, {"made with": _fingerprint(self.last), **state}, kept)
+
+    def restore(self) -> None:
+        """Puts the trainings where the newest checkpoint was made; refuses that of another run."""
+        loaded = self.journal.restore() if self.journal else None
+        if loaded is None:
+            return
+        was, now = loaded.state["made with"], _fingerprint(self.last)
+        if different := [k for k in now if was.get(k) != now[k]]:
+            changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
+            raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
+        for training, name in zip(self.trainings[::-1], ("training", "warm start"), strict=False):
+            if loaded.state[name] is not None:
+                self.last.seconds = max(self.last.seconds, loaded.state[name]["seconds"])
+                _load_phase(training, loaded.state[name], loaded)
+
+    def agreed(self, chunk: int, due: bool) -> tuple[int, bool, bool]:
+        """What all processes will do alike: the main one's pace and clock, and anybody's signal."""
+        asked = self.signals.asked is not None
+        if self.processes.count == 1:
+            return chunk, due, asked
+        mine = (chunk, float(due)) if self.processes.main else (0, 0.0)
+        chunks, dues, askers = self.processes.numbers(*mine, float(asked))
+        return int(chunks), dues > 0, askers > 0
+
+    def count_ticks(self) -> None:
+        """Batches are counted from here on, see :meth:`tick`."""
+        self._ticks, self._next_tick, self._tick_began = 0, 0, time.monotonic()
+
+    def tick(self, training: Training) -> None:
+        """Raises Interrupted after a signal, in all processes alike, which come here equally often."""
+        if self.journal is None:
+            return
+        asked = self.signals.asked is not None
+        if self.processes.count > 1:
+            self._ticks += 1
+            if self._ticks < self._next_tick:
+                return
+            pace = self._ticks / max(time.monotonic() - self._tick_began, 1e-9)
+            wait = max(1, min(CHUNK, int(pace * SECONDS)))
+            waits, askers = self.processes.numbers(wait if self.processes.main else 0, float(asked))
+            self._next_tick, asked = self._ticks + int(waits), askers > 0
+        if asked:
+            raise self.interrupted(training)
+
+    def interrupted(self, training: Training) -> Interrupted:
+        assert self.journal is not None
+        number, step, saved = int(self.signals.asked or 15), training.state.step, self.journal.saved
+        if saved is None and self.processes.main:
+            return Interrupted(f"stopped at step {step}; no checkpoint could be written.", number)
+        where = "which is saved" if saved in (self.done, None) else f"saved is step {saved}"
+        return Interrupted(f"stopped at step {step}, {where}. Go on with: {self.journal.going_on}", number)
+
+
+def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, Any]:
+    best = training.selection.best
+    state: dict[str, Any] = {
+        "step": training.state.step,
+        "seconds": seconds,
+        "skipped": training.monitor.skipped,
+        "history": [point.to_dict() for point in training.history],
+        "agreement": training.agreement,
+        "best": training.history.index(best[0]) if best else None,
+    }
+    if whole:
+        state |= {
+            "algorithm": dict(training.algorithm.state_dict()),
+            "optimizer": training.engine.optimizer.state_dict(),
+            "helpers": {name: h.state_dict() for name, h in training.engine.helpers.items()},
+            "average": training.average.state_dict() if training.average else None,
+            "callbacks": [callback.state_dict() for callback in training.callbacks.own],
+            **{name: part.state_dict() for name, part in _parts(training).items() if part is not None},
+        }
+    return state
+
+
+def _parts(training: Training) -> dict[str, Any]:
+    """What else has a state, where it is there."""
+    return {
+        "schedule": training.schedule,
+        "scale": training.engine.scale,
+        "since point": training.monitor.since_point,
+        "since line": training.monitor.since_line,
+    }
+
+
+def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) -> None:
+    training.state.step = state["step"]
+    training.monitor.skipped = list(state["skipped"])
+    training.history[:] = [Point.from_dict(point) for point in state["history"]]
+    if training.tracking is not None:
+        training.tracking.found = [dict(found) for found in state["agreement"]]
+    if "algorithm" not in state:  # a training that is over
+        return
+    if state["best"] is not None and loaded.best is not None:
+        weights = {k: v.to(training.device) for k, v in loaded.best.items()}
+        training.selection.best = (training.history[state["best"]], weights)
+    try:
+        training.algorithm.load_state_dict(state["algorithm"])
+    except RuntimeError as error:
+        raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
+    engine = training.engine
+    _load_optimizer(engine.optimizer, state["optimizer"])
+    for name, helper in engine.helpers.items():
+        if name not in state.get("helpers", {}):
+            raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
+        _load_optimizer(helper, state["helpers"][name])
+    if training.average is not None:
+        training.average.load_state_dict(state["average"], engine.params)
+    for name, part in _parts(training).items():
+        if part is not None:
+            part.load_state_dict(state[name])
+    for callback, kept in zip(training.callbacks.own, state["callbacks"], strict=False):
+        callback.load_state_dict(kept)
+
+
+def _load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Its moments and settings, but not how they were computed: that is this device's and this run's."""
+    own = [{k: group[k] for k in KERNELS if k in group} for group in optimizer.param_groups]
+    saved = state["param_groups"]
+    if len(saved) == len(own):
+        saved = [{**group, **mine} for group, mine in zip(saved, own, strict=True)]
+    optimizer.load_state_dict({**state, "param_groups": saved})
+
+
+def _fingerprint(training: Training) -> dict[str, Any]:
+    """What must be the same when a training is resumed."""
+    options, sampler, train = training.options, training.sampler, training.data.splits["train"]
+    optimizer = training.engine.optimizer
+    return {
+        "algorithm": type(training.algorithm).__name__,
+        "settings": {k: str(v) for k, v in options.settings.items()},
+        "draw": sampler.draw,
+        "batch_size": sampler.batch_size,
+        "domains_per_step": sampler.domains_per_step,
+        "seed": options.seed,
+        "precision": options.chosen_precision,
+        "optimizer": type(getattr(optimizer, "inner", optimizer)).__name__,
+        "lr": [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups],
+        "clip": options.clip,
+        "accumulate": options.accumulate,
+        "select": training.select,
+        "metric": training.selects.name if training.selects else None,
+        "average": options.average,
+        "schedule": type(training.schedule).__name__,
+        "warm start": options.warm_start,
+        "eval_every": training.eval_every,
+        "domains": list(train.names)[:1000],
+        "sizes": train.sizes.tolist()[:1000],
+    }

@@ -1,0 +1,265 @@
+"""What a training is made of: checked against each other and built, before any step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from shoal.algorithms import Algorithm, algorithm_class, build
+from shoal.algorithms.base import trained_parameters
+from shoal.data.batch import DomainData
+from shoal.data.loader import MetaBatchLoader, seeded
+from shoal.data.sampler import DomainBatchSampler
+from shoal.errors import InputError
+from shoal.models import FeatureModel
+from shoal.training.agreement import Agreement, Tracking
+from shoal.training.callbacks import each_step
+from shoal.training.capture import draws, why_not
+from shoal.training.engine import Engine, check_precision
+from shoal.training.evaluate import Evaluator
+from shoal.training.examine import (
+    check_comparison,
+    check_loss,
+    check_scored,
+    evaluation_of,
+    examine,
+    in_memory,
+)
+from shoal.training.metrics import check_output, chosen
+from shoal.training.options import Options
+from shoal.training.processes import Processes
+from shoal.training.progress import Progress
+
+EVALUATION_NUMBERS, ON_CPU = 2**26, 2**22
+"""The most that a batch may become in any operation of an evaluation; on the CPU, what its caches like."""
+TRAIN_SAMPLE = 5000
+"""Examples of the training domains that are evaluated, unless the user says how many."""
+EVALUATIONS = (10, 5, 4, 2, 1)
+"""How many there may be by default: divisors of most numbers of steps."""
+CHEAP = 2000
+"""So many examples may be evaluated in the shortest training."""
+NOT_WARM = (
+    *("draw", "warm_start", "schedule", "average", "average_start"),
+    *("track_every", "track_layers", "track_domains"),
+)
+"""Options that a warm start does without."""
+
+
+class Setup:
+    """The parts of a training. Everything is checked when it is made; nothing is trained."""
+
+    def __init__(
+        self,
+        algorithm: str | type[Algorithm],
+        model: nn.Module,
+        data: DomainData,
+        options: Options,
+        label: str | None = None,
+        phase: str = "train",
+        processes: Processes | None = None,
+    ) -> None:
+        cls = algorithm_class(algorithm)
+        self.options, self.data, self.phase = options, data, phase
+        self.processes = processes or Processes(options.device)
+        self.device = self.processes.device
+        self.model = model.to(self.device)
+        self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
+        examples: Any = data.examples
+        self.gathers = in_memory(examples)
+        """A batch is gathered where the examples are."""
+        self.examples: Any = examples.to(self.device) if self.gathers else examples
+        self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
+        self.select = options.select or ("best" if "validation" in self.splits else "last")
+        watches = self.select == "best" or options.patience or options.warm_start == "plateau"
+        if (watches or options.average == "swad") and "validation" not in self.splits:
+            raise InputError(
+                "select='best', average='swad', warm_start='plateau' and patience need validation data; "
+                "give some."
+            )
+        shown = options.progress is True and self.processes.main
+        self.progress = Progress(self.label, options.steps, shown)
+        # Reading examples may draw random numbers.
+        with seeded(options.seed), self.progress.phase("reading data"):
+            own_loss = options.loss is not None
+            found = examine(self.model, data, self.examples, self.device, options.classes, own_loss)
+            self.task = replace(found.task, steps=options.steps)
+            self.loss = options.loss or found.loss
+            made = build(algorithm, self.model, self.loss, self.task, **options.settings)
+            self.algorithm = made.to(self.device)
+            self.algorithm.check_input(found.x)
+            if self.splits:
+                check_scored(found)
+            classification = self.task.is_classification
+            self.metrics, self.selects = chosen(options.metric, data.measures, classification)
+            if any(m.needs in ("class", "output") for m in self.metrics):
+                check_output(self.metrics, tuple(found.output.shape))
+        self.sampler = DomainBatchSampler(
+            data.splits["train"],
+            options.batch_size,
+            options.domains_per_step,
+            draw=options.draw or self.algorithm.draw,
+            seed=options.seed,
+            steps=options.steps,
+        )
+        check_comparison(self.algorithm, data, self.sampler)
+        self.algorithm.check_step(self.sampler.domains_per_step)
+        if options.loss is not None:
+            check_loss(self.loss, found, self._needs_mean())
+        self.engine = self._make_engine()
+        self.algorithm.autocast = self.engine.autocast
+        self.schedule = options.make_schedule(self.engine.optimizer)
+        self.average = options.make_average()
+        most = ON_CPU if self.device.type == "cpu" else EVALUATION_NUMBERS
+        self.eval_batch = options.eval_batch or max(1, min(1024, most // found.numbers))
+        limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
+        if options.eval_limit is not None:
+            limits = dict.fromkeys(self.splits, options.eval_limit)
+        self.evaluator = self.evaluator_of(self.splits, limits)
+        self.eval_every = options.eval_every or self._usual_eval_every()
+        self.unroll = self._unroll()
+        self.tracking = self._make_tracking() if options.track_every is not None else None
+
+    def _needs_mean(self) -> str | None:
+        """What needs a loss that is the mean of its examples' losses."""
+        if self.options.accumulate > 1:
+            return f"accumulate={self.options.accumulate}"
+        if self.processes.count > 1:
+            return f"training in {self.processes.count} processes"
+        return type(self.algorithm).__name__ if self.algorithm.mean_of_examples else None
+
+    def _make_engine(self) -> Engine:
+        options, count = self.options, self.processes.count
+        check_precision(options.chosen_precision, self.algorithm)
+        if options.compile and self.algorithm.second_order:
+            raise InputError(
+                f"{type(self.algorithm).__name__} differentiates twice, which compiled models cannot; "
+                "leave compile out."
+            )
+        if options.batch_size < count:
+            raise InputError(
+                f"batch_size={options.batch_size} is split over {count} processes; "
+                f"it must be at least {count}."
+            )
+        least = options.batch_size // count  # the same answer in all of them
+        if options.accumulate > least:
+            raise InputError(
+                f"accumulate={options.accumulate} pieces of {least} examples; it must be at most {least}."
+            )
+        helpers = self.algorithm.helpers()
+        optimizer = options.make_optimizer(trained_parameters(self.algorithm, helpers))
+        return Engine(
+            self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
+            self.processes,
+            share=len(range(self.processes.index, options.batch_size, count)) / options.batch_size,
+            precision=options.chosen_precision,
+            clip=options.clip,
+            accumulate=options.accumulate,
+            on_nan=options.on_nan,
+            helpers=helpers,
+        )
+
+    def _usual_eval_every(self) -> int:
+        """As many evaluations as pass no more examples through the model than the training does."""
+        options, sampler = self.options, self.sampler
+        trained = options.steps * sampler.domains_per_step * sampler.batch_size
+        each = sum(map(len, self.evaluator.which.values()))
+        asked = options.patience is not None or options.average == "swad"  # evaluations are part of them
+        fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
+        return -(-options.steps // max([1, *fits]))
+
+    def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
+        return Evaluator(
+            evaluation_of(self.examples),
+            {split: self.data.splits[split] for split in splits},
+            classification=self.task.is_classification,
+            loss=self.loss,
+            batch_size=self.eval_batch,
+            workers=self.options.workers,
+            limits=limits,
+            processes=self.processes,
+            autocast=self.engine.autocast,
+            metrics=self.metrics,
+            selects=self.selects,
+            uncounted=self.data.uncounted,
+            watch=self.watch,
+        )
+
+    def watch(self, split: str, done: int, total: int) -> None:
+        """Called between two batches of an evaluation."""
+
+    def loader(self, sampler: Any, start: int, stop: int) -> MetaBatchLoader:
+        """This process's share of the batches that a sampler plans."""
+        return MetaBatchLoader(
+            self.examples,
+            sampler,
+            workers=self.options.workers,
+            device=self.device,
+            start=start,
+            stop=stop,
+            share=(self.processes.index, self.processes.count),
+        )
+
+    def _make_tracking(self) -> Tracking:
+        options = self.options
+        capture = self.unroll > 0 and self.gathers and not draws(self.algorithm)
+        return Tracking(
+            Agreement(self.algorithm, self.engine, layers=options.track_layers, capture=capture),
+            self.data.splits["train"],
+            self.sampler,
+            self.examples,
+            every=options.track_every or 1,
+            count=options.track_domains,
+            workers=options.workers,
+            share=(self.processes.index, self.processes.count),
+        )
+
+    def warm_options(self) -> Options:
+        """Those of the training with ERM that a warm start is."""
+        steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
+        plateau = self.options.warm_start == "plateau"
+        usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
+        return replace(
+            self.options,
+            **usual,
+            steps=steps,
+            domains_per_step=1,
+            settings={},
+            patience=5 if plateau else None,
+            select="best" if plateau else "last",
+            eval_every=max(1, one_pass // 10) if plateau else steps,
+        )
+
+    def _unroll(self) -> int:
+        """How many steps a CUDA graph is to hold; 0 for none."""
+        options = self.options
+        if options.capture is False:
+            return 0
+        reason = why_not(self.algorithm, self.engine)
+        if self.schedule is not None:
+            reason = reason or "a schedule changes the learning rate between steps"
+        if reason and options.capture:
+            raise InputError(f"capture=True cannot be had: {reason}.")
+        if reason:
+            return 0
+        if draws(self.algorithm) or self.average or not self.gathers or each_step(options.callbacks):
+            return 1
+        # About ten batches to a graph, so that launching it pays also where a step is a single batch.
+        batches = max(1, 10 // self.sampler.domains_per_step)
+        regular = (options.log_every, options.checkpoint_every or 0, options.track_every or 0)
+        return math.gcd(options.steps, self.eval_every, batches, *regular)
+
+    def compile(self) -> None:
+        """As ``model.compile()`` of what the algorithm calls, which leaves ``nn.Sequential`` as it is."""
+        called: list[nn.Module] = [self.model]
+        if self.algorithm.needs_features and isinstance(self.model, FeatureModel):
+            called = [self.model.features, self.model.head]
+        for module in called:
+            call = module._call_impl
+            module._compiled_call_impl = torch.compile(
+                lambda *inputs, call=call, **named: call(*inputs, **named)
+            )
