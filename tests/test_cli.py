@@ -829,7 +829,7 @@ def test_ctrl_c_ends_quietly_and_leaves_no_process(jobs: int, tmp_path: Path) ->
         os.killpg(process.pid, signal.SIGINT)
         errors = process.stderr.read()
         assert process.wait(timeout=60) == 130, errors
-        assert "the same command resumes" in errors
+        assert "The same command resumes" in errors
         assert "Traceback" not in errors
         assert not list(tmp_path.rglob(".*.json*"))
         assert gone(process.pid)

@@ -55,4 +55,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Any) -> int:
     options = options_of(args, train) | {"algorithm": args.algorithm, "data": args.dataset}
     with warnings_in_words():
-        return show_result(train(**options, progress=not args.json), args)
+        shown = not args.json or args.seeds is not None
+        return show_result(train(**options, progress=shown), args)
