@@ -189,7 +189,7 @@ REFUSED = {
     ),
     "rate": (["train", "fish", "linear", "--lr", "0"], "--lr must be a number above 0"),
     "optimizer": (["train", "fish", "linear", "--optimizer", "adm"], "Did you mean 'adam'"),
-    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "--domains-per-step 3 but there are 2"),
+    "domains": (["train", "fish", "linear", "--domains-per-step", "3"], "--domains-per-step 3 but there"),
     "draw": (["train", "fish", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
     "warm start": (["train", "erm", "linear", "--warm-start", "-1"], "--warm-start must be"),
     "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),

@@ -6,15 +6,14 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.cli.arguments import Parser, add_common, with_config
+from shoal.cli.arguments import Parser, add_common, as_options, with_config
 from shoal.cli.showing import main_process
 from shoal.errors import LONGEST_MESSAGE, InputError, shown, unknown_name
 from shoal.terminal import printable
@@ -60,15 +59,6 @@ CODES = {
     130: "stopped by Ctrl-C",
     143: "stopped by SIGTERM",
 }
-
-PYTHON_NAMES = {
-    "algorithm": "ALGORITHM",
-    "data": "DATA",
-    "data_options": "--data",
-    "model_options": "--model-set",
-    "settings": "--set",
-}
-"""What the public functions call otherwise than the command line."""
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """In the words of torch, which raises a RuntimeError."""
@@ -169,22 +159,6 @@ def _main(words: list[str]) -> int:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
     return code or 0
-
-
-def as_options(message: str, names: Iterable[str]) -> str:
-    """An error of a Python function in the words of the command line: ``held_out=`` is ``--held-out``.
-
-    Names within quotes, and NAME=VALUE pairs of options such as --set, stay as they are.
-    """
-    flags = {name: f"--{name.replace('_', '-')}" for name in names} | PYTHON_NAMES
-
-    def flag(found: re.Match[str]) -> str:
-        if re.search(r"--(data|set|model-set)( \S+=\S*)* $", message[: found.start()]):
-            return found[0]
-        return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
-
-    known = "|".join(map(re.escape, flags))
-    return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
 
 
 def _flush() -> None:
