@@ -96,7 +96,7 @@ def program() -> Parser:
     parser = Parser(prog="shoal", description=shoal.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND").choices
     for name in COMMANDS:
-        commands[name] = command_parser(name)  # type: ignore[index]
+        commands[name] = command_parser(name)
     return parser
 
 
@@ -113,11 +113,13 @@ def _main(words: list[str]) -> int:
     for text in words:
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
-    if not words or words[0] in ("-h", "--help"):
-        print(help_text())
-        return 0
-    if words[0] == "--version":
-        print(f"shoal {shoal.__version__}")
+    if not words or words[0] in ("-h", "--help", "--version"):
+        try:
+            print(f"shoal {shoal.__version__}" if words[:1] == ["--version"] else help_text(), flush=True)
+        except BrokenPipeError:
+            return 0
+        except OSError as error:
+            return _failed(f"shoal: {error.strerror}.", 1)
         return 0
     try:
         if words[0] not in COMMANDS:

@@ -214,7 +214,7 @@ def _kind(files: FileList, group: list[int]) -> str:
 
 def _against_published(report: dict[str, Any], layout: Layout) -> list[str]:
     counts, by_class = report["domains"], report["classes"]
-    classes = next(iter(by_class.values()), {})
+    classes: dict[str, int] = next(iter(by_class.values()), {})
     wrong = [f"domain {name} is missing" for name in layout.domains if name not in counts]
     differences = layout.differences(counts)
     if all(differences.values()):
