@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.data.tree import FileList, Layout
     from shoal.data.wilds import Published
 
-SUMMARY = "Check a table or a folder of images before training; download datasets."
 OWN = "image-folder"
 UNTRIED = "Addresses and checksums are as others published or recorded them; for this version none was tried."
 SHOWN = 10  # of each kind of finding; --json has them all

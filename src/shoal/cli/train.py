@@ -16,7 +16,6 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.showing import show_result
 
-SUMMARY = "Train one algorithm on a dataset or on your own data."
 EXAMPLE = (
     "Examples: shoal train fish cdsprites --data size=32 per_domain=2000 "
     "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch-size 64; "
