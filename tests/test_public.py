@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shoal
@@ -93,7 +94,7 @@ class TestTrain:
         assert one == other
         assert run.record.status == "finished"
         assert "<table" in run._repr_html_()
-        assert run.load().predict([[0.0, 0.0, 0.0, 0.0]]).shape == (1,)
+        assert run.load().predict(np.zeros((1, 4), "float32")).shape == (1,)
         run.save(tmp_path / "run.json")
         assert json.loads((tmp_path / "run.json").read_text())["config"]["algorithm"] == "erm"
 

@@ -725,17 +725,22 @@ OPENS = re.compile(
 ELSEWHERE = {
     "files.py": "the one place",
     **dict.fromkeys(
-        ("paper/published/__init__.py", "paper/presets/__init__.py", "cli/list.py"), "of the package"
+        ("paper/published/__init__.py", "paper/presets/__init__.py", "cli/list.py", "models/weights.py"),
+        "of the package",
     ),
     **dict.fromkeys(
-        ("bench/baselines.py", "bench/run.py", "report/groups.py"), "a key that was made just before"
+        ("experiments/baselines.py", "experiments/run.py", "report/groups.py"),
+        "a key that was made just before",
     ),
     **dict.fromkeys(
-        ("bench/cluster.py", "bench/sweep.py", "training/folder.py"), "claims and locks, written too"
+        ("experiments/cluster.py", "experiments/store.py", "training/folder.py"),
+        "claims and locks, written too",
     ),
-    "bench/frozen.py": "its own cache: safetensors, after read_bytes",
+    "experiments/frozen.py": "its own cache: safetensors, after read_bytes",
     "terminal.py": "os.devnull",
-    **dict.fromkeys(("training/tracking.py", "cli.py", "data/fake.py", "data/fake_text.py"), "written to"),
+    **dict.fromkeys(
+        ("training/tracking.py", "cli/app.py", "data/fake.py", "data/fake_text.py"), "written to"
+    ),
     **dict.fromkeys(("data/hub.py", "models/language.py"), "of checked files, and of copies"),
     "data/download.py": "what it writes itself",
     "data/unpack.py": "after check_regular; sizes are checked member by member",
@@ -753,7 +758,8 @@ ELSEWHERE = {
     "training/checkpoint.py": "headers of files that were read whole",
     "training/predictions.py": "predictions that `shoal evaluate` is given",
     **dict.fromkeys(
-        ("bench/config.py", "bench/record.py", "bench/status.py", "training/journal.py"), "of runs"
+        ("experiments/config.py", "experiments/record.py", "experiments/status.py", "training/journal.py"),
+        "of runs",
     ),
 }
 

@@ -201,11 +201,11 @@ class TestWhatAPenaltyDoes:
         algorithm, engine = on(name, model, weight=1e6)
         found, _ = algorithm.gradient(HELD, engine)
         assert float(found[0].norm()) > 1
-        before = float(algorithm.betrayed(algorithm.look(HELD)).detach())
+        before = float(algorithm.adversary_loss(algorithm.look(HELD)).detach())
         with torch.no_grad():
             for p, g in zip(engine.params, found, strict=True):
                 p -= 1e-8 * g
-        assert float(algorithm.betrayed(algorithm.look(HELD)).detach()) > before
+        assert float(algorithm.adversary_loss(algorithm.look(HELD)).detach()) > before
 
     def test_the_adversary_learns(self) -> None:
         model = network().double()

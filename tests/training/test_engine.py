@@ -855,7 +855,7 @@ def adversarial(name: str = "dann", **options: Any) -> ByHand:
 
 
 def judges(run: ByHand) -> list[Tensor]:
-    return [p.detach().clone() for p in run.algorithm.judges()]  # type: ignore[operator]
+    return [p.detach().clone() for p in run.algorithm.adversary_parameters()]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])

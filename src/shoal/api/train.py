@@ -345,12 +345,17 @@ def model_options(model: str | None, options: Mapping[str, Any], freeze_backbone
 
 
 def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str, Any]) -> Run:
+    from shoal.experiments import baselines
     from shoal.experiments.display import run_seeds
     from shoal.experiments.execute import make_executor
-    from shoal.experiments.run import run
+    from shoal.experiments.run import Turns
     from shoal.training.processes import together
 
     several, progress = options["seeds"], options["progress"]
+
+    def note(texts: Sequence[str]) -> None:
+        print(*(f"{text}\n" for text in texts if progress), sep="", end="", file=sys.stderr, flush=True)
+
     if several and together():
         raise InputError("seeds= trains several models in parallel; start it without torchrun.")
     if several and options["wandb"]:
@@ -358,17 +363,20 @@ def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str,
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(several)
     folder = Path(options["out"] or Path("runs") / name)
     executor = make_executor(**{name: options[name] for name in EXECUTION}) if several else None
-    for note in (
-        [*source.notes(), *([f"{chosen[0].upper()}{chosen[1:]}."] if chosen else ())] if progress else ()
-    ):
-        print(note, file=sys.stderr, flush=True)
+    rate = [f"{chosen[0].upper()}{chosen[1:]}."] if chosen else []
+    note(source.notes() if progress else [])
     make_folder(folder, source.given, run=not several)
     how = {name: options[name] for name in HOW}
     try:
         if several:
+            note(rate)
             configs = [replace(config, seed=config.seed + n) for n in range(several)]
             return Run(run_seeds(configs, folder, how, executor, quiet=not progress), folder)
-        return Run([run(config, options["device"], progress, folder, how, options["wandb"])], folder)
+        if baselines.is_one(config):
+            return Run([baselines.train(config, folder)], folder)
+        turns = Turns(config, options["device"], progress, folder, how, options["wandb"])
+        note(rate if turns.training is not None else [])  # after all that could be wrong
+        return Run([turns.to_the_end()], folder)
     except InputError:
         with contextlib.suppress(OSError):
             folder.rmdir()  # it was made for this run, if nothing is in it

@@ -6,15 +6,14 @@ import argparse
 import contextlib
 import importlib
 import os
-import re
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import shoal
-from shoal.cli.arguments import Parser, add_common, with_config
+from shoal.cli.arguments import Parser, add_common, as_options, with_config
 from shoal.cli.showing import main_process
 from shoal.errors import LONGEST_MESSAGE, InputError, shown, unknown_name
 from shoal.terminal import printable
@@ -61,15 +60,6 @@ CODES = {
     143: "stopped by SIGTERM",
 }
 
-PYTHON_NAMES = {
-    "algorithm": "ALGORITHM",
-    "data": "DATA",
-    "data_options": "--data",
-    "model_options": "--model-set",
-    "settings": "--set",
-}
-"""What the public functions call otherwise than the command line."""
-
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """In the words of torch, which raises a RuntimeError."""
 
@@ -106,7 +96,7 @@ def program() -> Parser:
     parser = Parser(prog="shoal", description=shoal.__doc__)
     commands = parser.add_subparsers(metavar="COMMAND").choices
     for name in COMMANDS:
-        commands[name] = command_parser(name)  # type: ignore[index]
+        commands[name] = command_parser(name)
     return parser
 
 
@@ -123,11 +113,13 @@ def _main(words: list[str]) -> int:
     for text in words:
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
             return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
-    if not words or words[0] in ("-h", "--help"):
-        print(help_text())
-        return 0
-    if words[0] == "--version":
-        print(f"shoal {shoal.__version__}")
+    if not words or words[0] in ("-h", "--help", "--version"):
+        try:
+            print(f"shoal {shoal.__version__}" if words[:1] == ["--version"] else help_text(), flush=True)
+        except BrokenPipeError:
+            return 0
+        except OSError as error:
+            return _failed(f"shoal: {error.strerror}.", 1)
         return 0
     try:
         if words[0] not in COMMANDS:
@@ -169,22 +161,6 @@ def _main(words: list[str]) -> int:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
     return code or 0
-
-
-def as_options(message: str, names: Iterable[str]) -> str:
-    """An error of a Python function in the words of the command line: ``held_out=`` is ``--held-out``.
-
-    Names within quotes, and NAME=VALUE pairs of options such as --set, stay as they are.
-    """
-    flags = {name: f"--{name.replace('_', '-')}" for name in names} | PYTHON_NAMES
-
-    def flag(found: re.Match[str]) -> str:
-        if re.search(r"--(data|set|model-set)( \S+=\S*)* $", message[: found.start()]):
-            return found[0]
-        return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
-
-    known = "|".join(map(re.escape, flags))
-    return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
 
 
 def _flush() -> None:

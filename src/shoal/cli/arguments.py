@@ -36,6 +36,14 @@ TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 OF_COLUMNS = ("drop", "kinds", "decimal", "day_first")
 FLAGS = {"data_options": "--data", "settings": "--set", "model_options": "--model-set"}
 """Options that public functions take as mappings under another name."""
+PYTHON_NAMES = {
+    "algorithm": "ALGORITHM",
+    "data": "DATA",
+    "data_options": "--data",
+    "model_options": "--model-set",
+    "settings": "--set",
+}
+"""What the public functions call otherwise than the command line."""
 METAVARS = {
     **dict.fromkeys(("label", "domain", "group", "drop"), "COLUMN"),
     **dict.fromkeys(("out", "data_dir"), "DIR"),
@@ -160,6 +168,22 @@ def _as_words(flag: str, action: argparse.Action, value: Any, path: str) -> list
 
 def _typed(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)
+
+
+def as_options(message: str, names: Iterable[str]) -> str:
+    """An error of a Python function in the words of the command line: ``held_out=`` is ``--held-out``.
+
+    Names within quotes, and NAME=VALUE pairs of options such as --set, stay as they are.
+    """
+    flags = {name: f"--{name.replace('_', '-')}" for name in names} | PYTHON_NAMES
+
+    def flag(found: re.Match[str]) -> str:
+        if re.search(r"--(data|set|model-set)( \S+=\S*)* $", message[: found.start()]):
+            return found[0]
+        return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
+
+    known = "|".join(map(re.escape, flags))
+    return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
 
 
 def as_json(content: Mapping[str, Any]) -> str:

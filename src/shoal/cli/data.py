@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from shoal.data.tree import FileList, Layout
     from shoal.data.wilds import Published
 
-SUMMARY = "Check a table or a folder of images before training; download datasets."
 OWN = "image-folder"
 UNTRIED = "Addresses and checksums are as others published or recorded them; for this version none was tried."
 SHOWN = 10  # of each kind of finding; --json has them all
@@ -214,7 +213,7 @@ def _kind(files: FileList, group: list[int]) -> str:
 
 def _against_published(report: dict[str, Any], layout: Layout) -> list[str]:
     counts, by_class = report["domains"], report["classes"]
-    classes = next(iter(by_class.values()), {})
+    classes: dict[str, int] = next(iter(by_class.values()), {})
     wrong = [f"domain {name} is missing" for name in layout.domains if name not in counts]
     differences = layout.differences(counts)
     if all(differences.values()):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shoal.data.batch import DomainData
     from shoal.training.predictions import Named
 
-SUMMARY = "Score files of predictions in the format of WILDS' leaderboard."
 SHOWN = 20
 
 

@@ -13,7 +13,6 @@ from shoal.errors import check_names
 if TYPE_CHECKING:
     from shoal.settings import Setting
 
-SUMMARY = "List the algorithms or the datasets."
 SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
 FOOTNOTE = """\
 Baselines for tables, which `shoal train` takes too: {baselines}.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.api.train import Run
-from shoal.cli.arguments import as_json, executor_of
+from shoal.cli.arguments import as_json, as_options, executor_of
 from shoal.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def show_result(result: Run, args: Any) -> int:
     elif main_process():
         skip = f"To skip such steps: shoal resume {result.folder} --on-nan skip"
         hints = [skip] * any(r.status == "diverged" for r in result.records)
-        print(*(f"shoal: {problem}" for problem in result.problems[:2]), *hints, sep="\n", file=sys.stderr)
+        problems = [f"shoal: {as_options(problem, ['on_nan'])}" for problem in result.problems[:2]]
+        print(*problems, *hints, sep="\n", file=sys.stderr)
     return int(bool(result.problems))
 
 

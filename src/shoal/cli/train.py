@@ -16,7 +16,6 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.showing import show_result
 
-SUMMARY = "Train one algorithm on a dataset or on your own data."
 EXAMPLE = (
     "Examples: shoal train fish cdsprites --data size=32 per_domain=2000 "
     "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch-size 64; "
@@ -55,4 +54,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Any) -> int:
     options = options_of(args, train) | {"algorithm": args.algorithm, "data": args.dataset}
     with warnings_in_words():
-        return show_result(train(**options, progress=not args.json), args)
+        shown = not args.json or args.seeds is not None
+        return show_result(train(**options, progress=shown), args)
