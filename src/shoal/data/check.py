@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from shoal.data.batch import TensorData
 from shoal.data.domains import Domains
 from shoal.data.examples import Items, Joined
 from shoal.errors import InputError
@@ -31,7 +32,7 @@ def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None,
             f"domain {domains.names[d]!r} has example {top}, but the dataset has {count} examples, "
             f"0 to {count - 1}."
         )
-    x, y = getattr(dataset, "x", None), getattr(dataset, "y", None)
+    x, y = (getattr(dataset, name, None) if isinstance(dataset, TensorData) else None for name in "xy")
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         _check_type(y, classes)
         _check_finite(x, domains, "feature")

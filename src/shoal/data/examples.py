@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TensorData
+from shoal.data.batch import Examples, TensorData
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
 from shoal.errors import InputError, check_names
@@ -83,7 +83,7 @@ class Coding:
         return self.names.index(text)
 
 
-class Items(Dataset[tuple[Any, Tensor]]):
+class Items(Examples):
     """A dataset whose examples are pairs of tensors, whatever those of ``source`` are."""
 
     def __init__(self, source: Any, where: str, coding: Coding, seen: tuple[Array, Array]) -> None:
@@ -93,6 +93,11 @@ class Items(Dataset[tuple[Any, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def known_labels(self) -> Array:
+        labels = np.full(len(self), -1)
+        labels[self.seen[0]] = self.seen[1]
+        return labels
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         where = f"example {index} of {self.where}"
@@ -335,7 +340,7 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
     size = len(dataset)
     if not size:
         raise InputError(f"{name} has no examples; leave it out.")
-    if _has_protocol(dataset):
+    if isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None)):
         return _opaque(name, dataset, size)
     called = _called(dataset)
     some = _spread(size, FEW)
@@ -362,13 +367,6 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
         found, which = listed, np.arange(size)
     shape = signature[0] if isinstance(signature, tuple) and isinstance(signature[0], tuple) else ()
     return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped)
-
-
-def _has_protocol(dataset: Any) -> bool:
-    """Whether it puts its batches together itself, or is one of this package's that treat splits apart."""
-    if all(hasattr(dataset, name) for name in ("device", "to")) and callable(getattr(dataset, "batch", None)):
-        return True
-    return any(callable(getattr(dataset, name, None)) for name in ("collate", "evaluation", "marked"))
 
 
 def _opaque(name: str, dataset: Any, size: int) -> _Look:

@@ -19,10 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from shoal.data.augment import Augment, Box
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.splits import held_out_names, hold_out, leave_out
 from shoal.data.tree import FileList, Layout, pictures, subfolders
@@ -113,7 +112,7 @@ def resize(image: Image, size: int, box: Box) -> Image:
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
-class ImageFiles(Dataset[tuple[Tensor, int]]):
+class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
 
     Pictures are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
@@ -169,7 +168,20 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
             picture = augment.recolour(chances, resize(image, self.size, box))
         return numbers(picture, self.scale, self.shift), int(self.files.labels[found])
 
-    def marked(self, splits: Mapping[str, Domains]) -> Self:
+    def known_labels(self) -> NDArray[Any]:
+        return self.files.labels
+
+    def path(self, index: int) -> str:
+        return self.files.path(index)
+
+    def problem(self, index: int) -> str | None:
+        try:
+            self._decoded(index, None)
+        except Unreadable as error:
+            return str(error)
+        return None
+
+    def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.uint8)

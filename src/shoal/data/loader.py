@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from shoal.data.batch import DomainBatch, TensorData
+from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError, shown
@@ -43,22 +43,16 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
     return x
 
 
-def collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
-    """What puts its items together: the dataset's own ``collate`` where it has one, else torch's."""
-    own: Callable[[list[Any]], Any] | None = getattr(dataset, "collate", None)
-    return own or default_collate
-
-
 class MetaBatchLoader:
     """For each step from ``start`` to ``stop`` - 1, the list of :class:`DomainBatch` that ``sampler`` plans.
 
-    A dataset with a method ``batch(indices)``, such as :class:`TensorData`, is gathered where its tensors
-    are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put together
-    by ``collate``, or by a method of the dataset of that name, or as torch does. What a random transform
-    draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the example's place
-    in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the i-th of n shares
-    of *each* batch: every n-th example of it. On CUDA the next batch is copied while the current one is
-    computed on.
+    Examples that are :class:`~shoal.data.InMemory`, such as :class:`TensorData`, are gathered where their
+    tensors are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put
+    together by ``collate``, or by a method of the dataset of that name, or as torch does. What a random
+    transform draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the
+    example's place in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the
+    i-th of n shares of *each* batch: every n-th example of it. On CUDA the next batch is copied while the
+    current one is computed on.
     """
 
     def __init__(
@@ -80,7 +74,7 @@ class MetaBatchLoader:
         self.dataset, self.sampler, self.device = dataset, sampler, device
         self.start, self.stop, self.share = start, stop, share
         self._loader: DataLoader[Any] | None = None
-        if hasattr(dataset, "batch"):
+        if isinstance(dataset, InMemory):
             return
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InputError(
@@ -112,12 +106,9 @@ class MetaBatchLoader:
 
     def _gathered(self) -> Iterator[list[DomainBatch]]:
         dataset: Any = self.dataset
-        home = getattr(dataset, "device", None)
         first, every = self.share
         for domains, indices in planned(self.sampler, self.start, self.stop):
-            rows = torch.from_numpy(indices[:, first::every])
-            if home is not None:
-                rows = rows.to(home, non_blocking=True)
+            rows = torch.from_numpy(indices[:, first::every]).to(dataset.device, non_blocking=True)
             yield [self._batch(dataset.batch(row), d) for row, d in zip(rows, domains, strict=True)]
 
     def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
@@ -186,7 +177,7 @@ class _Items(Dataset[Any]):
     def __getitems__(self, request: Request) -> tuple[int | None, list[Any]]:
         seed, domain, indices, (first, every) = request
         with seeded(seed + first):
-            if hasattr(self.dataset, "__getitems__"):
+            if callable(getattr(self.dataset, "__getitems__", None)):
                 try:
                     return domain, self.dataset.__getitems__(indices)
                 except Exception as error:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
-from shoal.data.batch import DomainData, TensorData
+from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.cells import Format, boolean
 from shoal.data.columns import DROPPED, Hints, categories_of, infer, number_format, quoted, values_of
 from shoal.data.domains import Domains
@@ -593,7 +593,7 @@ class TableRows(TensorData):
             return self
         return TableRows(self.x.to(device), self.y.to(device), self.fitted)
 
-    def marked(self, splits: Mapping[str, Domains]) -> TableRows:
+    def in_splits(self, splits: Mapping[str, Domains]) -> TableRows:
         """Itself, in splits of which only ``train`` has rows that it was fitted to."""
         for name, domains in splits.items():
             if name != "train" and np.isin(domains.examples(), self.fitted).any():
@@ -686,7 +686,7 @@ def _hf_column(dataset: Any, name: str) -> list[Any]:
     return [None if v is None or v < 0 else called[v] for v in values] if called else list(values)
 
 
-class Encoded(Dataset[Any]):
+class Encoded(Examples):
     """A column of a dataset, each row made into what a model takes when it is asked for."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor) -> None:
@@ -694,6 +694,9 @@ class Encoded(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels.numpy()
 
     def raw(self, index: int) -> Any:
         value = self.rows[int(index)][self.column]

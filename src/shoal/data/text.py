@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from shoal.data.batch import Examples
 from shoal.data.folders import SAY_WHERE
 from shoal.data.hub import Source, need_transformers
 from shoal.errors import InputError
@@ -378,7 +378,7 @@ class TokenCache:
             self._give_up(error)
 
 
-class TextRows(Dataset[Item]):
+class TextRows(Examples):
     """Rows of a table as examples: a column's text as token ids, beside them a mask of ones, and a label.
 
     An example's ids are as many as its text has tokens, ``max_tokens`` at most; :meth:`collate` pads a batch
@@ -425,6 +425,9 @@ class TextRows(Dataset[Item]):
     def __getitem__(self, index: int) -> Item:
         ids = torch.from_numpy(self.tokens(index))
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, int(self.labels[index])
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels
 
     def text(self, index: int) -> str:
         return self.table.record(int(self.rows[index]))[self.column]

@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from shoal.data.augment import Box
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.folders import SAY_WHERE, roots
 from shoal.data.images import ImageFiles, Unreadable
@@ -296,22 +295,6 @@ class WildsImages(ImageFiles):
         super().__init__(files, **options)
         self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
 
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        return self.files.labels
-
-    def path(self, index: int) -> str:
-        """Where a picture is."""
-        return self.files.path(index)
-
-    def problem(self, index: int) -> str | None:
-        """Why a picture cannot be read, if it cannot."""
-        try:
-            self._decoded(index, None)
-        except Unreadable as error:
-            return str(error)
-        return None
-
 
 class StackedImages(WildsImages):
     """Pictures that lie ``each`` to an array: number ``i`` is row ``i % each`` of array ``i // each``.
@@ -376,7 +359,7 @@ def image_data(
     """Pictures with a class each as the loop and the benchmarks take them."""
     check_splits(published, place.folder, splits)
     return DomainData(
-        examples=examples.marked(splits),
+        examples=examples.in_splits(splits),
         splits=splits,
         classes=classes,
         input_shape=(3, examples.size, examples.size),
@@ -384,7 +367,7 @@ def image_data(
     )
 
 
-class _Subsets(Dataset[tuple[Any, Tensor]]):
+class _Subsets(Examples):
     """Subsets of the `wilds` package one after the other, without the third part of every item."""
 
     def __init__(self, subsets: Sequence[Any], metadata: Mapping[str, NDArray[Any]], is_class: bool) -> None:
@@ -394,6 +377,9 @@ class _Subsets(Dataset[tuple[Any, Tensor]]):
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         part = int(np.searchsorted(self.ends, index, side="right"))

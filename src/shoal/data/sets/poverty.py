@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.images import Unreadable
 from shoal.data.wilds import (
@@ -135,7 +134,7 @@ def load(
         size=size,
     )
     return DomainData(
-        examples=examples.marked(splits),
+        examples=examples.in_splits(splits),
         splits=splits,
         classes=None,
         input_shape=(len(BANDS), size, size),
@@ -166,7 +165,7 @@ def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool
     }
 
 
-class Villages(Dataset[tuple[Tensor, Tensor]]):
+class Villages(Examples):
     """Pictures as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
 
     def __init__(
@@ -203,6 +202,9 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
             x = x.flip([axis for axis, chance in zip((1, 2), torch.rand(2), strict=True) if chance < 0.5])
         return x, torch.tensor(self.labels[index])
 
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels
+
     def path(self, index: int) -> str:
         """Where a picture is."""
         name = STACK if self.stacked else f"images/landsat_poverty_img_{index}.npz"
@@ -228,7 +230,7 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
             raise Unreadable(f"its shape is {bands.shape}, not {SHAPE}")
         return np.array(bands, np.float32)
 
-    def marked(self, splits: Mapping[str, Domains]) -> Self:
+    def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same pictures in other splits: those of ``"train"`` are mirrored."""
         same = copy.copy(self)
         same.trained = np.zeros(len(self), bool)
