@@ -287,7 +287,6 @@ CALLS = [
     ("sklearn", "import shoal.sklearn"),
     ("sklearn", "from shoal.experiments.baselines import lacking; raise InputError(lacking())"),
     ("images", "command('data check pictures')"),
-    ("images", "command('data fake wilds wilds')"),
     ("timm", "command('train erm cdsprites --model resnet18 --steps 1 --out timm')"),
     ("text", "command('train erm linear --model distilbert-base-uncased --steps 1 --out text')"),
     ("hf", "from shoal.data import from_hf; from_hf([], label='y', domain='d')"),

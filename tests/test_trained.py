@@ -478,7 +478,7 @@ def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def text_model(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
-    from shoal.data.fake_text import fake_amazon
+    from imitations.wilds_text import fake_amazon
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import shoal
+from imitations.wilds_text import fake_tokenizer
 from shoal import models
 from shoal.data import DomainData, from_arrays, from_dataset, from_hf, from_table, sets
 from shoal.data.cells import Format
 from shoal.data.columns import CATEGORIES, infer, values_of
-from shoal.data.fake_text import fake_tokenizer
 from shoal.data.own import Labels, TableRows
 from shoal.data.reading import Column, as_column, as_table, read_table
 from shoal.data.table import CLIP, WORDS, Preprocessing, Tally

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from imitations.wilds_text import fake_tokenizer
 from shoal.data import (
     DomainBatch,
     DomainBatchSampler,
@@ -27,7 +28,6 @@ from shoal.data import (
     text,
 )
 from shoal.data.batch import pool
-from shoal.data.fake_text import fake_tokenizer
 from shoal.data.sets import amazon
 from shoal.data.text import Column, Table, TextRows, TokenCache, first_seen, identity, read_table, scan
 from shoal.data.wilds import by_group

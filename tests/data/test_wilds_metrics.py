@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from imitations import wilds as fake
 from shoal.cli import main
-from shoal.data import fake, sets
+from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.wilds import SPLITS
 from shoal.training import predictions

@@ -25,12 +25,12 @@ from shoal.errors import InputError, unknown_name
 SIZES = {"small": 1, "medium": 4}
 """How many times the fewest examples there are."""
 WILDS = {
-    "amazon": "shoal.data.fake_text",
-    "camelyon17": "shoal.data.fake",
-    "civilcomments": "shoal.data.fake_text",
-    "fmow": "shoal.data.fake",
-    "iwildcam": "shoal.data.fake",
-    "poverty": "shoal.data.fake",
+    "amazon": "imitations.wilds_text",
+    "camelyon17": "imitations.wilds",
+    "civilcomments": "imitations.wilds_text",
+    "fmow": "imitations.wilds",
+    "iwildcam": "imitations.wilds",
+    "poverty": "imitations.wilds",
 }
 """Where the function ``fake_NAME`` of each is."""
 KEPT = 0.95  # the chance that the tint is the label's, in training domains
