@@ -451,7 +451,7 @@ def test_a_broken_picture_stops_or_is_skipped(
     (tmp_path / "new" / "readme.md").write_text("no picture")
     command = ["predict", str(picture_model), str(tmp_path / "new"), "--out", str(tmp_path / "p.csv")]
     assert main([*command, "--workers", "1"]) == 2
-    assert "the picture 'cat/1.png' cannot be read" in capsys.readouterr().err
+    assert "the image 'cat/1.png' cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "p.csv").exists()
     assert main([*command, "--bad-images", "skip", "--batch-size", "2"]) == 0
     said = capsys.readouterr()
@@ -464,11 +464,11 @@ def test_a_broken_picture_stops_or_is_skipped(
 
 def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
     model = shoal.load(picture_model)
-    with pytest.raises(InputError, match="there is no picture in"):
+    with pytest.raises(InputError, match="there is no image in"):
         model.predict(tmp_path)
-    with pytest.raises(InputError, match="no picture and no folder"):
+    with pytest.raises(InputError, match="no image and no folder"):
         model.predict(tmp_path / "x.png")
-    with pytest.raises(InputError, match="takes pictures"):
+    with pytest.raises(InputError, match="takes images"):
         model.predict({"a": [1]})
 
 

@@ -48,7 +48,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def plant(root: Path, domains: int = 3, classes: int = 2, each: int = 6, side: int = 80) -> Path:
-    """Different pictures in root/domain/class."""
+    """Different images in root/domain/class."""
     for d in range(domains):
         for c in range(classes):
             folder = root / f"place {d}" / f"kind {c}"
@@ -286,12 +286,12 @@ def test_hues_turn_as_by_pillow_to_the_last_bit() -> None:
 
 
 def broken(folder: Path) -> dict[str, Path]:
-    """One file of every kind of damage, with names of ordinary pictures."""
+    """One file of every kind of damage, with names of ordinary images."""
     noise(80, 70).save(folder / "b-cut.jpg", quality=95)
     content = (folder / "b-cut.jpg").read_bytes()
     (folder / "b-cut.jpg").write_bytes(content[: len(content) // 2])
     (folder / "b-empty.jpg").write_bytes(b"")
-    (folder / "b-text.jpg").write_text("this is not a picture\n")
+    (folder / "b-text.jpg").write_text("this is not an image\n")
     noise(80, 70).save(folder / "b-cut.png")
     (folder / "b-cut.png").write_bytes((folder / "b-cut.png").read_bytes()[:300])
     return {p.name: p for p in folder.glob("b-*")}
@@ -383,7 +383,7 @@ def test_a_kind_of_which_nothing_can_be_read_stops(tmp_path: Path) -> None:
 
 
 def odd_folder(root: Path) -> dict[str, set[str]]:
-    """Every kind of file that people have in a folder of pictures, and what is wrong with which."""
+    """Every kind of file that people have in a folder of images, and what is wrong with which."""
     plant(root, each=2)
     place = root / "place 1" / "kind 0"
     bad = {f"place 1/kind 0/{name}" for name in broken(place)}
@@ -425,9 +425,9 @@ def test_whatever_lies_in_a_folder_is_told_once_with_its_path(bad: str, tmp_path
         data = load("image-folder", folder=str(tmp_path), size=16, bad=bad, augment=False)
         stopped = read_all(data.examples)
     told = [str(w.message) for w in caught]
-    assert sum("left out: pictures end in" in text for text in told) == 1
+    assert sum("left out: images end in" in text for text in told) == 1
     assert sum(any(name in text for name in wrong["left out"]) for text in told) == 1
-    assert sum("no picture of class 'kind 1' in 'place 0'" in text for text in told) == 1
+    assert sum("no image of class 'kind 1' in 'place 0'" in text for text in told) == 1
     said = [text for text in (stopped if bad == "stop" else told) if "left out" not in text]
     for name in wrong["unreadable"]:
         assert sum(repr(str(tmp_path / name)) in text for text in said) == (2 if bad == "stop" else 1), name

@@ -77,7 +77,7 @@ def loaded(name: str, root: Path, **options: Any) -> DomainData:
 
 
 def copied(name: str, root: Path, to: Path) -> Path:
-    """A copy of an imitation's tables; its pictures are linked."""
+    """A copy of an imitation's tables; its images are linked."""
     place = to / FOLDERS[name]
     place.mkdir()
     for part in (root / FOLDERS[name]).iterdir():
@@ -221,7 +221,7 @@ def test_version_1_is_what_the_package_reads(
     if name == "poverty":
         held: Any = data.examples
         assert torch.equal(held.evaluation()[2][0], theirs.get_input(2))
-        assert held.problem(3) == "it has 3 pictures; number 3 is wanted"
+        assert held.problem(3) == "it has 3 images; number 3 is wanted"
         assert torch.equal(loaded(name, old, nightlights=False).examples[0][0][-1], torch.zeros(224, 224))
     else:
         same_pictures(data, theirs, 448 if name == "iwildcam" else None, [0, 9, len(theirs) - 1])
@@ -334,7 +334,7 @@ def test_what_is_not_there_is_said(root: Path, tmp_path: Path) -> None:
     for name, pictures in (("camelyon17", "patches"), ("fmow", "images"), ("poverty", "images")):
         place = copied(name, root, tmp_path)
         (place / pictures).unlink()
-        with pytest.raises(InputError, match=f"has a table but no pictures.*{pictures}"):
+        with pytest.raises(InputError, match=f"has a table but no images.*{pictures}"):
             loaded(name, tmp_path)
 
 
@@ -446,7 +446,7 @@ def test_groups_hold_the_chosen_examples(pairs: list[tuple[int, bool]]) -> None:
         assert domains.indices_of(d).tolist() == at
 
 
-# Pictures
+# Images
 
 
 def test_a_picture_that_is_missing_or_broken(root: Path, tmp_path: Path) -> None:

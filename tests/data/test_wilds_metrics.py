@@ -93,7 +93,7 @@ def test_scores_of_random_predictions(
 
 
 def test_no_example_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither pictures nor texts: labels and groups come from the tables."""
+    """Neither images nor texts: labels and groups come from the tables."""
     for name in SCORES:
         data = sets.load(name, folder=str(folder))
 

@@ -279,7 +279,7 @@ def _files(layout: Layout | None, folder: Path) -> FileList:
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="there is no picture of class")  # it is in the report
+        warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
         return read_tree(folder) if layout is None else read_tree(*layout.find(folder))
 
 

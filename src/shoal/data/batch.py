@@ -274,7 +274,7 @@ class DomainData:
     selecting on it peeks at the test domain. ``measures`` names what the dataset is judged by, first what
     selects (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
     ``class_names`` are what the classes are called, in their order. ``inputs`` says in plain data how a raw
-    table, picture or text becomes what the model takes, so that a trained model can be used on new ones.
+    table, image or text becomes what the model takes, so that a trained model can be used on new ones.
     """
 
     examples: Dataset[Any]

@@ -76,7 +76,7 @@ class Download:
     """Its folder, below the one that datasets are in."""
     sources: tuple[Source, ...]
     layout: Layout | None = None
-    """Where its pictures are; without one the files are used as they come."""
+    """Where its images are; without one the files are used as they come."""
     files: tuple[str, ...] = ()
     """Without a layout: what must be there, in one of the folders ``inside`` and with one of ``endings``."""
     inside: tuple[str, ...] = (".",)

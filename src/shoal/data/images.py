@@ -24,7 +24,7 @@ from shoal.data.augment import Augment, Box
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.splits import held_out_names, hold_out, leave_out
-from shoal.data.tree import FileList, Layout, pictures, subfolders
+from shoal.data.tree import FileList, Layout, image_names, subfolders
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, open_regular
 from shoal.settings import Pixels, Seed
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 224
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
 BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
 TRAIN = 1  # a file's split is its place in SPLITS, from 1; 0 is none
-SMALL, KEPT = 64, 2**30  # pictures of at most 64 × 64 are kept in memory, up to 1 GiB of them
+SMALL, KEPT = 64, 2**30  # images of at most 64 × 64 are kept in memory, up to 1 GiB of them
 CHUNK = 256  # files that a process looks at before it says so
 
 
 class Unreadable(Exception):
-    """A file is no picture, or only a part of one."""
+    """A file is no image, or only a part of one."""
 
 
 def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
-    """A picture in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
+    """An image in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
 
     A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size at which that part still has
     ``size`` pixels each way. A note in it on how it was turned is not followed, as in torchvision's
@@ -67,7 +67,7 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise Unreadable("empty, or no kind of picture that is known") from error
+        raise Unreadable("empty, or no kind of image that is known") from error
     except Exception as error:  # Pillow's plugins raise whatever they like
         raise Unreadable(f"{type(error).__name__}: {error}") from error
 
@@ -88,7 +88,7 @@ def _rgb(image: Image) -> Image:
 def described(
     size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
 ) -> dict[str, Any]:
-    """How a picture becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
+    """How an image becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
     return {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
 
 
@@ -100,13 +100,13 @@ def factors(mean: Sequence[float], deviation: Sequence[float]) -> tuple[Tensor, 
 
 
 def numbers(picture: Image, scale: Tensor, shift: Tensor) -> Tensor:
-    """A picture's bytes as float32 (3, h, w), scaled and shifted."""
+    """An image's bytes as float32 (3, h, w), scaled and shifted."""
     pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
     return pixels.float().mul_(scale).add_(shift)
 
 
 def resize(image: Image, size: int, box: Box) -> Image:
-    """That part of the picture at ``size`` × ``size``, whatever its shape was."""
+    """That part of the image at ``size`` × ``size``, whatever its shape was."""
     from PIL import Image
 
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
@@ -115,14 +115,14 @@ def resize(image: Image, size: int, box: Box) -> Image:
 class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
 
-    Pictures are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
+    Images are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
     ``augment`` first, and no others; :meth:`evaluation` changes none.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
     the next one that can takes its place: of the same domain, split and class, or where there is none, of
     another class. Which one that is depends on the files alone.
 
-    Small pictures (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
+    Small images (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
     keeps all, at full size, and ``False`` none.
     """
 
@@ -140,9 +140,9 @@ class ImageFiles(Examples):
     ) -> None:
         need_pillow()
         if not isinstance(size, int) or isinstance(size, bool) or size < 8:
-            raise InputError(f"size={size!r}; pictures need a whole number of at least 8 pixels.")
+            raise InputError(f"size={size!r}; images need a whole number of at least 8 pixels.")
         if bad not in BAD:
-            raise unknown_name("way with bad pictures: bad =", str(bad), BAD)
+            raise unknown_name("way with bad images: bad =", str(bad), BAD)
         if cache not in (None, True, False):
             raise InputError(f"cache={cache!r}; it must be true, false, or null to decide by size.")
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
@@ -209,7 +209,7 @@ class ImageFiles(Examples):
                     break
                 self._report(i, str(error))
         raise InputError(
-            f"the picture {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
+            f"the image {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
             "ones out with bad='skip'; `shoal data check` finds them all."
         )
 
@@ -236,7 +236,7 @@ class ImageFiles(Examples):
     def _report(self, index: int, why: str) -> None:
         if not self.known_bad[index]:
             self.known_bad[index] = 1
-            warnings.warn(f"the picture {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
+            warnings.warn(f"the image {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
 
     def _is_small(self, cache: bool | None) -> bool:
         if cache is False or 3 * SMALL**2 * len(self) > KEPT:
@@ -260,7 +260,7 @@ class ImageFiles(Examples):
 
 
 class Kept:
-    """Decoded pictures one after the other in one array, which forked processes share."""
+    """Decoded images one after the other in one array, which forked processes share."""
 
     def __init__(self) -> None:
         self._parts: list[NDArray[np.uint8]] = []
@@ -293,7 +293,7 @@ def usual_size(root: str | Path) -> tuple[int, int]:
     """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
     need_pillow()
     places = (os.path.join(root, d, c) for d in subfolders(root) for c in subfolders(os.path.join(root, d)))
-    first = (os.path.join(place, name) for place in places for name in pictures(place, "", [])[:1])
+    first = (os.path.join(place, name) for place in places for name in image_names(place, "", [])[:1])
     sizes = Counter(_size(path) for path in itertools.islice(first, 64))
     return sizes.most_common(1)[0][0] if sizes else (0, 0)
 
@@ -314,7 +314,7 @@ def need_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise InputError("reading pictures needs Pillow: pip install 'shoal[images]'") from error
+        raise InputError("reading images needs Pillow: pip install 'shoal[images]'") from error
 
 
 def load_published(
@@ -331,17 +331,17 @@ def load_published(
     """A published dataset with one domain held out, or several.
 
     A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
+    small network that takes images of any size; published results are those of a pretrained ResNet-50.
 
     Args:
         layout: how it lies on disk.
         test: the held-out domain, or a list of them.
         folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
         seed: for the choice of the validation examples.
-        size: of the pictures, in pixels each way.
-        augment: whether training pictures are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; small ones are by default.
+        size: of the images, in pixels each way.
+        augment: whether training images are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; small ones are by default.
     """
     if test != []:
         held_out_names(test, list(layout.domains))

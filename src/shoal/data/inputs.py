@@ -1,4 +1,4 @@
-"""From raw tables, pictures and texts to what a trained model takes.
+"""From raw tables, images and texts to what a trained model takes.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -50,7 +50,7 @@ class Options(NamedTuple):
     """What the one who predicts may say of the source."""
 
     bad: str = "stop"
-    """At a picture that cannot be read, or ``skip`` it."""
+    """At an image that cannot be read, or ``skip`` it."""
     column: str | None = None
     """Of a table of texts: which column has them."""
     names: str | None = None
@@ -102,7 +102,7 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
         raise unknown_name("kind of input", kind, KINDS)
     said = Options(**options)
     if said.bad not in BAD:
-        raise unknown_name("way with bad pictures: bad =", str(said.bad), BAD)
+        raise unknown_name("way with bad images: bad =", str(said.bad), BAD)
     try:
         return KINDS[kind](description, shape, said)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
@@ -331,13 +331,13 @@ def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
 
 
-# Pictures
+# Images
 
 
 class Pictures(Reader):
-    """Pictures as in evaluation: of a folder and all below it, of a list of files, or a single one."""
+    """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
-    takes = "pictures: files, or a folder of them, or a list of Pillow's"
+    takes = "images: files, or a folder of them, or a list of Pillow's"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
@@ -369,10 +369,10 @@ class Pictures(Reader):
             return True
         if self.options.bad == "stop":
             raise InputError(
-                f"the picture {name!r} cannot be read ({why}). Fetch it again, or leave such out "
+                f"the image {name!r} cannot be read ({why}). Fetch it again, or leave such out "
                 "(--bad-images skip)."
             )
-        self.notes.append(f"the picture {name!r} is skipped: {why}")
+        self.notes.append(f"the image {name!r} is skipped: {why}")
         return False
 
     def _files(self, source: Any) -> tuple[str, list[str]]:
@@ -385,23 +385,23 @@ class Pictures(Reader):
                 return self._files(several[0])
             for path in several:
                 if not path.is_file():
-                    raise InputError(f"there is no picture {str(path)!r}.")
+                    raise InputError(f"there is no image {str(path)!r}.")
             return "", [str(path) for path in several]
         path = Path(source).expanduser()
         if path.is_file():
             return "", [str(path)]
         if not path.is_dir():
-            raise InputError(f"there is no picture and no folder {str(path)!r}.")
+            raise InputError(f"there is no image and no folder {str(path)!r}.")
         names, others = _below(path)
         if not names:
-            raise InputError(f"there is no picture in {str(path)!r} or below: {', '.join(ENDINGS)}.")
+            raise InputError(f"there is no image in {str(path)!r} or below: {', '.join(ENDINGS)}.")
         if others:
-            self.notes.append(f"{others} files in {str(path)!r} are no pictures ({', '.join(ENDINGS)}).")
+            self.notes.append(f"{others} files in {str(path)!r} are no images ({', '.join(ENDINGS)}).")
         return str(path), names
 
 
 def _below(root: Path) -> tuple[list[str], int]:
-    """The pictures in a folder and all below it, sorted, and how many other files there are."""
+    """The images in a folder and all below it, sorted, and how many other files there are."""
     names: list[str] = []
     others = 0
     for place, folders, files in os.walk(root):
@@ -414,12 +414,12 @@ def _below(root: Path) -> tuple[list[str], int]:
 
 
 def _are_pictures(source: Any) -> bool:
-    """Whether it is a list of Pillow's pictures, such as a column of a Hugging Face dataset has."""
+    """Whether it is a list of Pillow's images, such as a column of a Hugging Face dataset has."""
     return isinstance(source, list | tuple) and bool(source) and all(hasattr(p, "convert") for p in source)
 
 
 class _Pictures(Dataset[tuple[Tensor, str]]):
-    """Files, or Pillow's pictures, as the model takes them, or why one cannot be read."""
+    """Files, or Pillow's images, as the model takes them, or why one cannot be read."""
 
     def __init__(self, files: Sequence[Any], size: int, scale: Tensor, shift: Tensor) -> None:
         self.files, self.size, self.scale, self.shift = files, size, scale, shift

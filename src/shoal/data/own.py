@@ -330,12 +330,12 @@ def from_hf(
     seed: int = 0,
     **options: Any,
 ) -> DomainData:
-    """A ``datasets.Dataset`` of Hugging Face (one split of it): pictures, text for an encoder, or a table.
+    """A ``datasets.Dataset`` of Hugging Face (one split of it): images, text for an encoder, or a table.
 
     Args:
         text: the column whose text goes through ``tokenizer`` (a model's name or folder, which is then the
             default model too), cut off after ``max_tokens``.
-        image: the column with pictures, which become (3, ``size``, ``size``); a single column of the type
+        image: the column with images, which become (3, ``size``, ``size``); a single column of the type
             Image is found without it.
         options: with neither, the dataset is a table, and these go to :func:`from_table`.
     """
@@ -712,14 +712,14 @@ class Encoded(Examples):
 
 
 class Pictures(Encoded):
-    """PIL pictures as float32 (3, size, size), squashed to a square as image folders are."""
+    """PIL images as float32 (3, size, size), squashed to a square as image folders are."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
         from shoal.data.images import DEVIATION, MEAN, factors, need_pillow
 
         need_pillow()
         if isinstance(size, bool) or not isinstance(size, int) or size < 8:
-            raise InputError(f"size={size!r}; pictures need a whole number of at least 8 pixels.")
+            raise InputError(f"size={size!r}; images need a whole number of at least 8 pixels.")
         super().__init__(rows, column, labels)
         self.size, (self.scale, self.shift) = size, factors(MEAN, DEVIATION)
 
@@ -728,9 +728,7 @@ class Pictures(Encoded):
 
         if not hasattr(value, "convert"):
             kind = type(value).__name__
-            raise InputError(
-                f"column {self.column!r} holds {kind}, not pictures; cast it to datasets.Image()."
-            )
+            raise InputError(f"column {self.column!r} holds {kind}, not images; cast it to datasets.Image().")
         picture = _rgb(value)
         return numbers(resize(picture, self.size, (0, 0, *picture.size)), self.scale, self.shift)
 

@@ -21,7 +21,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LEFT_BEHIND = ("thumbs.db", "desktop.ini")  # by file managers; and hidden files
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "images")
 """Folders that are called so hold parts of a dataset, and no places that it comes from."""
-SHAPE = "the layout is folder/domain/class/picture"
+SHAPE = "the layout is folder/domain/class/image"
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = None) -> FileList:
-    """The pictures in ``root/domain/class``, sorted by name in each folder.
+    """The images in ``root/domain/class``, sorted by name in each folder.
 
     ``domains`` maps a domain to its folders below ``root``, each of which has classes in it; by default every
-    folder is a domain. What is not a picture, and a class that some domain lacks, is told in a warning.
+    folder is a domain. What is not an image, and a class that some domain lacks, is told in a warning.
     """
     if domains is None:
         domains = {name: [name] for name in subfolders(root)}
@@ -123,12 +123,12 @@ def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = No
     for name in domains:
         if name not in files.domains:
             where = os.path.join(root, domains[name][0])
-            raise InputError(f"there is no picture in the class folders of {str(where)!r}; {SHAPE}.")
+            raise InputError(f"there is no image in the class folders of {str(where)!r}; {SHAPE}.")
     if not len(files):
-        raise InputError(f"there is no picture in {str(root)!r}; {SHAPE}.")
+        raise InputError(f"there is no image in {str(root)!r}; {SHAPE}.")
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        warnings.warn(f"{others[0]!r}{more} left out: pictures end in {', '.join(ENDINGS)}.", stacklevel=2)
+        warnings.warn(f"{others[0]!r}{more} left out: images end in {', '.join(ENDINGS)}.", stacklevel=2)
     warn_missing(files)
     return files
 
@@ -138,7 +138,7 @@ def warn_missing(files: FileList) -> None:
     if lacking := files.missing():
         shown = ", ".join(f"{label!r} in {domain!r}" for domain, label in lacking[:3])
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        warnings.warn(f"there is no picture of class {shown}{more}.", stacklevel=3)
+        warnings.warn(f"there is no image of class {shown}{more}.", stacklevel=3)
 
 
 def _rows(
@@ -148,7 +148,7 @@ def _rows(
         for folder in folders:
             for label in subfolders(os.path.join(root, folder)):
                 below = os.path.join(folder, label)
-                for name in pictures(root, below, others):
+                for name in image_names(root, below, others):
                     yield f"{below}{os.sep}{name}", domain, label
 
 
@@ -161,7 +161,7 @@ def subfolders(place: str | Path) -> list[str]:
         raise InputError(f"the folder {str(place)!r} cannot be read: {error.strerror}.") from error
 
 
-def pictures(root: str, below: str, others: list[str]) -> list[str]:
+def image_names(root: str, below: str, others: list[str]) -> list[str]:
     """The names of the images in a folder, sorted; ``others`` gets what else is there."""
     place, found = os.path.join(root, below), []
     try:
@@ -180,7 +180,7 @@ def pictures(root: str, below: str, others: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a published dataset's pictures are, and how many there should be."""
+    """Where a published dataset's images are, and how many there should be."""
 
     title: str
     name: str
@@ -191,7 +191,7 @@ class Layout:
     """The domains, each with the other names its folder goes by."""
     classes: int
     counts: Mapping[str, int]
-    """Pictures of each domain."""
+    """Images of each domain."""
     source: str
     """Who counted."""
     page: str
@@ -212,7 +212,7 @@ class Layout:
 
         ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``.
         """
-        top = roots(f"the pictures of {self.title}", folder, self.folders[0], self.name)
+        top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         places = [place for root in top for place in self._places(root, 2)]
         found = [(place, self._domains(place)) for place in dict.fromkeys(places)]
         if not any(domains for _, domains in found):
@@ -225,7 +225,7 @@ class Layout:
         return max(found, key=lambda one: len(one[1]))
 
     def read(self, folder: str | Path | None) -> FileList:
-        """Its pictures; all domains must be there."""
+        """Its images; all domains must be there."""
         root, found = self.find(folder)
         lacking = [name for name in self.domains if name not in found]
         if lacking:

@@ -289,7 +289,7 @@ def file_list(
 
 
 class WildsImages(ImageFiles):
-    """Pictures of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each."""
+    """Images of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each."""
 
     def __init__(self, files: FileList, metadata: Mapping[str, NDArray[Any]], **options: Any) -> None:
         super().__init__(files, **options)
@@ -297,9 +297,9 @@ class WildsImages(ImageFiles):
 
 
 class StackedImages(WildsImages):
-    """Pictures that lie ``each`` to an array: number ``i`` is row ``i % each`` of array ``i // each``.
+    """Images that lie ``each`` to an array: number ``i`` is row ``i % each`` of array ``i // each``.
 
-    ``rows`` are their numbers; a picture's path is that of its array.
+    ``rows`` are their numbers; an image's path is that of its array.
     """
 
     def __init__(
@@ -320,7 +320,7 @@ class StackedImages(WildsImages):
         stack = mapped(self.files.path(index))
         row = int(self.rows[index]) % self.each
         if row >= len(stack):
-            raise Unreadable(f"it has {len(stack)} pictures; number {row} is wanted")
+            raise Unreadable(f"it has {len(stack)} images; number {row} is wanted")
         image = Image.fromarray(np.array(stack[row]))
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
@@ -339,10 +339,10 @@ def mapped(path: str) -> NDArray[Any]:
 
 
 def need_folder(published: Published, folder: Path) -> None:
-    """Refuses a dataset whose table is there and whose pictures are not."""
+    """Refuses a dataset whose table is there and whose images are not."""
     if not folder.is_dir():
         raise InputError(
-            f"{published.title} has a table but no pictures: there is no folder {str(folder)!r}; "
+            f"{published.title} has a table but no images: there is no folder {str(folder)!r}; "
             f"it can be got {published.how}."
         )
 
@@ -356,7 +356,7 @@ def image_data(
     classes: int,
     **others: Any,
 ) -> DomainData:
-    """Pictures with a class each as the loop and the benchmarks take them."""
+    """Images with a class each as the loop and the benchmarks take them."""
     check_splits(published, place.folder, splits)
     return DomainData(
         examples=examples.in_splits(splits),

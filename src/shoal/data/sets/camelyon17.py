@@ -67,9 +67,9 @@ def load(
     Args:
         folder: ``camelyon17_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 1.0.
-        size: of the pictures, in pixels each way: 96 as published; the authors of Fish made them 224.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; all of them take 13 GB.
+        size: of the images, in pixels each way: 96 as published; the authors of Fish made them 224.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; all of them take 13 GB.
     """
     place = find(PUBLISHED, folder, version)
     table = read_columns(place.folder / PUBLISHED.table, COLUMNS)

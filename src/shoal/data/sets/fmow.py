@@ -27,7 +27,7 @@ from shoal.data.wilds import (
 from shoal.errors import InputError, check_names
 from shoal.settings import Pixels
 
-SUMMARY = "FMoW-WILDS: 141,696 satellite pictures of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
+SUMMARY = "FMoW-WILDS: 141,696 satellite images of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
 
 COUNTS = Counts(
@@ -56,7 +56,7 @@ OTHERS = (
     *("img_filename", "img_path", "spatial_reference", "epsg", "visible", "img_width", "img_height"),
     *("cloud_cover", "lat", "lon", "region"),
 )
-STACKS = 100  # version 1.0 has a hundred arrays of pictures, and one with the rest
+STACKS = 100  # version 1.0 has a hundred arrays of images, and one with the rest
 
 CATEGORIES = (
     *("airport", "airport_hangar", "airport_terminal", "amusement_park", "aquaculture"),
@@ -85,18 +85,18 @@ def load(
     bad: Literal["stop", "skip"] = "stop",
     cache: bool = False,
 ) -> DomainData:
-    """Read the pictures; those before 2013 are trained on, those from 2016 on are the test split.
+    """Read the images; those before 2013 are trained on, those from 2016 on are the test split.
 
     Training domains are a year in a region, other splits are scored by region; the region ``Other``, of a
-    few dozen pictures, is never the worst. Rows in no split keep their places, so that indices are WILDS'.
+    few dozen images, is never the worst. Rows in no split keep their places, so that indices are WILDS'.
 
     Args:
         folder: ``fmow_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1, or 1.0, whose pictures lie in arrays; by default the newest that is there.
+        version: 1.1, or 1.0, whose images lie in arrays; by default the newest that is there.
         group_by: what a training domain is: ``year and region``, or ``year``, as for WILDS' own baselines.
-        size: of the pictures, in pixels each way.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; all of them take 21 GB.
+        size: of the images, in pixels each way.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; all of them take 21 GB.
     """
     check_names("group_by", [group_by], GROUP_BY)
     place = find(PUBLISHED, folder, version)

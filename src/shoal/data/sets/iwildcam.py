@@ -93,9 +93,9 @@ def load(
     Args:
         folder: ``iwildcam_v2.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 2.0, or 1.0, which the paper used; by default the newest that is there.
-        size: of the pictures, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory.
+        size: of the images, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory.
     """
     place = find(PUBLISHED, folder, version)
     table, metadata, location = (_old if place.version == "1.0" else _new)(place.folder)

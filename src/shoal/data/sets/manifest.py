@@ -1,4 +1,4 @@
-"""Pictures of your own, listed in a table."""
+"""Images of your own, listed in a table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.errors import InputError
 from shoal.files import check_regular, lines_of, open_text
 from shoal.settings import Pixels, Seed
 
-SUMMARY = "Pictures of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
+SUMMARY = "Images of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
 PAPER = "yours"
 RESPLIT = True
 
@@ -41,7 +41,7 @@ def load(
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
-    """Read the pictures that ``file`` lists, by paths from the folder it is in.
+    """Read the images that ``file`` lists, by paths from the folder it is in.
 
     With a column ``split`` (train, validation, test) these are the splits, and ``test`` may not be given.
     Without it one domain is left out and a fifth of every other one held out for validation.
@@ -50,10 +50,10 @@ def load(
         file: the table; Parquet if it ends in .parquet, else CSV in UTF-8 with a line of names first.
         test: the domain left out, by default the last by name; ``[]`` leaves none out.
         seed: for the choice of the validation examples.
-        size: of the pictures, in pixels each way.
-        augment: whether training pictures are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; small ones are by default.
+        size: of the images, in pixels each way.
+        augment: whether training images are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; small ones are by default.
     """
     path = _said(file)
     files, chosen = read_manifest(path)
@@ -76,7 +76,7 @@ def domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None
 
 def _said(file: str | None) -> Path:
     if file is None:
-        raise InputError("dataset 'manifest' reads a list of pictures: `--data file=FILE` says which.")
+        raise InputError("dataset 'manifest' reads a list of images: `--data file=FILE` says which.")
     return Path(str(file)).expanduser()
 
 
@@ -98,9 +98,9 @@ def read_manifest(path: Path) -> tuple[FileList, list[str] | None]:
 
     files = FileList.of(path.parent, rows())
     if not len(files):
-        raise InputError(f"{str(path)!r} lists no pictures.")
+        raise InputError(f"{str(path)!r} lists no images.")
     if len(labels) < len(files):
-        warnings.warn(f"{str(path)!r} lists {len(files) - len(labels)} pictures twice.", stacklevel=3)
+        warnings.warn(f"{str(path)!r} lists {len(files) - len(labels)} images twice.", stacklevel=3)
     warn_missing(files)
     return files, chosen if any(chosen) else None
 
@@ -109,7 +109,7 @@ def _checked(row: Mapping[str, Any], where: str) -> Row:
     name, label, domain, split = (_text(row.get(column)) for column in (*COLUMNS, "split"))
     for column, value in zip(COLUMNS, (name, label, domain), strict=True):
         if not value:
-            raise InputError(f"{where}: {column} is empty; every picture needs one.")
+            raise InputError(f"{where}: {column} is empty; every image needs one.")
     if "split" in row:
         split = OTHER_WORDS.get(split.lower(), split.lower())
         if split not in SPLITS:

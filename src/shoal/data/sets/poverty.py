@@ -30,7 +30,7 @@ from shoal.data.wilds import (
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_zip
 
-SUMMARY = "PovertyMap-WILDS: 19,669 satellite pictures of 23 countries, and wealth there. Reads WILDS' files."
+SUMMARY = "PovertyMap-WILDS: 19,669 satellite images of 23 countries, and wealth there. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Yeh et al., Nature Comm. 2020"
 
 COUNTS = Counts(
@@ -54,7 +54,7 @@ BANDS = ("blue", "green", "red", "swir1", "swir2", "temperature", "nir", "nightl
 SHAPE = (len(BANDS), 224, 224)
 COLUMNS = {"country": str, "wealthpooled": float, "urban": str}
 OTHERS = ("lat", "lon", "year", "nl_mean", "nl_center", "households")
-STACK = "landsat_poverty_imgs.npy"  # all pictures of version 1.0
+STACK = "landsat_poverty_imgs.npy"  # all images of version 1.0
 EVALUATED = 2_000  # examples of training countries held out, half for validation and half for test
 URBAN = {"true": 1, "false": 0, "1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
@@ -90,21 +90,21 @@ def load(
     augment: bool = True,
     size: int = 224,
 ) -> DomainData:
-    """Read the pictures of eight bands, which come normalised; the label is a village's wealth.
+    """Read the images of eight bands, which come normalised; the label is a village's wealth.
 
     Training domains are countries, other splits are scored by urban and rural villages. A thousand examples
     of the training countries are ``id_validation``, and a thousand ``id_test``.
 
     WILDS changes only the three visible bands in training: it mirrors them and shifts their colours, after
-    cutting the normalised numbers to bytes. Here the whole picture is mirrored and no colour changed.
+    cutting the normalised numbers to bytes. Here the whole image is mirrored and no colour changed.
 
     Args:
         folder: ``poverty_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1, or 1.0, whose pictures lie in one array; by default the newest that is there.
+        version: 1.1, or 1.0, whose images lie in one array; by default the newest that is there.
         fold: which countries are left out, A to E.
         nightlights: whether the band of nightly light is shown; else it is 0.
-        augment: whether training pictures are mirrored at random, both ways.
-        size: of the pictures, in pixels each way; fewer than the files' 224 are means over them.
+        augment: whether training images are mirrored at random, both ways.
+        size: of the images, in pixels each way; fewer than the files' 224 are means over them.
     """
     if not isinstance(size, int) or not 8 <= size <= SHAPE[-1]:
         raise InputError(f"size={size!r}; it must be a whole number from 8 to {SHAPE[-1]}.")
@@ -166,7 +166,7 @@ def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool
 
 
 class Villages(Examples):
-    """Pictures as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
+    """Images as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Villages(Examples):
             x = torch.from_numpy(self._bands(index))
         except Unreadable as error:
             raise InputError(
-                f"the picture {self.path(index)!r} cannot be read ({error}). Fetch it again; "
+                f"the image {self.path(index)!r} cannot be read ({error}). Fetch it again; "
                 "`shoal data check` finds all such."
             ) from error
         if not self.nightlights:
@@ -206,12 +206,12 @@ class Villages(Examples):
         return self.labels
 
     def path(self, index: int) -> str:
-        """Where a picture is."""
+        """Where an image is."""
         name = STACK if self.stacked else f"images/landsat_poverty_img_{index}.npz"
         return str(Path(self.folder, name))
 
     def problem(self, index: int) -> str | None:
-        """Why a picture cannot be read, if it cannot."""
+        """Why an image cannot be read, if it cannot."""
         try:
             self._bands(index)
         except Unreadable as error:
@@ -222,7 +222,7 @@ class Villages(Examples):
         if self.stacked:
             stack = mapped(self.path(index))
             if index >= len(stack):
-                raise Unreadable(f"it has {len(stack)} pictures; number {index} is wanted")
+                raise Unreadable(f"it has {len(stack)} images; number {index} is wanted")
             bands = np.moveaxis(stack[index], -1, 0)
         else:
             bands = _unpacked(self.path(index))
@@ -231,14 +231,14 @@ class Villages(Examples):
         return np.array(bands, np.float32)
 
     def in_splits(self, splits: Mapping[str, Domains]) -> Self:
-        """The same pictures in other splits: those of ``"train"`` are mirrored."""
+        """The same images in other splits: those of ``"train"`` are mirrored."""
         same = copy.copy(self)
         same.trained = np.zeros(len(self), bool)
         same.trained[splits["train"].examples()] = True
         return same
 
     def evaluation(self) -> Self:
-        """The same pictures, none of them mirrored."""
+        """The same images, none of them mirrored."""
         same = copy.copy(self)
         same.augment = False
         return same
