@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -25,6 +26,7 @@ from shoal.data.images import (
     MEAN,
     TRAIN,
     ImageFiles,
+    by_chunks,
     decode,
     image_data,
     inspect_files,
@@ -523,3 +525,13 @@ def test_inspection_finds_broken_and_equal_files(workers: int, tmp_path: Path) -
     assert [[files.name(i) for i in g] for g in found.duplicates] == [
         ["place 0/kind 0/3.jpg", "place 2/kind 0/twin.jpg"]
     ]
+
+
+def killed(state: object, chunk: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_clear_error() -> None:
+    with pytest.raises(InputError, match="a worker process was killed.*fewer workers"):
+        list(by_chunks(killed, None, range(3), 1))
+    assert list(by_chunks(lambda state, chunk: (state, list(chunk)), "x", range(300), 0))[1][1][-1] == 299

@@ -358,7 +358,7 @@ def test_a_missing_column_is_named(name: str, table: str, column: str, root: Pat
         rows = list(csv.reader(lines))
     rows[0][rows[0].index(column)] = "others"
     fake.write_table(place / table, rows[0], rows[1:])
-    with pytest.raises(InputError, match=rf"{table}' has no column '{column}'; its columns are .*'others'"):
+    with pytest.raises(InputError, match=rf"{table}' has no column '{column}'.*Its columns: .*'others'"):
         loaded(name, tmp_path)
 
 
@@ -372,20 +372,26 @@ def test_an_unknown_column_is_noted(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "table", "old", "new", "message"),
     [
-        ("camelyon17", "metadata.csv", ",0,0\n", ",0\n", r"rows with not 9 values, the first in line \d+"),
+        (
+            "camelyon17",
+            "metadata.csv",
+            ",0,0\n",
+            ",0\n",
+            r"at byte .*: 8 values .* first line names 9 columns",
+        ),
         (
             "fmow",
             "rgb_metadata.csv",
             ",zoo,",
             ",castle,",
-            "category is 'castle', which is none of the 62 known",
+            "category is 'castle'; it must be one of airport, ",
         ),
         ("fmow", "rgb_metadata.csv", "Z,", "+02:00,", "timestamp is .* must be a time in UTC"),
         ("fmow", "country_code_mapping.csv", "alpha-3", "alpha3", "no column 'alpha-3'"),
         ("iwildcam", "metadata.csv", ",id_val,", ",id_vla,", "split is 'id_vla'; it must be one of train, "),
         ("iwildcam", "metadata.csv", ",2013-", ",June ", "datetime cannot be read"),
         ("poverty", "dhs_metadata.csv", "benin", "atlantis", "country is 'atlantis'"),
-        ("poverty", "dhs_metadata.csv", "True", "maybe", "urban is 'maybe'; it must be True or False"),
+        ("poverty", "dhs_metadata.csv", "True", "maybe", "urban is 'maybe'; it must be one of true, false"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(
@@ -396,12 +402,12 @@ def test_what_is_wrong_in_a_table_is_named(
         loaded(name, tmp_path)
 
 
-def test_bad_numbers_are_counted_and_the_first_line_named(tmp_path: Path) -> None:
+def test_bad_numbers_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('name,n,x\n"two\nlines",1,0.5\nb,2.0,1e3\nc,3.5,x\nd,?,2\n\n')
-    with pytest.raises(InputError, match=r"2 rows with n that is not a whole number.*line 5: 'c,3\.5,x'"):
+    with pytest.raises(InputError, match=r"2 rows with n that is not a whole number.*record 3: '3\.5'"):
         read_columns(path, {"n": int})
-    with pytest.raises(InputError, match=r"1 rows with x that is not a number, the first in line 5"):
+    with pytest.raises(InputError, match=r"1 rows with x that is not a number, the first in record 3"):
         read_columns(path, {"x": float})
     path.write_text("n\n1\ninf\n1e30\n")
     with pytest.raises(InputError, match="2 rows"):
@@ -410,9 +416,9 @@ def test_bad_numbers_are_counted_and_the_first_line_named(tmp_path: Path) -> Non
     with pytest.raises(InputError, match="has no rows"):
         read_columns(path, {"n": int})
     path.write_text("n,n\n1,2\n")
-    with pytest.raises(InputError, match="two columns 'n'"):
+    with pytest.raises(InputError, match="two columns called 'n'"):
         read_columns(path, {"n": int})
-    with pytest.raises(InputError, match="there is no file"):
+    with pytest.raises(InputError, match="No such file"):
         read_columns(tmp_path / "none.csv", {"n": int})
     path.write_bytes(b"n\n\xff\n")
     with pytest.raises(InputError, match="cannot be read"):

@@ -9,8 +9,9 @@ import math
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -404,58 +405,51 @@ def inspect_files(files: FileList, workers: int, tell: Callable[[int], None]) ->
     ``tell`` is told how many were decoded. Files of equal size are compared by their SHA-1.
     """
     need_pillow()
-    chunks = [range(i, min(i + CHUNK, len(files))) for i in range(0, len(files), CHUNK)]
     unreadable: dict[int, str] = {}
     by_size: dict[int, list[int]] = defaultdict(list)
-    with _Pool(files, workers) as pool:
-        done = 0
-        for looked in pool.map(_look, chunks):
-            for i, size, why in looked:
-                by_size[size].append(i)
-                if why is not None:
-                    unreadable[i] = why
-            done += len(looked)
-            tell(done)
-        alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
-        by_content: dict[str, list[int]] = defaultdict(list)
-        parts = [alike[i : i + CHUNK] for i in range(0, len(alike), CHUNK)]
-        for digests in pool.map(_digests, parts):
-            for i, digest in digests:
-                by_content[digest].append(i)
+    by_content: dict[str, list[int]] = defaultdict(list)
+    done = 0
+    for sizes in by_chunks(_sizes, files, range(len(files)), workers):
+        for i, size, why in sizes:
+            by_size[size].append(i)
+            if why is not None:
+                unreadable[i] = why
+        done += len(sizes)
+        tell(done)
+    alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
+    for digests in by_chunks(_digests, files, alike, workers):
+        for i, digest in digests:
+            by_content[digest].append(i)
     return Findings(unreadable, sorted(sorted(g) for d, g in by_content.items() if d and len(g) > 1))
 
 
-class _Pool:
-    """Maps over chunks of files, in order, in other processes or here."""
-
-    def __init__(self, files: FileList, workers: int) -> None:
-        self.files = files
-        self.pool = (
-            ProcessPoolExecutor(workers, initializer=_remember, initargs=(files,)) if workers else None
-        )
-
-    def __enter__(self) -> Self:
-        _remember(self.files)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
-
-    def map(self, work: Callable[[Sequence[int]], Any], chunks: Iterable[Sequence[int]]) -> Iterator[Any]:
-        return (self.pool.map if self.pool else map)(work, chunks)
+def by_chunks(
+    work: Callable[[Any, Sequence[int]], Any], state: Any, items: Sequence[int], workers: int
+) -> Iterator[Any]:
+    """``work(state, chunk)`` for one chunk of ``items`` after the other, in other processes or here (0)."""
+    chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
+    if not workers:
+        yield from (work(state, chunk) for chunk in chunks)
+        return
+    try:
+        with ProcessPoolExecutor(workers, initializer=_STATE.append, initargs=(state,)) as pool:
+            yield from pool.map(partial(_with_state, work), chunks)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a worker process was killed, perhaps as the memory was full; try again with fewer workers."
+        ) from error
 
 
-_looked_at: list[FileList] = []
+_STATE: list[Any] = []
 
 
-def _remember(files: FileList) -> None:
-    _looked_at[:] = [files]
+def _with_state(work: Callable[[Any, Sequence[int]], Any], chunk: Sequence[int]) -> Any:
+    return work(_STATE[-1], chunk)
 
 
-def _look(chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
+def _sizes(files: FileList, chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
     """For each file its size in bytes, and why it cannot be decoded."""
-    return [(i, *_sized(_looked_at[0].path(i))) for i in chunk]
+    return [(i, *_sized(files.path(i))) for i in chunk]
 
 
 def _sized(path: str) -> tuple[int, str | None]:
@@ -469,8 +463,8 @@ def _sized(path: str) -> tuple[int, str | None]:
     return size, None
 
 
-def _digests(chunk: Sequence[int]) -> list[tuple[int, str]]:
-    return [(i, _digest(_looked_at[0].path(i))) for i in chunk]
+def _digests(files: FileList, chunk: Sequence[int]) -> list[tuple[int, str]]:
+    return [(i, _digest(files.path(i))) for i in chunk]
 
 
 def _digest(path: str) -> str:

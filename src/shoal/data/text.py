@@ -28,6 +28,7 @@ from torch import Tensor
 from shoal.data.batch import Examples
 from shoal.data.folders import SAY_WHERE
 from shoal.data.hub import Source, need_transformers
+from shoal.data.reading import check_header
 from shoal.errors import InputError
 from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
 
@@ -180,13 +181,16 @@ def _bytes(values: list[str]) -> NDArray[np.uint8]:
     return np.frombuffer(json.dumps(values).encode(), np.uint8)
 
 
-def scan(path: Path, columns: Sequence[str], key: str = "") -> Table:
-    """The same from the file itself, in one pass over it."""
+def scan(path: Path, columns: Sequence[str], key: str = "", strict: bool = False) -> Table:
+    """The same from the file itself, in one pass over it; ``strict`` refuses what is not UTF-8."""
     limit = csv.field_size_limit(LONGEST)
     try:
         # One character a byte, so that lengths are bytes; what is kept is read as UTF-8 below.
         with open_text(path, "latin-1") as file:
-            return _scanned(path, _Counted(lines_of(file, path)), columns, key)
+            table = _scanned(path, _Counted(lines_of(file, path)), columns, key)
+        if strict and any("\ufffd" in value for column in table.columns.values() for value in column.values):
+            raise InputError(f"{str(path)!r} cannot be read: it is not text in UTF-8.")
+        return table
     except csv.Error as error:
         raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
     except OSError as error:
@@ -216,6 +220,7 @@ class _Counted:
 def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> Table:
     reader = csv.reader(lines)
     header = [_utf8(name) for name in next(reader, [])]
+    check_header(header, repr(str(path)))
     places = [_place(path, header, name) for name in columns]
     known: list[defaultdict[str, int]] = [defaultdict() for _ in places]
     for numbers in known:

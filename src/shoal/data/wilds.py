@@ -5,16 +5,12 @@ Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, IC
 
 from __future__ import annotations
 
-import csv
 import os
 import re
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,10 +23,11 @@ from shoal.data.augment import Box
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.folders import SAY_WHERE, roots
-from shoal.data.images import ImageFiles, Unreadable
+from shoal.data.images import ImageFiles, Unreadable, by_chunks
+from shoal.data.text import Column, scan
 from shoal.data.tree import FileList, subfolders
 from shoal.errors import InputError, unknown_name
-from shoal.files import check_regular, lines_of, open_text
+from shoal.files import check_regular, read_yaml
 
 HOME = "wilds"
 PAGE = "https://wilds.stanford.edu/downloads"
@@ -42,10 +39,6 @@ SPLITS = {
     "test": "test",
 }
 """What WILDS calls a split, and what we do."""
-ROWS = 2**15  # of a table, taken at a time
-FEW = 10_000  # strings of a column that are remembered, to keep equal ones once
-CHUNK = 256  # files that a process looks at before it says so
-LARGEST = 2.0**63  # whole number
 ROW_NUMBER = ("", "Unnamed: 0")  # what pandas calls the column of row numbers
 
 
@@ -71,6 +64,8 @@ class Published:
     tables: Mapping[str, str] = field(default_factory=dict)
     """What that file is called in other versions."""
 
+    classes: tuple[str, ...] = ()
+
     @property
     def versions(self) -> tuple[str, ...]:
         return tuple(self.counts)
@@ -78,6 +73,19 @@ class Published:
     @property
     def how(self) -> str:
         return f"from {PAGE} (`{self.name}_v{self.versions[-1]}`)"
+
+
+def published(name: str) -> Published:
+    """The dataset ``name`` as ``wilds.yaml`` describes it."""
+    about = _declared()[name]
+    given = about["counts"]
+    counts = {v: Counts(**(given[own] if isinstance(own, str) else own)) for v, own in given.items()}
+    return Published(name=name, **{**about, "counts": counts, "classes": tuple(about.get("classes", ()))})
+
+
+@cache
+def _declared() -> dict[str, Any]:
+    return dict(read_yaml(Path(__file__).with_name("wilds.yaml")))
 
 
 class Place(NamedTuple):
@@ -139,113 +147,45 @@ class Columns(dict[str, NDArray[Any]]):
 
 
 def read_columns(path: Path, kinds: Mapping[str, type], others: Sequence[str] = ()) -> Columns:
-    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, mostly shared.
+    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, equal ones shared.
 
-    A million rows take seconds, and little memory beside what is returned. An empty number is an error, an
-    empty text is ``""``. Rows that do not fit are counted, and the first is named by its line. ``others``
-    are columns that the file may have beside these; any more are ``unused``.
+    An empty number is an error, an empty text is ``""``. ``others`` are columns that the file may have beside
+    these; any more are ``unused``.
     """
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in kinds}
-    shared: dict[str, dict[str, str]] = {name: {} for name, kind in kinds.items() if kind is str}
-    header: list[str] = []
-    for header, rows in chunks(path, tuple(kinds)):
-        columns = zip(*rows, strict=True)
-        for name, values in zip(header, columns, strict=True):
-            if name in shared:
-                kept = shared[name]
-                part = np.empty(len(values), object)
-                if len(kept) <= FEW:
-                    part[:] = [kept.setdefault(value, value) for value in values]
-                else:  # nearly every value is another
-                    part[:] = values
-                parts[name].append(part)
-            elif name in kinds:
-                parts[name].append(_numbers(path, name, kinds[name], values))
-    if not header:
-        raise InputError(f"{str(path)!r} has no rows; it must have a line of names and one for each example.")
-    found = Columns((name, np.concatenate(parts.pop(name))) for name in kinds)
-    found.unused = tuple(name for name in header if name not in (*kinds, *others, *ROW_NUMBER))
+    table = scan(path, tuple(kinds), strict=True)
+    found = Columns((name, _typed(path, name, kind, table.columns[name])) for name, kind in kinds.items())
+    found.unused = tuple(name for name in table.header if name not in (*kinds, *others, *ROW_NUMBER))
     return found
 
 
-def chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The line of names, which must have ``names``, and some ten thousand rows at a time, all as long."""
-    csv.field_size_limit(sys.maxsize)
-    try:
-        with open_text(path) as lines:
-            table = csv.reader(lines_of(lines, path))
-            header = next(table, [])
-            _check_header(path, header, names)
-            while rows := list(islice(table, ROWS)):
-                if set(map(len, rows)) != {len(header)}:
-                    rows = [row for row in rows if row]
-                    if any(len(row) != len(header) for row in rows):
-                        _explain(path, lambda row: len(row) != len(header), f"not {len(header)} values")
-                if rows:
-                    yield header, rows
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {str(path)!r}; {SAY_WHERE} to look.") from error
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
-
-
-def _check_header(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
-    lacking = [name for name in names if name not in header]
-    if lacking:
-        there = ", ".join(repr(name) for name in header if name) or "none"
+def _typed(path: Path, name: str, kind: type, column: Column) -> NDArray[Any]:
+    if kind is str:
+        return column.text()[column.codes]
+    values, wrong = np.zeros(len(column.values), np.int64 if kind is int else np.float64), []
+    for n, text in enumerate(column.values):
+        try:
+            values[n] = kind(text)
+        except (ValueError, OverflowError):
+            if kind is int and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\.0*\s*", text):  # written as 1.0
+                values[n] = int(float(text))
+            else:
+                wrong.append(n)
+    if wrong:
+        rows = np.flatnonzero(np.isin(column.codes, wrong))
+        what = "a whole number" if kind is int else "a number"
         raise InputError(
-            f"{str(path)!r} has no column {', '.join(map(repr, lacking))}; its columns are {there}."
+            f"{str(path)!r} has {len(rows):,} rows with {name} that is not {what}, the first in record "
+            f"{rows[0] + 1:,}: {column.values[column.codes[rows[0]]][:60]!r}."
         )
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"{str(path)!r} has two columns {twice!r}; rename one.")
+    return values[column.codes]
 
 
-def _numbers(path: Path, name: str, kind: type, values: Sequence[str]) -> NDArray[Any]:
-    dtype = np.int64 if kind is int else np.float64
-    try:
-        return np.fromiter(map(kind, values), dtype, len(values))
-    except (ValueError, OverflowError):
-        pass
-    try:  # whole numbers that were written as 1.0
-        numbers = np.fromiter(map(float, values), np.float64, len(values))
-        if kind is int and (abs(numbers) < LARGEST).all() and (numbers == np.floor(numbers)).all():
-            return numbers.astype(np.int64)
-    except ValueError:
-        pass
-    column = _header(path).index(name)
-    what = "a whole number" if kind is int else "a number"
-    _explain(path, lambda row: not _is_number(row[column], kind), f"{name} that is not {what}")
-    raise AssertionError("the file changed while it was read")
-
-
-def _is_number(text: str, kind: type) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
-        return False
-    return kind is float or (value.is_integer() and abs(value) < LARGEST)
-
-
-def _header(path: Path) -> list[str]:
-    with open_text(path) as lines:
-        return next(csv.reader(lines))
-
-
-def _explain(path: Path, is_bad: Any, what: str) -> None:
-    """Reads the file once more to say which rows are bad."""
-    bad, first, shown = 0, 0, []
-    with open_text(path) as lines:
-        table = csv.reader(lines)
-        next(table, None)
-        for row in table:
-            if row and is_bad(row):
-                bad += 1
-                if bad == 1:
-                    first, shown = table.line_num, row
-    text = ",".join(shown)
-    text = text if len(text) <= 60 else f"{text[:60]}…"
-    raise InputError(f"{str(path)!r} has {bad:,} rows with {what}, the first in line {first}: {text!r}.")
+def coded(path: Path, name: str, values: NDArray[Any], known: Mapping[str, int]) -> NDArray[np.int64]:
+    """The numbers that a column's texts stand for; ``known`` has all there may be."""
+    if unknown := sorted(set(values) - set(known)):
+        some = ", ".join(list(known)[:6]) + (", …" if len(known) > 6 else "")
+        raise InputError(f"{str(path)!r}: {name} is {str(unknown[0])!r}; it must be one of {some}.")
+    return np.fromiter((known[value] for value in values), np.int64, len(values))
 
 
 def by_group(codes: NDArray[Any], name: Callable[[int], str], where: NDArray[Any]) -> Domains:
@@ -254,6 +194,13 @@ def by_group(codes: NDArray[Any], name: Callable[[int], str], where: NDArray[Any
     grouped = Domains.from_labels(np.asarray(codes)[chosen])
     names = [name(int(code)) for code in grouped.names]
     return Domains(names, grouped.offsets, chosen[grouped.indices])
+
+
+def by_groups(
+    codes: NDArray[Any], name: Callable[[int], str], splits: Mapping[str, NDArray[Any]]
+) -> dict[str, Domains]:
+    """The same for every split that is not empty."""
+    return {split: by_group(codes, name, where) for split, where in splits.items() if where.any()}
 
 
 def check_splits(published: Published, place: Path, splits: Mapping[str, Domains]) -> None:
@@ -449,34 +396,19 @@ def _shape(examples: _Subsets) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def unreadable(examples: Any, workers: int, tell: Callable[[int], None]) -> dict[int, str]:
+def unreadable(examples: Examples, workers: int, tell: Callable[[int], None]) -> dict[int, str]:
     """Reads every file, in ``workers`` processes (0: in this one), and says which cannot be and why.
 
     ``tell`` is told how many were read.
     """
-    chunks_ = [range(i, min(i + CHUNK, len(examples))) for i in range(0, len(examples), CHUNK)]
-    if not workers:
-        _remember(examples)
-        return _collect(map(_problems, chunks_), tell)
-    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(examples,)) as pool:
-        return _collect(pool.map(_problems, chunks_), tell)
-
-
-def _collect(answers: Iterable[tuple[int, dict[int, str]]], tell: Callable[[int], None]) -> dict[int, str]:
-    found, done = {}, 0
-    for count, bad in answers:
-        found.update(bad)
-        done += count
+    found: dict[int, str] = {}
+    done = 0
+    for chunk in by_chunks(_problems, examples, range(len(examples)), workers):
+        found.update({i: why for i, why in chunk if why is not None})
+        done += len(chunk)
         tell(done)
     return found
 
 
-_looked_at: list[Any] = []
-
-
-def _remember(examples: Any) -> None:
-    _looked_at[:] = [examples]
-
-
-def _problems(chunk: Sequence[int]) -> tuple[int, dict[int, str]]:
-    return len(chunk), {i: why for i in chunk if (why := _looked_at[0].problem(i)) is not None}
+def _problems(examples: Examples, chunk: Sequence[int]) -> list[tuple[int, str | None]]:
+    return [(i, examples.problem(i)) for i in chunk]

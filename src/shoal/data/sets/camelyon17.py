@@ -9,15 +9,14 @@ import numpy as np
 from shoal.data.batch import DomainData
 from shoal.data.images import described
 from shoal.data.wilds import (
-    Counts,
-    Published,
     WildsImages,
-    by_group,
+    by_groups,
     file_list,
     find,
     image_data,
     need_folder,
     notes,
+    published,
     read_columns,
 )
 from shoal.errors import InputError
@@ -26,18 +25,7 @@ from shoal.settings import Pixels
 SUMMARY = "Camelyon17-WILDS: 455,954 patches of tissue of five hospitals, tumour or not. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Bandi et al., IEEE TMI 2018"
 
-PUBLISHED = Published(
-    title="Camelyon17-WILDS",
-    name="camelyon17",
-    table="metadata.csv",
-    counts={
-        "1.0": Counts(
-            examples={"train": 302_436, "id_validation": 33_560, "validation": 34_904, "test": 85_054},
-            domains={"train": 3, "id_validation": 3, "validation": 1, "test": 1},
-            source="WILDS; all but id_validation also in the paper of Fish",
-        )
-    },
-)
+PUBLISHED = published("camelyon17")
 SIZE = 96
 VALIDATION, TEST = 1, 2  # hospitals
 COLUMNS = {
@@ -92,11 +80,7 @@ def load(
         PUBLISHED,
         place,
         WildsImages(files, metadata, size=size, bad=bad, cache=cache),
-        {
-            name: by_group(hospital, "hospital {}".format, where)
-            for name, where in splits.items()
-            if where.any()
-        },
+        by_groups(hospital, "hospital {}".format, splits),
         classes=2,
         model="densenet121",
         measures=("accuracy",),

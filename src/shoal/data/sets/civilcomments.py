@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, described, read_table
-from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
+from shoal.data.wilds import SPLITS, check_splits, find, notes, published
 from shoal.errors import InputError, check_names
 from shoal.settings import Count
 
@@ -20,17 +20,7 @@ SUMMARY = (
 )
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Borkan et al. 2019, arXiv:1903.04561"
 
-PUBLISHED = Published(
-    title="CivilComments-WILDS",
-    name="civilcomments",
-    table="all_data_with_identities.csv",
-    counts={
-        "1.0": Counts(
-            examples={"train": 269_038, "validation": 45_180, "test": 133_782},
-            source="the paper of Fish; that WILDS 2 has the same was not checked",
-        ),
-    },
-)
+PUBLISHED = published("civilcomments")
 IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
 OTHERS = (
     *("identity_any", "severe_toxicity", "obscene", "threat", "insult"),

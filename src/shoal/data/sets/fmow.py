@@ -12,16 +12,17 @@ from numpy.typing import NDArray
 from shoal.data.batch import DomainData
 from shoal.data.images import described
 from shoal.data.wilds import (
-    Counts,
-    Published,
     StackedImages,
     WildsImages,
     by_group,
+    by_groups,
+    coded,
     file_list,
     find,
     image_data,
     need_folder,
     notes,
+    published,
     read_columns,
 )
 from shoal.errors import InputError, check_names
@@ -30,23 +31,7 @@ from shoal.settings import Pixels
 SUMMARY = "FMoW-WILDS: 141,696 satellite images of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
 
-COUNTS = Counts(
-    examples={
-        "train": 76_863,
-        "id_validation": 11_483,
-        "validation": 19_915,
-        "id_test": 11_327,
-        "test": 22_108,
-    },
-    domains={"validation": 6, "test": 6},
-    source="the paper of Fish; id_validation, id_test and the six regions are not checked",
-)
-PUBLISHED = Published(
-    title="FMoW-WILDS",
-    name="fmow",
-    table="rgb_metadata.csv",
-    counts={"1.0": COUNTS, "1.1": COUNTS},
-)
+PUBLISHED = published("fmow")
 SIZE = 224
 FIRST_YEAR, LAST_YEAR = 2002, 2017  # that WILDS numbers
 VALIDATION, TEST = 2013, 2016  # from these years on
@@ -58,21 +43,7 @@ OTHERS = (
 )
 STACKS = 100  # version 1.0 has a hundred arrays of images, and one with the rest
 
-CATEGORIES = (
-    *("airport", "airport_hangar", "airport_terminal", "amusement_park", "aquaculture"),
-    *("archaeological_site", "barn", "border_checkpoint", "burial_site", "car_dealership"),
-    *("construction_site", "crop_field", "dam", "debris_or_rubble", "educational_institution"),
-    *("electric_substation", "factory_or_powerplant", "fire_station", "flooded_road", "fountain"),
-    *("gas_station", "golf_course", "ground_transportation_station", "helipad", "hospital"),
-    *("impoverished_settlement", "interchange", "lake_or_pond", "lighthouse", "military_facility"),
-    *("multi-unit_residential", "nuclear_powerplant", "office_building", "oil_or_gas_facility", "park"),
-    *("parking_lot_or_garage", "place_of_worship", "police_station", "port", "prison", "race_track"),
-    *("railway_bridge", "recreational_facility", "road_bridge", "runway", "shipyard", "shopping_mall"),
-    *("single-unit_residential", "smokestack", "solar_farm", "space_facility", "stadium", "storage_tank"),
-    *("surface_mine", "swimming_pool", "toll_booth", "tower", "tunnel_opening", "waste_disposal"),
-    *("water_treatment_facility", "wind_farm", "zoo"),
-)
-
+CATEGORIES = PUBLISHED.classes
 GROUP_BY = ("year and region", "year")
 
 
@@ -108,7 +79,7 @@ def load(
     if not len(rows):
         raise InputError(f"{str(path)!r} has no row of a split other than seq.")
     year = _years(path, table["timestamp"])[rows]
-    y = _codes(path, "category", table["category"], CATEGORIES)[rows]
+    y = coded(path, "category", table["category"], {c: n for n, c in enumerate(CATEGORIES)})[rows]
     part, region = table["split"][rows], region[rows]
     early = year < VALIDATION
     splits = {
@@ -121,14 +92,10 @@ def load(
     numbered = np.where((year >= FIRST_YEAR) & (year <= LAST_YEAR), year - FIRST_YEAR, -1)
     metadata = {"region": region, "year": numbered, "y": y}
     both = year * len(regions) + region
-    domains = {}
-    for name, where in splits.items():
-        if name == "train" and where.any() and group_by == "year":
-            domains[name] = by_group(year, str, where)
-        elif name == "train" and where.any():
-            domains[name] = by_group(both, lambda code: _year_and_region(code, regions), where)
-        elif where.any():
-            domains[name] = by_group(region, lambda code: regions[code], where)
+    domains = by_groups(region, regions.__getitem__, splits)
+    if "train" in domains:
+        name = str if group_by == "year" else lambda code: _year_and_region(code, regions)
+        domains["train"] = by_group(year if group_by == "year" else both, name, splits["train"])
     images: dict[str, Any] = {"metadata": metadata, "size": size, "bad": bad, "cache": cache}
     return image_data(
         PUBLISHED,
@@ -192,13 +159,3 @@ def _years(path: Path, timestamps: NDArray[Any]) -> NDArray[np.int64]:
             )
         years[i] = int(match[1])
     return years
-
-
-def _codes(path: Path, column: str, values: NDArray[Any], known: tuple[str, ...]) -> NDArray[np.int64]:
-    number = {name: code for code, name in enumerate(known)}
-    unknown = sorted(set(values) - set(number))
-    if unknown:
-        raise InputError(
-            f"{str(path)!r}: {column} is {unknown[0]!r}, which is none of the {len(known)} known."
-        )
-    return np.fromiter((number[value] for value in values), np.int64, len(values))

@@ -13,15 +13,14 @@ from shoal.data.images import described
 from shoal.data.wilds import (
     SPLITS,
     Columns,
-    Counts,
-    Published,
     WildsImages,
-    by_group,
+    by_groups,
     file_list,
     find,
     image_data,
     need_folder,
     notes,
+    published,
     read_columns,
 )
 from shoal.errors import InputError
@@ -30,30 +29,7 @@ from shoal.settings import Pixels
 SUMMARY = "iWildCam2020-WILDS: 203,029 photos of 182 kinds of animal by 323 camera traps. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Beery et al. 2020, arXiv:2004.10340"
 
-PUBLISHED = Published(
-    title="iWildCam2020-WILDS",
-    name="iwildcam",
-    table="metadata.csv",
-    tables={"1.0": "train.csv"},
-    counts={
-        "1.0": Counts(
-            examples={"train": 142_202, "validation": 20_784, "test": 38_943},
-            domains={"train": 245, "validation": 32, "test": 47},
-            source="the paper of Fish",
-        ),
-        "2.0": Counts(
-            examples={
-                "train": 129_809,
-                "id_validation": 7_314,
-                "validation": 14_961,
-                "id_test": 8_154,
-                "test": 42_791,
-            },
-            domains={"train": 243, "validation": 32, "test": 48},
-            source="of WILDS 2.0; only train and id_test were found written, the others are not checked",
-        ),
-    },
-)
+PUBLISHED = published("iwildcam")
 SIZE = 448
 COLUMNS = {
     "filename": str,
@@ -101,11 +77,8 @@ def load(
     table, metadata, location = (_old if place.version == "1.0" else _new)(place.folder)
     need_folder(PUBLISHED, place.folder / "train")
     y, classes = metadata["y"], int(metadata["y"].max()) + 1
-    splits = {
-        ours: by_group(location, "location {}".format, where)
-        for theirs, ours in SPLITS.items()
-        if (where := table["split"] == theirs).any()
-    }
+    where = {ours: table["split"] == theirs for theirs, ours in SPLITS.items()}
+    splits = by_groups(location, "location {}".format, where)
     files = file_list(place.folder / "train", table["filename"], y, metadata["location"], classes)
     return image_data(
         PUBLISHED,

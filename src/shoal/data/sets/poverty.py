@@ -17,14 +17,15 @@ from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.images import Unreadable
 from shoal.data.wilds import (
-    Counts,
-    Published,
     by_group,
+    by_groups,
     check_splits,
+    coded,
     find,
     mapped,
     need_folder,
     notes,
+    published,
     read_columns,
 )
 from shoal.errors import InputError, unknown_name
@@ -33,23 +34,7 @@ from shoal.files import check_zip
 SUMMARY = "PovertyMap-WILDS: 19,669 satellite images of 23 countries, and wealth there. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Yeh et al., Nature Comm. 2020"
 
-COUNTS = Counts(
-    examples={
-        "train": 9_797,
-        "id_validation": 1_000,
-        "validation": 3_909,
-        "id_test": 1_000,
-        "test": 3_963,
-    },
-    domains={"train": 13, "id_validation": 2, "validation": 2, "id_test": 2, "test": 2},
-    source="WILDS, fold A",
-)
-PUBLISHED = Published(
-    title="PovertyMap-WILDS",
-    name="poverty",
-    table="dhs_metadata.csv",
-    counts={"1.0": COUNTS, "1.1": COUNTS},
-)
+PUBLISHED = published("poverty")
 BANDS = ("blue", "green", "red", "swir1", "swir2", "temperature", "nir", "nightlights")
 SHAPE = (len(BANDS), 224, 224)
 COLUMNS = {"country": str, "wealthpooled": float, "urban": str}
@@ -113,17 +98,16 @@ def load(
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_columns(path, COLUMNS, OTHERS)
-    urban, country = _urban(path, table["urban"]), _countries(path, table["country"])
+    urban = coded(path, "urban", np.char.lower(table["urban"].astype(str)), URBAN)
+    country = coded(path, "country", table["country"], {name: n for n, name in enumerate(COUNTRIES)})
     if not np.isfinite(table["wealthpooled"]).all():
         raise InputError(f"{str(path)!r} has a wealthpooled that is not a number.")
     if place.version != "1.0":
         need_folder(PUBLISHED, place.folder / "images")
-    splits = {}
-    for name, where in split_by_fold(country, fold).items():
-        if name == "train" and where.any():
-            splits[name] = by_group(country, lambda code: COUNTRIES[code].replace("_", " "), where)
-        elif where.any():
-            splits[name] = by_group(urban, lambda code: ("rural", "urban")[code], where)
+    chosen = split_by_fold(country, fold)
+    splits = by_groups(urban, ("rural", "urban").__getitem__, chosen)
+    if "train" in splits:
+        splits["train"] = by_group(country, lambda code: COUNTRIES[code].replace("_", " "), chosen["train"])
     check_splits(PUBLISHED, place.folder, splits)
     examples = Villages(
         place.folder,
@@ -254,18 +238,3 @@ def _unpacked(path: str) -> NDArray[Any]:
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return bands
-
-
-def _countries(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-    number = {name: code for code, name in enumerate(COUNTRIES)}
-    if unknown := sorted(set(values) - set(number)):
-        raise InputError(f"{str(path)!r}: country is {unknown[0]!r}, which is none of the 23 known.")
-    return np.fromiter((number[value] for value in values), np.int64, len(values))
-
-
-def _urban(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-    known = {value: URBAN.get(value.lower()) for value in set(values)}
-    for value, code in known.items():
-        if code is None:
-            raise InputError(f"{str(path)!r}: urban is {value!r}; it must be True or False.")
-    return np.fromiter((known[value] for value in values), np.int64, len(values))
