@@ -532,6 +532,6 @@ def killed(state: object, chunk: object) -> None:
 
 
 def test_a_killed_worker_is_one_clear_error() -> None:
-    with pytest.raises(InputError, match="a worker process was killed.*fewer workers"):
+    with pytest.raises(InputError, match=r"a worker process was killed.*fewer workers"):
         list(by_chunks(killed, None, range(3), 1))
     assert list(by_chunks(lambda state, chunk: (state, list(chunk)), "x", range(300), 0))[1][1][-1] == 299

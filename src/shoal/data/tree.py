@@ -43,26 +43,22 @@ class FileList:
     @classmethod
     def of(cls, root: str | Path, rows: Iterable[tuple[str, str, str]]) -> FileList:
         """From (path below ``root``, domain, class); domains in order of appearance, classes sorted."""
-        letters, ends, labels, groups = bytearray(), array("q", [0]), array("i"), array("i")
+        labels, groups = array("i"), array("i")
         classes: dict[str, int] = {}
         domains: dict[str, int] = {}
-        for path, domain, label in rows:
-            letters += os.fsencode(path)
-            ends.append(len(letters))
-            labels.append(classes.setdefault(label, len(classes)))
-            groups.append(domains.setdefault(domain, len(domains)))
+
+        def paths() -> Iterator[str]:
+            for path, domain, label in rows:
+                labels.append(classes.setdefault(label, len(classes)))
+                groups.append(domains.setdefault(domain, len(domains)))
+                yield path
+
+        letters, ends = packed(paths())
         names = in_order(classes)
         number = np.empty(len(names), np.int32)
         number[[classes[name] for name in names]] = np.arange(len(names))
-        return cls(
-            str(root),
-            np.frombuffer(bytes(letters), np.uint8),
-            np.array(ends, np.int64),
-            number[np.array(labels, np.int32)],
-            np.array(groups, np.int32),
-            tuple(names),
-            tuple(domains),
-        )
+        codes = number[np.array(labels, np.int32)]
+        return cls(str(root), letters, ends, codes, np.array(groups, np.int32), tuple(names), tuple(domains))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -87,6 +83,15 @@ class FileList:
     def indices(self) -> dict[str, NDArray[np.int64]]:
         """The files of each domain."""
         return {name: np.flatnonzero(self.groups == d) for d, name in enumerate(self.domains)}
+
+
+def packed(paths: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The letters of all paths, and where each begins."""
+    letters, ends = bytearray(), array("q", [0])
+    for path in paths:
+        letters += os.fsencode(path)
+        ends.append(len(letters))
+    return np.frombuffer(bytes(letters), np.uint8), np.array(ends, np.int64)
 
 
 def domain_folders(root: str | Path) -> list[str]:

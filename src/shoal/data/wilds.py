@@ -5,9 +5,7 @@ Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, IC
 
 from __future__ import annotations
 
-import os
 import re
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -18,14 +16,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import ConcatDataset
 
 from shoal.data.augment import Box
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.folders import SAY_WHERE, roots
-from shoal.data.images import ImageFiles, Unreadable, by_chunks
-from shoal.data.text import Column, scan
-from shoal.data.tree import FileList, subfolders
+from shoal.data.images import ImageFiles, Unreadable, by_chunks, described
+from shoal.data.text import Column, Table, TextRows, scan
+from shoal.data.text import described as described_text
+from shoal.data.tree import FileList, packed, subfolders
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_regular, read_yaml
 
@@ -216,65 +216,45 @@ def notes(place: Place, *tables: Columns, **others: str) -> dict[str, str]:
     return {"examples": f"version {place.version}{more}", **others}
 
 
-def file_list(
-    root: Path, names: Iterable[str], labels: NDArray[Any], groups: NDArray[Any], classes: int
-) -> FileList:
-    """Paths below ``root`` in the arrays of a :class:`FileList`; ``groups`` are numbers of domains."""
-    letters, ends = bytearray(), array("q", [0])
-    for name in names:
-        letters += os.fsencode(name)
-        ends.append(len(letters))
-    return FileList(
-        str(root),
-        np.frombuffer(letters, np.uint8),
-        np.frombuffer(ends, np.int64),
-        labels.astype(np.int32),
-        groups.astype(np.int32),
-        tuple(map(str, range(classes))),
-        tuple(map(str, range(int(groups.max()) + 1))),
-    )
-
-
 class WildsImages(ImageFiles):
-    """Images of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each."""
+    """Images of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each.
 
-    def __init__(self, files: FileList, metadata: Mapping[str, NDArray[Any]], **options: Any) -> None:
-        super().__init__(files, **options)
-        self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
-
-
-class StackedImages(WildsImages):
-    """Images that lie ``each`` to an array: number ``i`` is row ``i % each`` of array ``i // each``.
-
-    ``rows`` are their numbers; an image's path is that of its array.
+    With ``stacks=(rows, each)`` they lie ``each`` to an array: image ``i`` is row ``rows[i] % each`` of
+    its array, whose path is the image's.
     """
 
     def __init__(
         self,
         files: FileList,
         metadata: Mapping[str, NDArray[Any]],
-        *,
-        rows: NDArray[np.int64],
-        each: int,
+        stacks: tuple[NDArray[np.int64], int] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(files, metadata, **{**options, "cache": False})  # the system keeps what was read
-        self.rows, self.each = rows, each
+        self.stacks = stacks
+        super().__init__(files, **(options if stacks is None else {**options, "cache": False}))
+        self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
 
     def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Any, Box]:
+        if self.stacks is None:
+            return super()._decoded(index, crop)
         from PIL import Image
 
-        stack = mapped(self.files.path(index))
-        row = int(self.rows[index]) % self.each
-        if row >= len(stack):
-            raise Unreadable(f"it has {len(stack)} images; number {row} is wanted")
-        image = Image.fromarray(np.array(stack[row]))
+        rows, each = self.stacks
+        image = Image.fromarray(np.array(row_of(self.files.path(index), int(rows[index]) % each)))
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
 
+def row_of(path: str, row: int) -> NDArray[Any]:
+    """One of the images in an array, of which only what is asked for is read."""
+    stack = _mapped(path)
+    if row >= len(stack):
+        raise Unreadable(f"it has {len(stack)} images; number {row} is wanted")
+    found: NDArray[Any] = stack[row]
+    return found
+
+
 @lru_cache(maxsize=128)
-def mapped(path: str) -> NDArray[Any]:
-    """An array in a file, of which only what is asked for is read; each process opens it for itself."""
+def _mapped(path: str) -> NDArray[Any]:
     try:
         check_regular(path)
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -297,20 +277,62 @@ def need_folder(published: Published, folder: Path) -> None:
 def image_data(
     published: Published,
     place: Place,
-    examples: WildsImages,
+    table: Columns,
+    folder: Path,
+    names: Iterable[str],
+    metadata: Mapping[str, NDArray[Any]],
+    groups: NDArray[Any],
     splits: Mapping[str, Domains],
     *,
     classes: int,
-    **others: Any,
+    options: Mapping[str, Any],
+    **about: Any,
 ) -> DomainData:
-    """Images with a class each as the loop and the benchmarks take them."""
+    """The images ``names`` in ``folder``, each of the class ``metadata["y"]`` and of one of ``groups``."""
+    need_folder(published, folder)
     check_splits(published, place.folder, splits)
+    labels, number = tuple(map(str, range(classes))), tuple(map(str, range(int(groups.max()) + 1)))
+    files = FileList(str(folder), *packed(names), *_int32(metadata["y"], groups), labels, number)
+    examples = WildsImages(files, metadata, **options)
     return DomainData(
         examples=examples.in_splits(splits),
         splits=splits,
         classes=classes,
         input_shape=(3, examples.size, examples.size),
-        **others,
+        notes=notes(place, table),
+        inputs=described(examples.size),
+        **about,
+    )
+
+
+def _int32(*arrays: NDArray[Any]) -> list[NDArray[np.int32]]:
+    return [array.astype(np.int32) for array in arrays]
+
+
+def text_data(
+    published: Published,
+    place: Place,
+    table: Table,
+    column: str,
+    metadata: Mapping[str, NDArray[Any]],
+    splits: Mapping[str, Domains],
+    *,
+    options: Mapping[str, Any],
+    rows: NDArray[Any] | None = None,
+    names: Mapping[str, NDArray[Any]] | None = None,
+    **about: Any,
+) -> DomainData:
+    """The text in a column of a table, each with the label ``metadata["y"]``."""
+    check_splits(published, place.folder, splits)
+    y, tokens = metadata["y"], options["max_tokens"]
+    return DomainData(
+        examples=TextRows(table, column, y, rows=rows, metadata=metadata, names=names, **options),
+        splits=splits,
+        input_shape=(tokens,),
+        model=options["tokenizer"],
+        inputs=described_text(options["tokenizer"], tokens, options["pad_to"], column),
+        notes=notes(place),
+        **about,
     )
 
 
@@ -318,21 +340,19 @@ class _Subsets(Examples):
     """Subsets of the `wilds` package one after the other, without the third part of every item."""
 
     def __init__(self, subsets: Sequence[Any], metadata: Mapping[str, NDArray[Any]], is_class: bool) -> None:
-        self.subsets, self.metadata, self.is_class = subsets, metadata, is_class
-        self.ends = np.cumsum([len(subset) for subset in subsets])
+        self.joined, self.metadata = ConcatDataset(subsets), metadata
+        self.dtype = torch.int64 if is_class else torch.float32
         self.labels = np.concatenate([np.asarray(subset.y_array).reshape(len(subset)) for subset in subsets])
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return len(self.joined)
 
     def known_labels(self) -> NDArray[Any]:
         return self.labels
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        part = int(np.searchsorted(self.ends, index, side="right"))
-        subset = self.subsets[part]
-        x, y, _ = subset[index - int(self.ends[part]) + len(subset)]
-        return x, torch.as_tensor(y, dtype=torch.int64 if self.is_class else torch.float32).reshape(())
+        x, y, _ = self.joined[index]
+        return x, torch.as_tensor(y, dtype=self.dtype).reshape(())
 
 
 def from_wilds(

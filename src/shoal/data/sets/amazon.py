@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, described, first_seen, read_table
-from shoal.data.wilds import SPLITS, by_groups, check_splits, find, notes, published
+from shoal.data.text import DISTILBERT, MULTIPLE, Column, first_seen, read_table
+from shoal.data.wilds import SPLITS, by_groups, find, published, text_data
 from shoal.errors import InputError
 from shoal.settings import Count
 
@@ -62,26 +62,18 @@ def load(
     metadata |= {"year": year - year.min(), "y": stars.astype(np.int64) - 1}
     where = {ours: split == NUMBERS[theirs] for theirs, ours in SPLITS.items()}
     splits = by_groups(metadata["user"], names["user"].__getitem__, where)
-    check_splits(PUBLISHED, place.folder, splits)
-    return DomainData(
-        examples=TextRows(
-            table,
-            "reviewText",
-            metadata["y"],
-            rows=rows,
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            pad_to=pad_to,
-            metadata=metadata,
-            names=names,
-        ),
-        splits=splits,
+    return text_data(
+        PUBLISHED,
+        place,
+        table,
+        "reviewText",
+        metadata,
+        splits,
+        rows=rows,
+        names=names,
+        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
         classes=STARS,
-        input_shape=(max_tokens,),
-        model=tokenizer,
         class_names=tuple(f"{n} star{'s' * (n > 1)}" for n in range(1, STARS + 1)),
-        inputs=described(tokenizer, max_tokens, pad_to, "reviewText"),
-        notes=notes(place),
         measures=("10th-percentile accuracy", "accuracy"),
     )
 

@@ -7,18 +7,7 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    WildsImages,
-    by_groups,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    published,
-    read_columns,
-)
+from shoal.data.wilds import by_groups, find, image_data, published, read_columns
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
@@ -28,16 +17,9 @@ PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Bandi e
 PUBLISHED = published("camelyon17")
 SIZE = 96
 VALIDATION, TEST = 1, 2  # hospitals
-COLUMNS = {
-    "patient": str,
-    "node": int,
-    "x_coord": int,
-    "y_coord": int,
-    "tumor": int,
-    "slide": int,
-    "center": int,
-    "split": int,
-}
+COLUMNS = {"patient": str} | dict.fromkeys(
+    ("node", "x_coord", "y_coord", "tumor", "slide", "center", "split"), int
+)
 
 
 def load(
@@ -61,7 +43,6 @@ def load(
     """
     place = find(PUBLISHED, folder, version)
     table = read_columns(place.folder / PUBLISHED.table, COLUMNS)
-    need_folder(PUBLISHED, place.folder / "patches")
     hospital, y = table["center"], table["tumor"]
     if not np.isin(y, (0, 1)).all():
         raise InputError(f"{str(place.folder / PUBLISHED.table)!r} has a tumor that is neither 0 nor 1.")
@@ -73,18 +54,18 @@ def load(
         "test": hospital == TEST,
     }
     slides = zip(table["patient"], table["node"], table["x_coord"], table["y_coord"], strict=True)
-    names = (f"patient_{p}_node_{n}/patch_patient_{p}_node_{n}_x_{x}_y_{y}.png" for p, n, x, y in slides)
-    files = file_list(place.folder / "patches", names, y, hospital, classes=2)
-    metadata = {"hospital": hospital, "slide": table["slide"], "y": y}
     return image_data(
         PUBLISHED,
         place,
-        WildsImages(files, metadata, size=size, bad=bad, cache=cache),
+        table,
+        place.folder / "patches",
+        (f"patient_{p}_node_{n}/patch_patient_{p}_node_{n}_x_{x}_y_{y}.png" for p, n, x, y in slides),
+        {"hospital": hospital, "slide": table["slide"], "y": y},
+        hospital,
         by_groups(hospital, "hospital {}".format, splits),
         classes=2,
+        options={"size": size, "bad": bad, "cache": cache},
         model="densenet121",
         measures=("accuracy",),
-        notes=notes(place, table),
         class_names=("no tumour", "tumour"),
-        inputs=described(size),
     )

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, described, read_table
-from shoal.data.wilds import SPLITS, check_splits, find, notes, published
+from shoal.data.text import DISTILBERT, MULTIPLE, read_table
+from shoal.data.wilds import SPLITS, find, published, text_data
 from shoal.errors import InputError, check_names
 from shoal.settings import Count
 
@@ -77,24 +77,16 @@ def load(
     }
     if group_by == "black" and "train" in splits:
         splits["train"] = by_black(metadata["black"], metadata["y"], splits["train"].examples())
-    check_splits(PUBLISHED, place.folder, splits)
-    return DomainData(
-        examples=TextRows(
-            table,
-            "comment_text",
-            metadata["y"],
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            pad_to=pad_to,
-            metadata=metadata,
-        ),
-        splits=splits,
+    return text_data(
+        PUBLISHED,
+        place,
+        table,
+        "comment_text",
+        metadata,
+        splits,
+        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
         classes=2,
-        input_shape=(max_tokens,),
-        model=tokenizer,
         class_names=TOXIC,
-        inputs=described(tokenizer, max_tokens, pad_to, "comment_text"),
-        notes=notes(place),
         measures=("worst-group accuracy", "accuracy"),
         uncounted=UNCOUNTED,
     )

@@ -10,21 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    StackedImages,
-    WildsImages,
-    by_group,
-    by_groups,
-    coded,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    published,
-    read_columns,
-)
+from shoal.data.wilds import by_group, by_groups, coded, find, image_data, published, read_columns
 from shoal.errors import InputError, check_names
 from shoal.settings import Pixels
 
@@ -73,7 +59,6 @@ def load(
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_columns(path, COLUMNS, OTHERS)
-    count = len(table["split"])
     region, regions = _regions(place.folder / "country_code_mapping.csv", table["country_code"])
     rows = np.flatnonzero(table["split"] != "seq")
     if not len(rows):
@@ -90,49 +75,36 @@ def load(
         "test": (year >= TEST) & (part == "test"),
     }
     numbered = np.where((year >= FIRST_YEAR) & (year <= LAST_YEAR), year - FIRST_YEAR, -1)
-    metadata = {"region": region, "year": numbered, "y": y}
     both = year * len(regions) + region
     domains = by_groups(region, regions.__getitem__, splits)
     if "train" in domains:
         name = str if group_by == "year" else lambda code: _year_and_region(code, regions)
         domains["train"] = by_group(year if group_by == "year" else both, name, splits["train"])
-    images: dict[str, Any] = {"metadata": metadata, "size": size, "bad": bad, "cache": cache}
+    images, stacks = place.folder / "images", None
+    names = (f"rgb_img_{row}.png" for row in rows.tolist())
+    if place.version == "1.0":
+        images, stacks = place.folder, (rows, each := max(1, len(table["split"]) // STACKS))
+        names = (f"rgb_all_imgs_{row // each}.npy" for row in rows.tolist())
     return image_data(
         PUBLISHED,
         place,
-        _images(place.folder, place.version, rows, count, y, both - both.min(), images),
+        table,
+        images,
+        names,
+        {"region": region, "year": numbered, "y": y},
+        both - both.min(),
         domains,
         classes=len(CATEGORIES),
+        options={"size": size, "bad": bad, "cache": cache, "stacks": stacks},
         model="densenet121",
         measures=("worst-group accuracy", "accuracy"),
         uncounted=frozenset({OTHER}),
-        notes=notes(place, table),
         class_names=CATEGORIES,
-        inputs=described(size),
     )
 
 
 def _year_and_region(code: int, regions: tuple[str, ...]) -> str:
     return f"{code // len(regions)}, {regions[code % len(regions)]}"
-
-
-def _images(
-    folder: Path,
-    version: str,
-    rows: NDArray[np.int64],
-    count: int,
-    y: NDArray[Any],
-    groups: NDArray[Any],
-    options: dict[str, Any],
-) -> WildsImages:
-    if version != "1.0":
-        need_folder(PUBLISHED, folder / "images")
-        names = (f"rgb_img_{row}.png" for row in rows.tolist())
-        return WildsImages(file_list(folder / "images", names, y, groups, len(CATEGORIES)), **options)
-    each = max(1, count // STACKS)
-    names = (f"rgb_all_imgs_{row // each}.npy" for row in rows.tolist())
-    files = file_list(folder, names, y, groups, len(CATEGORIES))
-    return StackedImages(files, rows=rows, each=each, **options)
 
 
 def _regions(path: Path, countries: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -149,13 +121,11 @@ def _regions(path: Path, countries: NDArray[Any]) -> tuple[NDArray[np.int64], tu
 def _years(path: Path, timestamps: NDArray[Any]) -> NDArray[np.int64]:
     """The years of times in UTC, such as 2015-07-25T08:45:12Z."""
     known = re.compile(r"([0-9]{4})-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|\+00:?00)?")
-    years = np.empty(len(timestamps), np.int64)
-    for i, text in enumerate(timestamps):
-        match = known.fullmatch(text)
-        if match is None:
-            raise InputError(
-                f"{str(path)!r}: timestamp is {text!r} in the {i + 1}. example; it must be a time in UTC "
-                "such as 2015-07-25T08:45:12Z."
-            )
-        years[i] = int(match[1])
-    return years
+    found = [known.fullmatch(text) for text in timestamps]
+    if None in found:
+        i = found.index(None)
+        raise InputError(
+            f"{str(path)!r}: timestamp is {timestamps[i]!r} in example {i + 1}; it must be a time in UTC "
+            "such as 2015-07-25T08:45:12Z."
+        )
+    return np.array([int(match[1]) for match in found if match], np.int64)

@@ -9,20 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    SPLITS,
-    Columns,
-    WildsImages,
-    by_groups,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    published,
-    read_columns,
-)
+from shoal.data.wilds import SPLITS, Columns, by_groups, find, image_data, published, read_columns
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
@@ -75,21 +62,21 @@ def load(
     """
     place = find(PUBLISHED, folder, version)
     table, metadata, location = (_old if place.version == "1.0" else _new)(place.folder)
-    need_folder(PUBLISHED, place.folder / "train")
-    y, classes = metadata["y"], int(metadata["y"].max()) + 1
+    classes = int(metadata["y"].max()) + 1
     where = {ours: table["split"] == theirs for theirs, ours in SPLITS.items()}
-    splits = by_groups(location, "location {}".format, where)
-    files = file_list(place.folder / "train", table["filename"], y, metadata["location"], classes)
     return image_data(
         PUBLISHED,
         place,
-        WildsImages(files, metadata, size=size, bad=bad, cache=cache),
-        splits,
+        table,
+        place.folder / "train",
+        table["filename"],
+        metadata,
+        metadata["location"],
+        by_groups(location, "location {}".format, where),
         classes=classes,
+        options={"size": size, "bad": bad, "cache": cache},
         model="resnet50",
         measures=("macro F1", "accuracy", "macro recall"),
-        notes=notes(place, table),
-        inputs=described(size),
     )
 
 

@@ -22,11 +22,11 @@ from shoal.data.wilds import (
     check_splits,
     coded,
     find,
-    mapped,
     need_folder,
     notes,
     published,
     read_columns,
+    row_of,
 )
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_zip
@@ -203,13 +203,8 @@ class Villages(Examples):
         return None
 
     def _bands(self, index: int) -> NDArray[np.float32]:
-        if self.stacked:
-            stack = mapped(self.path(index))
-            if index >= len(stack):
-                raise Unreadable(f"it has {len(stack)} images; number {index} is wanted")
-            bands = np.moveaxis(stack[index], -1, 0)
-        else:
-            bands = _unpacked(self.path(index))
+        path = self.path(index)
+        bands = np.moveaxis(row_of(path, index), -1, 0) if self.stacked else _unpacked(path)
         if bands.shape != SHAPE:
             raise Unreadable(f"its shape is {bands.shape}, not {SHAPE}")
         return np.array(bands, np.float32)
