@@ -26,7 +26,7 @@ from torch import nn
 import shoal
 from shoal.cli import main
 from shoal.cli.arguments import values
-from shoal.data.inputs import Pictures, reader
+from shoal.data.inputs import Images, reader
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
@@ -875,7 +875,7 @@ def test_export_without_onnx_gives_a_hint(
 
 def test_a_reader_of_pictures_wants_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     found = reader({"kind": "image", "size": 8, "mean": [0, 0, 0], "deviation": [1, 1, 1]}, (3, 8, 8))
-    assert isinstance(found, Pictures)
+    assert isinstance(found, Images)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(InputError, match="pip install 'shoal"):
         next(found.batches("x"))

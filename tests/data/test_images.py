@@ -26,12 +26,12 @@ from shoal.data.images import (
     MEAN,
     TRAIN,
     ImageFiles,
+    ToTensor,
     by_chunks,
     decode,
     image_data,
     inspect_files,
     leave_one_out,
-    resize,
 )
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
@@ -66,7 +66,7 @@ def only(path: Path, **options: Any) -> ImageFiles:
 
 def pixels(examples: ImageFiles, index: int = 0) -> torch.Tensor:
     """An example as numbers 0..255 again."""
-    return (examples[index][0] - examples.shift) / examples.scale
+    return (examples[index][0] - examples.to_tensor.shift) / examples.to_tensor.scale
 
 
 # Decoding
@@ -146,7 +146,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> Non
     image, box = decode(str(tmp_path / "a.jpg"), 224)
     assert image.size == (400, 300)
     full = Image.open(tmp_path / "a.jpg").convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
-    gap = np.abs(np.asarray(resize(image, 224, box), np.float32) - np.asarray(full, np.float32))
+    gap = np.abs(np.asarray(ToTensor(224).resize(image, box), np.float32) - np.asarray(full, np.float32))
     assert gap.mean() < 1
     assert gap.max() < 8
     part, box = decode(str(tmp_path / "a.jpg"), 224, lambda width, height: (400, 300, 800, 600))
@@ -160,10 +160,10 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 4}, "size=4"),
-        ({"size": 32.5}, "size=32.5"),
-        ({"bad": "skp"}, "bad = 'skp'.*'skip'"),
-        ({"cache": "yes"}, "cache='yes'"),
+        ({"size": 4}, "size of ImageFiles must be a whole number from 8 to 10,000, got 4"),
+        ({"size": 32.5}, "size of .* got 32.5"),
+        ({"bad": "skp"}, "bad of ImageFiles must be 'stop' or 'skip', got 'skp'"),
+        ({"cache": "yes"}, "cache of .* got 'yes'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -288,12 +288,12 @@ def test_tokens_are_made_once(tmp_path: Path, tiny: str) -> None:
     rows = rows_of(tmp_path, tiny)
     expected = [rows.tokens(n).tolist() for n in range(len(rows))]
     again = rows_of(tmp_path, tiny)
-    _, cache, padding = again._tools()
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("made again")
 
-    again._made = refuse, cache, padding
+    assert again.cache.writable
+    again.__dict__["made"] = refuse
     assert [again.tokens(n).tolist() for n in range(len(rows))] == expected
 
 
@@ -301,7 +301,7 @@ def test_a_damaged_slot_is_made_anew(cache: Path, tmp_path: Path, tiny: str) -> 
     rows = rows_of(tmp_path, tiny)
     expected = [rows.tokens(n).tolist() for n in range(len(rows))]
     (kept,) = (cache / "tokens").iterdir()
-    at = rows._tools()[1].at
+    at = rows.cache.at
     content = bytearray(kept.read_bytes())
     content[at[1] + 9] ^= 1  # a token
     content[at[3] + 1] ^= 8  # how many there are
@@ -403,10 +403,10 @@ def test_without_transformers_one_line_says_what_to_install(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"max_tokens": 2}, "max_tokens=2; it must be"),
-        ({"max_tokens": 8.0}, "max_tokens=8.0; it must be"),
-        ({"pad_to": 0}, "pad_to=0; it must be"),
-        ({"pad_to": "longest"}, "pad_to='longest'; it must be"),
+        ({"max_tokens": 2}, "max_tokens of TextRows must be a whole number from 4"),
+        ({"max_tokens": 8.5}, "max_tokens of TextRows must be"),
+        ({"pad_to": 0}, "pad_to of TextRows must be a whole number from 1 to"),
+        ({"pad_to": "longest"}, "or 'max', got 'longest'"),
         ({"rows": np.arange(2)}, "2 rows and 6 labels"),
     ],
 )

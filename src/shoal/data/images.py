@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -26,9 +26,9 @@ from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.splits import held_out_names, hold_out, leave_out
 from shoal.data.tree import FileList, Layout, image_names, subfolders
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError
 from shoal.files import check_regular, open_regular
-from shoal.settings import Pixels, Seed
+from shoal.settings import Pixels, Seed, checked
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +64,7 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
             wanted = math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))
             drafted = image.draft(None, wanted)
             shrunk = drafted[1][2] / width if drafted else 1.0
-            return _rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
+            return to_rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
@@ -73,7 +73,7 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
         raise Unreadable(f"{type(error).__name__}: {error}") from error
 
 
-def _rgb(image: Image) -> Image:
+def to_rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):  # convert would cut everything off at 255
@@ -93,24 +93,30 @@ def described(
     return {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
 
 
-def factors(mean: Sequence[float], deviation: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """What bytes are multiplied by, and what is then added: less ``mean`` and over ``deviation``."""
-    scale = torch.tensor([1 / (255 * d) for d in deviation])
-    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])
-    return scale[:, None, None], shift[:, None, None]
+class ToTensor:
+    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``."""
 
+    def __init__(
+        self, size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
+    ) -> None:
+        self.size = size
+        self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
+        self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
 
-def numbers(picture: Image, scale: Tensor, shift: Tensor) -> Tensor:
-    """An image's bytes as float32 (3, h, w), scaled and shifted."""
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
-    return pixels.float().mul_(scale).add_(shift)
+    def resize(self, image: Image, box: Box | None = None) -> Image:
+        """The part ``box`` of an image at the size, whatever its shape was."""
+        from PIL import Image
 
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
 
-def resize(image: Image, size: int, box: Box) -> Image:
-    """That part of the image at ``size`` × ``size``, whatever its shape was."""
-    from PIL import Image
+    def numbers(self, image: Image) -> Tensor:
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return pixels.float().mul_(self.scale).add_(self.shift)
 
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    def __call__(self, source: Any) -> Tensor:
+        """An image of Pillow's, or of a file that is named."""
+        image, box = decode(source, self.size) if isinstance(source, str) else (to_rgb(source), None)
+        return self.numbers(self.resize(image, box))
 
 
 class ImageFiles(Examples):
@@ -127,33 +133,28 @@ class ImageFiles(Examples):
     keeps all, at full size, and ``False`` none.
     """
 
+    @checked
     def __init__(
         self,
         files: FileList,
-        split: NDArray[np.uint8] | None = None,
+        split: Any = None,
         *,
-        size: int = SIZE,
+        size: Pixels = SIZE,
         augment: Augment | None = None,
-        bad: str = "stop",
+        bad: Literal["stop", "skip"] = "stop",
         cache: bool | None = None,
         mean: Sequence[float] = MEAN,
         deviation: Sequence[float] = DEVIATION,
     ) -> None:
-        need_pillow()
-        if not isinstance(size, int) or isinstance(size, bool) or size < 8:
-            raise InputError(f"size={size!r}; images need a whole number of at least 8 pixels.")
-        if bad not in BAD:
-            raise unknown_name("way with bad images: bad =", str(bad), BAD)
-        if cache not in (None, True, False):
-            raise InputError(f"cache={cache!r}; it must be true, false, or null to decide by size.")
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
-        self.split = np.zeros(len(files), np.uint8) if split is None else split
-        self.scale, self.shift = factors(mean, deviation)
+        need_pillow()
+        self.to_tensor = ToTensor(size, mean, deviation)
+        self.split: NDArray[np.uint8] = np.zeros(len(files), np.uint8) if split is None else split
         # In memory that processes share: what one found bad, no other opens or reports again.
         self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
-        self.kept: Kept | None = None
+        self.kept: list[NDArray[np.uint8] | None] | None = None
         if cache or self._is_small(cache):
-            self.kept = self._keep(limit=None if cache else KEPT)
+            self.kept = self._keep(limit=math.inf if cache else KEPT)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -161,13 +162,13 @@ class ImageFiles(Examples):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         augment = self.augment if self.split[index] == TRAIN else None
         if augment is None:
-            found, image, box = self._read(index)
-            picture = resize(image, self.size, box)
+            used, image, box = self._read(index)
+            image = self.to_tensor.resize(image, box)
         else:
             chances = augment.draw()
-            found, image, box = self._read(index, partial(augment.box, chances))
-            picture = augment.recolour(chances, resize(image, self.size, box))
-        return numbers(picture, self.scale, self.shift), int(self.files.labels[found])
+            used, image, box = self._read(index, partial(augment.box, chances))
+            image = augment.recolour(chances, self.to_tensor.resize(image, box))
+        return self.to_tensor.numbers(image), int(self.files.labels[used])
 
     def known_labels(self) -> NDArray[Any]:
         return self.files.labels
@@ -217,7 +218,11 @@ class ImageFiles(Examples):
     def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Image, Box]:
         if self.kept is None:
             return decode(self.files.path(index), self.size, crop)
-        image = self.kept[index]
+        from PIL import Image
+
+        if (pixels := self.kept[index]) is None:
+            raise Unreadable("it could not be decoded")
+        image = Image.fromarray(pixels)
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
     def _in_turn(self, index: int) -> Iterator[int]:
@@ -245,49 +250,20 @@ class ImageFiles(Examples):
         sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
         return all(max(_size(self.files.path(i))) <= SMALL for i in sample)
 
-    def _keep(self, limit: int | None) -> Kept | None:
-        kept = Kept()
+    def _keep(self, limit: float) -> list[NDArray[np.uint8] | None] | None:
+        kept: list[NDArray[np.uint8] | None] = []
         for i in range(len(self)):
             try:
-                kept.add(decode(self.files.path(i), 2**24)[0])
+                kept.append(np.asarray(decode(self.files.path(i), 2**24)[0]))
             except Unreadable as error:
                 if self.bad == "stop":
                     self._read(i)
                 self._report(i, str(error))
-                kept.add(None)
-            if limit is not None and kept.bytes > limit:
+                kept.append(None)
+            limit -= 0 if kept[-1] is None else kept[-1].size
+            if limit < 0:
                 return None
-        return kept.close()
-
-
-class Kept:
-    """Decoded images one after the other in one array, which forked processes share."""
-
-    def __init__(self) -> None:
-        self._parts: list[NDArray[np.uint8]] = []
-        self._shapes: list[tuple[int, int]] = []
-        self.bytes = 0
-
-    def add(self, image: Image | None) -> None:
-        pixels = np.empty((0, 0, 3), np.uint8) if image is None else np.asarray(image)
-        self._parts.append(pixels.reshape(-1))
-        self._shapes.append(pixels.shape[:2])
-        self.bytes += pixels.size
-
-    def close(self) -> Self:
-        self.starts = np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
-        self.shapes = np.array(self._shapes, np.int32)
-        self.pixels = np.concatenate(self._parts)
-        self._parts, self._shapes = [], []
-        return self
-
-    def __getitem__(self, index: int) -> Image:
-        from PIL import Image
-
-        pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
-        if not len(pixels):
-            raise Unreadable("it could not be decoded")
-        return Image.fromarray(pixels.reshape(*self.shapes[index], 3))
+        return kept
 
 
 def usual_size(root: str | Path) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.hub import Source, need_transformers
-from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
+from shoal.data.images import BAD, ToTensor, Unreadable, need_pillow
 from shoal.data.reading import Rows, Table, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
 from shoal.data.text import load_tokenizer, padded
@@ -334,28 +334,27 @@ def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
 # Images
 
 
-class Pictures(Reader):
+class Images(Reader):
     """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
     takes = "images: files, or a folder of them, or a list of Pillow's"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
-        self.size = int(description["size"])
-        if self.size < 1:
-            raise ValueError(f"size {self.size}")
-        self.scale, self.shift = factors(description["mean"], description["deviation"])
+        if (size := int(description["size"])) < 1:
+            raise ValueError(f"size {size}")
+        self.to_tensor = ToTensor(size, description["mean"], description["deviation"])
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         need_pillow()
-        if _are_pictures(source):
+        if _are_images(source):
             names, files = [str(n + 1) for n in range(len(source))], list(source)
         else:
             root, names = self._files(source)
             files = [os.path.join(root, name) for name in names]
-        pictures = _Pictures(files, self.size, self.scale, self.shift)
+        images = _Images(files, self.to_tensor)
         loader = DataLoader(
-            pictures, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
+            images, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
         )
         at = 0
         for items in loader:
@@ -413,31 +412,25 @@ def _below(root: Path) -> tuple[list[str], int]:
     return names, others
 
 
-def _are_pictures(source: Any) -> bool:
+def _are_images(source: Any) -> bool:
     """Whether it is a list of Pillow's images, such as a column of a Hugging Face dataset has."""
     return isinstance(source, list | tuple) and bool(source) and all(hasattr(p, "convert") for p in source)
 
 
-class _Pictures(Dataset[tuple[Tensor, str]]):
+class _Images(Dataset[tuple[Tensor, str]]):
     """Files, or Pillow's images, as the model takes them, or why one cannot be read."""
 
-    def __init__(self, files: Sequence[Any], size: int, scale: Tensor, shift: Tensor) -> None:
-        self.files, self.size, self.scale, self.shift = files, size, scale, shift
+    def __init__(self, files: Sequence[Any], to_tensor: ToTensor) -> None:
+        self.files, self.to_tensor = files, to_tensor
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        file = self.files[index]
         try:
-            if isinstance(file, str):
-                image, box = decode(file, self.size)
-            else:
-                image = _rgb(file)
-                box = (0, 0, *image.size)
+            return self.to_tensor(self.files[index]), ""
         except Unreadable as error:
             return torch.empty(0), str(error)
-        return numbers(resize(image, self.size, box), self.scale, self.shift), ""
 
 
-KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Pictures, "table": Tables, "text": Texts}
+KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

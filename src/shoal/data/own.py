@@ -26,11 +26,15 @@ from shoal.data.cells import Format, boolean
 from shoal.data.columns import DROPPED, Hints, categories_of, infer, number_format, quoted, values_of
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
+from shoal.data.images import ToTensor, need_pillow
+from shoal.data.images import described as image_inputs
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
 from shoal.data.splits import hold_out, leave_out
 from shoal.data.table import Preprocessing
+from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
+from shoal.data.text import described as text_inputs
 from shoal.errors import InputError, TableWarning, check_names, listed, unknown_name
-from shoal.settings import checked, shown
+from shoal.settings import Pixels, checked, shown
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
@@ -324,8 +328,8 @@ def from_hf(
     text: str | None = None,
     image: str | None = None,
     tokenizer: str | None = None,
-    max_tokens: int = 128,
-    size: int = 64,
+    max_tokens: MaxTokens = 128,
+    size: Pixels = 64,
     validation: float = SHARE,
     seed: int = 0,
     **options: Any,
@@ -342,9 +346,9 @@ def from_hf(
     rows = _hf_rows(dataset)
     if text is not None and image is not None:
         raise InputError(f"text={text!r} and image={image!r}; an example is one or the other.")
-    pictures = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
-    if text is None and image is None and len(pictures) == 1:
-        image = pictures[0]
+    images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
+    if text is None and image is None and len(images) == 1:
+        image = images[0]
     common: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
     if text is None and image is None:
         table = {name: _hf_column(dataset, name) for name in rows}
@@ -357,13 +361,25 @@ def from_hf(
     target = Labels.read(named[label], label, None)
     splits = split(domains_of(named[domain], domain), test, validation, seed)
     y = torch.from_numpy(target.numbers({}))
-    data = DomainData(
-        dataset, splits, target.classes, (), "", notes=_notes(splits, target), class_names=target.names
-    )
+    examples: Examples
     if text is not None:
-        return _text_data(data, dataset, text, y, tokenizer, max_tokens)
-    assert image is not None
-    return _image_data(data, dataset, image, y, size)
+        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
+        examples = HubText(dataset, text, y, model, max_tokens)
+        inputs = text_inputs(model, max_tokens, column=text)
+    else:
+        model, shape = MODELS[3], (3, size, size)  # type: ignore[assignment]
+        examples = HubImages(dataset, str(image), y, size)
+        inputs = image_inputs(size)
+    return DomainData(
+        examples,
+        splits,
+        target.classes,
+        shape,
+        model,
+        notes=_notes(splits, target),
+        class_names=target.names,
+        inputs=inputs,
+    )
 
 
 # Labels
@@ -686,11 +702,19 @@ def _hf_column(dataset: Any, name: str) -> list[Any]:
     return [None if v is None or v < 0 else called[v] for v in values] if called else list(values)
 
 
-class Encoded(Examples):
-    """A column of a dataset, each row made into what a model takes when it is asked for."""
+def _cell(rows: Any, column: str, index: int) -> Any:
+    value = rows[int(index)][column]
+    if value is None:
+        raise InputError(f"column {column!r} is empty in row {index + 1}; leave the row out.")
+    return value
 
-    def __init__(self, rows: Any, column: str, labels: Tensor) -> None:
-        self.rows, self.column, self.labels = rows, column, labels
+
+class HubImages(Examples):
+    """A column of images, each squashed to a square when it is asked for, as image folders are."""
+
+    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
+        need_pillow()
+        self.rows, self.column, self.labels, self.to_tensor = rows, column, labels, ToTensor(size)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -698,89 +722,20 @@ class Encoded(Examples):
     def known_labels(self) -> NDArray[Any]:
         return self.labels.numpy()
 
-    def raw(self, index: int) -> Any:
-        value = self.rows[int(index)][self.column]
-        if value is None:
-            raise InputError(f"column {self.column!r} is empty in row {index + 1}; leave the row out.")
-        return value
-
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return self.encode(self.raw(index)), self.labels[index]
-
-    def encode(self, value: Any) -> Any:
-        raise NotImplementedError
-
-
-class Pictures(Encoded):
-    """PIL images as float32 (3, size, size), squashed to a square as image folders are."""
-
-    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
-        from shoal.data.images import DEVIATION, MEAN, factors, need_pillow
-
-        need_pillow()
-        if isinstance(size, bool) or not isinstance(size, int) or size < 8:
-            raise InputError(f"size={size!r}; images need a whole number of at least 8 pixels.")
-        super().__init__(rows, column, labels)
-        self.size, (self.scale, self.shift) = size, factors(MEAN, DEVIATION)
-
-    def encode(self, value: Any) -> Tensor:
-        from shoal.data.images import _rgb, numbers, resize
-
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        value = _cell(self.rows, self.column, index)
         if not hasattr(value, "convert"):
             kind = type(value).__name__
             raise InputError(f"column {self.column!r} holds {kind}, not images; cast it to datasets.Image().")
-        picture = _rgb(value)
-        return numbers(resize(picture, self.size, (0, 0, *picture.size)), self.scale, self.shift)
+        return self.to_tensor(value), self.labels[index]
 
 
-class Texts(Encoded):
-    """Texts as token ids; a batch is padded to its longest."""
+class HubText(TextExamples):
+    """A column of text as token ids."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, tokenizer: str, max_tokens: int) -> None:
-        from shoal.data.text import load_tokenizer
+        super().__init__(labels.numpy(), tokenizer=tokenizer, max_tokens=max_tokens)
+        self.rows, self.column = rows, column
 
-        super().__init__(rows, column, labels)
-        self.made, self.max_tokens = load_tokenizer(tokenizer), max_tokens
-
-    def encode(self, value: Any) -> Tensor:
-        ids = self.made(str(value), truncation=True, max_length=self.max_tokens)["input_ids"]
-        return torch.tensor(ids or [self.filler])  # a model cannot attend to nothing
-
-    @property
-    def filler(self) -> int:
-        return int(self.made.pad_token_id or 0)
-
-    def collate(self, items: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
-        from shoal.data.text import MULTIPLE, padded
-
-        x = padded([ids for ids, _ in items], self.max_tokens, MULTIPLE, self.filler)
-        return x, torch.stack([y for _, y in items])
-
-
-def _text_data(
-    data: DomainData, rows: Any, column: str, y: Tensor, tokenizer: str | None, max_tokens: int
-) -> DomainData:
-    from shoal.data.text import DISTILBERT, described
-
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 4:
-        raise InputError(f"max_tokens={max_tokens!r}; it must be a whole number of at least 4.")
-    name = str(tokenizer or DISTILBERT)
-    return replace(
-        data,
-        examples=Texts(rows, column, y, name, max_tokens),
-        input_shape=(max_tokens,),
-        model=name,
-        inputs=described(name, max_tokens, column=column),
-    )
-
-
-def _image_data(data: DomainData, rows: Any, column: str, y: Tensor, size: int) -> DomainData:
-    from shoal.data.images import described
-
-    return replace(
-        data,
-        examples=Pictures(rows, column, y, size),
-        input_shape=(3, size, size),
-        model=MODELS[3],
-        inputs=described(size),
-    )
+    def text(self, index: int) -> str:
+        return str(_cell(self.rows, self.column, index))

@@ -17,8 +17,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ from shoal.data.hub import Source, need_transformers
 from shoal.data.reading import check_header
 from shoal.errors import InputError
 from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
+from shoal.settings import Range, checked
 
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
@@ -41,7 +43,9 @@ SLOT = struct.Struct("<II")  # before a row's tokens: how many, and their checks
 MULTIPLE = 8
 DISTILBERT = "distilbert-base-uncased"
 
-Item = tuple[dict[str, Tensor], int]
+Item = tuple[dict[str, Tensor], Any]
+MaxTokens = Annotated[int, Range(4, 10**6)]
+PadTo = Annotated[int, Range(1, 10**6)] | Literal["max"]
 
 
 def cache_folder() -> Path:
@@ -370,9 +374,9 @@ class TokenCache:
             return None
         return np.frombuffer(tokens, self.dtype).astype(np.int64)
 
-    def put(self, row: int, tokens: Sequence[int]) -> None:
+    def put(self, row: int, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         start, stop = int(self.at[row]), int(self.at[row + 1])
-        if self.files is None or not self.writable or not tokens:
+        if self.files is None or not self.writable or not len(tokens):
             return
         content = np.asarray(tokens, self.dtype).tobytes()
         if SLOT.size + len(content) > stop - start:
@@ -383,12 +387,11 @@ class TokenCache:
             self._give_up(error)
 
 
-class TextRows(Examples):
-    """Rows of a table as examples: a column's text as token ids, beside them a mask of ones, and a label.
+class TextExamples(Examples):
+    """Text as token ids, beside them a mask of ones, and a label; subclasses say what :meth:`text` is.
 
     An example's ids are as many as its text has tokens, ``max_tokens`` at most; :meth:`collate` pads a batch
-    of them. ``rows`` are those of the table's that count, by default all. ``metadata`` is one number a row
-    for each name; ``names`` says what the numbers stand for, where they are codes.
+    of them.
 
     Args:
         tokenizer: of which model, by name or by the folder its files are in. It is loaded when the first
@@ -398,6 +401,52 @@ class TextRows(Examples):
             all have the same shapes.
     """
 
+    @checked
+    def __init__(
+        self, labels: Any, *, tokenizer: str, max_tokens: MaxTokens = 512, pad_to: PadTo = MULTIPLE
+    ) -> None:
+        self.labels, self.tokenizer, self.max_tokens, self.pad_to = labels, tokenizer, max_tokens, pad_to
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def known_labels(self) -> NDArray[Any]:
+        return np.asarray(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        ids = torch.from_numpy(self.tokens(index))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, self.labels[index].item()
+
+    def text(self, index: int) -> str:
+        raise NotImplementedError
+
+    @cached_property
+    def made(self) -> Any:
+        """The tokenizer itself."""
+        return load_tokenizer(self.tokenizer)
+
+    @property
+    def padding(self) -> int:
+        return int(self.made.pad_token_id or 0)
+
+    def tokens(self, index: int) -> NDArray[np.int64]:
+        """An example's token ids."""
+        ids = self.made(self.text(index), truncation=True, max_length=self.max_tokens)["input_ids"]
+        return np.array(ids or [self.padding], np.int64)  # a model cannot attend to nothing
+
+    def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
+        """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
+        x = padded([x["input_ids"] for x, _ in items], self.max_tokens, self.pad_to, self.padding)
+        return x, torch.tensor([y for _, y in items])
+
+
+class TextRows(TextExamples):
+    """A column of a :class:`Table`, whose tokens are made once and then read from the disk.
+
+    ``rows`` are those of the table's that count, by default all. ``metadata`` is one number a row for each
+    name; ``names`` says what the numbers stand for, where they are codes.
+    """
+
     def __init__(
         self,
         table: Table,
@@ -405,44 +454,26 @@ class TextRows(Examples):
         labels: NDArray[np.int64],
         *,
         rows: NDArray[Any] | None = None,
+        metadata: Mapping[str, NDArray[Any]] | None = None,
+        names: Mapping[str, NDArray[Any]] | None = None,
         tokenizer: str = DISTILBERT,
         max_tokens: int = 512,
         pad_to: int | str = MULTIPLE,
-        metadata: Mapping[str, NDArray[Any]] | None = None,
-        names: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
-        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 4:
-            raise InputError(f"max_tokens={max_tokens!r}; it must be a whole number of at least 4.")
-        if pad_to != "max" and (not isinstance(pad_to, int) or isinstance(pad_to, bool) or pad_to < 1):
-            raise InputError(f"pad_to={pad_to!r}; it must be a whole number such as 8, or max.")
+        super().__init__(labels, tokenizer=str(tokenizer), max_tokens=max_tokens, pad_to=pad_to)
         self.table, self.column = table, _place(table.path, list(table.header), text)
         self.rows = np.arange(len(table)) if rows is None else rows
         if len(self.rows) != len(labels):
             raise InputError(f"there are {len(self.rows)} rows and {len(labels)} labels; give one for each.")
-        self.labels = labels
         self.metadata, self.names = dict(metadata or {}), dict(names or {})
-        self.tokenizer, self.max_tokens, self.pad_to = str(tokenizer), max_tokens, pad_to
-        self._made: tuple[Any, TokenCache, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        ids = torch.from_numpy(self.tokens(index))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, int(self.labels[index])
-
-    def known_labels(self) -> NDArray[Any]:
-        return self.labels
 
     def text(self, index: int) -> str:
         return self.table.record(int(self.rows[index]))[self.column]
 
     def path(self, index: int) -> str:
-        """The file that an example is in."""
         return str(self.table.path)
 
     def problem(self, index: int) -> str | None:
-        """Why a text cannot be read, if it cannot."""
         try:
             self.text(index)
         except (InputError, OSError, csv.Error) as error:
@@ -450,32 +481,18 @@ class TextRows(Examples):
         return None
 
     def tokens(self, index: int) -> NDArray[np.int64]:
-        """An example's token ids, made once and then read from the disk."""
-        make, cache, padding = self._tools()
         row = int(self.rows[index])
-        found = cache.get(row)
-        if found is None:
-            ids = make(self.text(index), truncation=True, max_length=self.max_tokens)["input_ids"]
-            ids = ids or [padding]  # a model cannot attend to nothing
-            cache.put(row, ids)
-            found = np.array(ids, np.int64)
-        return found
+        ids = self.cache.get(row)
+        if ids is None:
+            ids = super().tokens(index)
+            self.cache.put(row, ids)
+        return ids
 
-    def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
-        """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
-        every = [x["input_ids"] for x, _ in items]
-        x = padded(every, self.max_tokens, self.pad_to, self._tools()[2])
-        return x, torch.tensor([y for _, y in items])
-
-    def _tools(self) -> tuple[Any, TokenCache, int]:
-        """The tokenizer, the cache of its tokens, and the id it pads with."""
-        if self._made is None:
-            made = load_tokenizer(self.tokenizer)
-            name = f"{self.table.path.stem}-{self.table.key}-{identity(made)}-{self.max_tokens}-{self.column}"
-            place = cache_folder() / "tokens" / f"{name}.ids"
-            cache = TokenCache(place, self.table.lengths, self.max_tokens, len(made))
-            self._made = made, cache, int(made.pad_token_id or 0)
-        return self._made
+    @cached_property
+    def cache(self) -> TokenCache:
+        words = f"{identity(self.made)}-{self.max_tokens}-{self.column}"
+        place = cache_folder() / "tokens" / f"{self.table.path.stem}-{self.table.key}-{words}.ids"
+        return TokenCache(place, self.table.lengths, self.max_tokens, len(self.made))
 
 
 def padded(every: Sequence[Tensor], max_tokens: int, pad_to: int | str, filler: int) -> dict[str, Tensor]:
