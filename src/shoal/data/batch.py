@@ -70,23 +70,16 @@ def _equally_long(parts: Sequence[Any]) -> Sequence[Any]:
     if min(lengths) == (longest := max(lengths)):
         return parts
 
-    def is_sequence(name: str) -> bool:
-        values = [part[name] for part in parts]
-        return all(
-            isinstance(v, Tensor) and v.ndim > 1 and v.shape[1] == n
-            for v, n in zip(values, lengths, strict=True)
-        )
+    def is_sequence(value: Any, length: int) -> bool:
+        return isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == length
 
-    sequences = {name for name in parts[0] if is_sequence(name)}
-    return [
-        type(part)({name: _padded(v, longest) if name in sequences else v for name, v in part.items()})
-        for part in parts
-    ]
+    def padded(values: Tensor) -> Tensor:
+        lacking = values.new_zeros(len(values), longest - values.shape[1], *values.shape[2:])
+        return torch.cat([values, lacking], dim=1)
 
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    lacking = values.new_zeros(len(values), length - values.shape[1], *values.shape[2:])
-    return torch.cat([values, lacking], dim=1)
+    each = list(zip(parts, lengths, strict=True))
+    sequences = {name for name in parts[0] if all(is_sequence(part[name], n) for part, n in each)}
+    return [type(p)({k: padded(v) if k in sequences else v for k, v in p.items()}) for p in parts]
 
 
 def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
@@ -97,27 +90,34 @@ def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
     return [DomainBatch(cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
 
 
-def cut(x: Any, span: slice) -> Any:
-    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
-    if isinstance(x, Tensor):
-        return x[span] if x.ndim else x
+def map_nest(function: Callable[[Any], Any], x: Any) -> Any:
+    """A nest of lists, tuples and mappings with ``function`` of every other part in its place."""
     if isinstance(x, Mapping):
-        return type(x)({k: cut(part, span) for k, part in x.items()})  # type: ignore[call-arg]
+        return type(x)({k: map_nest(function, part) for k, part in x.items()})  # type: ignore[call-arg]
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(cut(part, span) for part in x))
-    return type(x)(cut(part, span) for part in x) if isinstance(x, (list, tuple)) else x
+        return type(x)(*(map_nest(function, part) for part in x))
+    if isinstance(x, (list, tuple)):
+        return type(x)(map_nest(function, part) for part in x)
+    return function(x)
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """Every part of a nest that is none itself, in its order."""
+    if isinstance(x, (Mapping, list, tuple)):
+        for part in x.values() if isinstance(x, Mapping) else x:
+            yield from leaves(part)
+    else:
+        yield x
 
 
 def tensors_in(x: Any) -> Iterator[Tensor]:
     """Every tensor of a nest, in its order."""
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for part in x.values():
-            yield from tensors_in(part)
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from tensors_in(part)
+    return (part for part in leaves(x) if isinstance(part, Tensor))
+
+
+def cut(x: Any, span: slice) -> Any:
+    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
+    return map_nest(lambda part: part[span] if isinstance(part, Tensor) and part.ndim else part, x)
 
 
 def widest(device: torch.device) -> torch.dtype:

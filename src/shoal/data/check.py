@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from shoal.data.batch import TensorData
+from shoal.data.batch import TensorData, leaves
 from shoal.data.domains import Domains
 from shoal.data.examples import Items, Joined
 from shoal.errors import InputError
@@ -155,8 +155,9 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
         got = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
         raise InputError(f"{where} is {got}; an item of the dataset must be a pair (x, y).")
     x, y = item
-    for part in _tensors(x):
-        if not bool(np.isfinite(part).all()):
+    for part in leaves(x):
+        floating = isinstance(part, Tensor | np.ndarray) and torch.as_tensor(part).is_floating_point()
+        if floating and not bool(torch.as_tensor(part).isfinite().all()):
             raise InputError(f"{where} has a feature that is not finite; repair or leave it out.")
     label = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if classes is None:
@@ -168,16 +169,3 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
         raise InputError(
             f"{where} has label {label}; with classes={classes} labels must run 0..{classes - 1}."
         )
-
-
-def _tensors(x: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """The floating arrays and tensors in a nest."""
-    if isinstance(x, Tensor) and x.is_floating_point():
-        yield x.detach().float().cpu().numpy()
-    elif isinstance(x, np.ndarray) and x.dtype.kind == "f":
-        yield x
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from _tensors(part)
-    elif isinstance(x, Mapping):
-        yield from _tensors(list(x.values()))

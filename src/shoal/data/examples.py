@@ -7,7 +7,7 @@ floating numbers are regression, and floating numbers that could be either are r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import Examples, TensorData
+from shoal.data.batch import Examples, TensorData, map_nest
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
 from shoal.errors import InputError, check_names
@@ -332,7 +332,7 @@ def _arrays(name: str, part: Sequence[Any]) -> _Look:
     elif values.dtype.kind != "f" and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     every = np.arange(len(x))
-    return _Look(name, x, values, every, True, tuple(x.shape[1:]), (tuple(x.shape[1:]), str(x.dtype)))
+    return _Look(name, x, values, every, True, tuple(x.shape[1:]), _signature(x[0]))
 
 
 def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
@@ -349,23 +349,24 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
     every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
     which = some if listed is not None else _spread(size, READ if every else max(FEW, SAMPLE // parts))
     labels: list[Array] = []
-    signature: Any = None
+    signature: tuple[str, ...] | None = None
     dropped = ""
     for example in which.tolist():
         where = f"example {example} of {name}"
         x, y, unused = _read(dataset, example, name)
-        here = _signature(_input(x, where))
+        made = _input(x, where)
+        here = _signature(made)
         if signature is not None and here != signature:
             raise InputError(
-                f"{where} is {_words(here)} and the first is {_words(signature)}; make examples alike (pad "
-                "sequences), or give the dataset a method `collate`."
+                f"{where} is {', '.join(here)} and the first is {', '.join(signature)}; make examples alike "
+                "(pad sequences), or give the dataset a method `collate`."
             )
         signature, dropped = here, dropped or unused
         labels.append(_label(y, where))
     found = _together(labels, name)
     if listed is not None:
         found, which = listed, np.arange(size)
-    shape = signature[0] if isinstance(signature, tuple) and isinstance(signature[0], tuple) else ()
+    shape = tuple(made.shape) if isinstance(made, Tensor) else ()
     return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped)
 
 
@@ -386,8 +387,8 @@ def _check_alike(looks: Sequence[_Look]) -> None:
     for look in known:
         if look.signature != known[0].signature:
             raise InputError(
-                f"an example is {_words(known[0].signature)} in {known[0].name} but {_words(look.signature)} "
-                f"in {look.name}; they must be alike."
+                f"an example is {', '.join(known[0].signature)} in {known[0].name} but "
+                f"{', '.join(look.signature)} in {look.name}; they must be alike."
             )
 
 
@@ -555,16 +556,11 @@ def _input(x: Any, where: str) -> Any:
             "torchvision.transforms.ToTensor()."
         )
     if isinstance(x, Mapping):
-        return {key: _input(value, where) for key, value in x.items() if not _is_text(value)}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_input(part, where) for part in x))
+        used = {key: value for key, value in x.items() if value is not None and not isinstance(value, str)}
+        return {key: _input(value, where) for key, value in used.items()}
     if isinstance(x, list) and _numbers(x):
         return _as_tensor(np.asarray(x))
-    return type(x)(_input(part, where) for part in x) if isinstance(x, (list, tuple)) else x
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+    return map_nest(lambda part: _input(part, where), x) if isinstance(x, (list, tuple)) else x
 
 
 def _numbers(values: list[Any]) -> bool:
@@ -577,29 +573,12 @@ def _numbers(values: list[Any]) -> bool:
         return False
 
 
-def _signature(x: Any) -> Any:
-    """Shapes and types: what must be the same for examples to be put together."""
+def _signature(x: Any, key: str = "") -> tuple[str, ...]:
+    """Shapes and types in words: what must be the same for examples to be put together."""
     if isinstance(x, Tensor):
-        return tuple(x.shape), str(x.dtype)
+        return (f"{key}{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}",)
     if isinstance(x, Mapping):
-        return {str(key): _signature(value) for key, value in x.items()}
+        return sum((_signature(value, f"{name}: ") for name, value in x.items()), ())
     if isinstance(x, (list, tuple)):
-        return [_signature(part) for part in x]
-    return type(x).__name__
-
-
-def _words(signature: Any) -> str:
-    return ", ".join(_in_words(signature))
-
-
-def _in_words(signature: Any, key: str = "") -> Iterator[str]:
-    if isinstance(signature, dict):
-        for name, value in signature.items():
-            yield from _in_words(value, f"{name}: ")
-    elif isinstance(signature, list):
-        for value in signature:
-            yield from _in_words(value, key)
-    elif isinstance(signature, tuple):
-        yield f"{key}{signature[0]} {signature[1].removeprefix('torch.')}"
-    else:
-        yield f"{key}{signature}"
+        return sum((_signature(part, key) for part in x), ())
+    return (f"{key}{type(x).__name__}",)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import random
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of
+from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError, shown
@@ -32,15 +31,12 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
         return x
     if isinstance(x, Tensor):
         return x.to(device, non_blocking=True)
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(to_device(part, device) for part in x))
     if isinstance(x, (list, tuple)):
-        return type(x)(to_device(part, device) for part in x)
+        parts = [to_device(part, device) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     if hasattr(x, "to"):  # what a tokenizer returns, graphs, packed sequences
         return x.to(device)
-    if isinstance(x, Mapping):
-        return {name: to_device(part, device) for name, part in x.items()}
-    return x
+    return {name: to_device(part, device) for name, part in x.items()} if isinstance(x, Mapping) else x
 
 
 class MetaBatchLoader:
@@ -115,14 +111,11 @@ class MetaBatchLoader:
         meta_batch = []
         cuda = self.device is not None and torch.device(self.device).type == "cuda"
         items = _plainly(loader)
-        for batch in self._copied_ahead(items) if cuda else itertools.starmap(self._numbered, items):
+        for batch in self._copied_ahead(items) if cuda else (self._batch(pair, d) for d, pair in items):
             meta_batch.append(batch)
             if len(meta_batch) == self.sampler.domains_per_step:
                 yield meta_batch
                 meta_batch = []
-
-    def _numbered(self, domain: int | None, pair: Any) -> DomainBatch:
-        return self._batch(pair, domain)
 
     def _copied_ahead(self, loader: Iterable[Any]) -> Iterator[DomainBatch]:
         """Batches on the device, the next one on its way there on a stream of its own."""
@@ -134,7 +127,8 @@ class MetaBatchLoader:
             if ahead is not None:
                 yield ahead
             torch.cuda.current_stream(self.device).wait_stream(aside)
-            _used_on(torch.cuda.current_stream(self.device), (coming.x, coming.y))
+            for tensor in tensors_in((coming.x, coming.y)):  # filled on another stream: not to be given away
+                tensor.record_stream(torch.cuda.current_stream(self.device))
             ahead = coming
         if ahead is not None:
             yield ahead
@@ -200,17 +194,6 @@ def _plainly(loader: Iterable[Any]) -> Iterator[Any]:
         yield from loader
     except InputError as error:
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from None
-
-
-def _used_on(stream: torch.cuda.Stream, x: Any) -> None:
-    """Keeps memory that was filled on another stream from being given away while ``stream`` reads it."""
-    if isinstance(x, Tensor):
-        x.record_stream(stream)
-    elif isinstance(x, Mapping):
-        _used_on(stream, list(x.values()))
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            _used_on(stream, part)
 
 
 def _leave_signals_to_parent(worker: int) -> None:
