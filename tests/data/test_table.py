@@ -434,7 +434,7 @@ class TestFromTable:
             ({"drop": ["aeg"]}, "no column 'aeg' for the list"),
             ({"drop": ["age", "colour"]}, "no column is left"),
             ({"test": "paris"}, "unknown test domain 'paris'.*Known: kyoto, lima, oslo"),
-            ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are left out"),
+            ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
             ({"test": 7}, "unknown test domain '7'"),
             ({"validation": 1.5}, "share=1.5"),

@@ -24,7 +24,8 @@ from torch import Tensor
 from shoal.data.augment import Augment, Box
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
-from shoal.data.splits import held_out_names, hold_out, leave_out
+from shoal.data.splits import held_out_names
+from shoal.data.splits import split as split_by_domain
 from shoal.data.tree import FileList, Layout, image_names, subfolders
 from shoal.errors import InputError
 from shoal.files import check_regular, open_regular
@@ -328,17 +329,9 @@ def load_published(
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
-    """``test`` (a domain or several) held out, and a fifth of every other for validation under its name.
-
-    ``[]`` holds none out, for a model that is to be used.
-    """
-    if test == []:
-        train, validation = hold_out(Domains.from_indices(files.indices()), 0.2, seed)
-        return {"train": train, "validation": validation}
-    names = held_out_names(str(test) if not isinstance(test, list) else test, files.domains)
-    rest, left_out = leave_out(Domains.from_indices(files.indices()), names)
-    train, validation = hold_out(rest, 0.2, seed)
-    return {"train": train, "validation": validation, "test": left_out}
+    """``test`` held out (``[]``: none), and a fifth of every other domain for validation under its name."""
+    names = test if isinstance(test, list) else [str(test)]
+    return split_by_domain(Domains.from_indices(files.indices()), names, 0.2, seed)
 
 
 def image_data(

@@ -29,11 +29,11 @@ from shoal.data.examples import understand, warn_of
 from shoal.data.images import ToTensor, need_pillow
 from shoal.data.images import described as image_inputs
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
-from shoal.data.splits import hold_out, leave_out
+from shoal.data.splits import split
 from shoal.data.table import Preprocessing
 from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
 from shoal.data.text import described as text_inputs
-from shoal.errors import InputError, TableWarning, check_names, listed, unknown_name
+from shoal.errors import InputError, TableWarning, check_names, listed
 from shoal.settings import Pixels, checked, shown
 
 SHARE = 0.2
@@ -108,9 +108,8 @@ def from_table(
     target = Labels.read(content[label], label, task, written)
     _check_copy(content, used, label)
     domains = domains_of(content[domain], domain)
-    splits = split(
-        domains, test, validation, seed, None if group is None else _entities(content[group], group)
-    )
+    entities = None if group is None else _entities(content[group], group)
+    splits = split(domains, _listed(test), validation, seed, entities)
     train = splits["train"].examples()
     about = {"name": label, "domain": domain, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(written)}
@@ -258,7 +257,7 @@ def from_arrays(
         row = int((~finite).nonzero()[0])
         raise InputError(f"x has a number in example {row} that is not finite; repair or leave it out.")
     target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), test, validation, seed)
+    splits = split(Domains.from_labels(names), _listed(test), validation, seed)
     values = target.numbers({})
     return DomainData(
         examples=TensorData(inputs, torch.from_numpy(values)),
@@ -309,7 +308,7 @@ def from_dataset(
     warn_of(found.notes)
     return DomainData(
         examples=found.examples,
-        splits=split(Domains.from_labels(names), test, validation, seed),
+        splits=split(Domains.from_labels(names), _listed(test), validation, seed),
         classes=found.classes,
         input_shape=found.input_shape,
         model=MODELS.get(len(found.input_shape), ""),
@@ -359,7 +358,7 @@ def from_hf(
         need_column(name, rows, what)
     named = as_table({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
     target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), test, validation, seed)
+    splits = split(domains_of(named[domain], domain), _listed(test), validation, seed)
     y = torch.from_numpy(target.numbers({}))
     examples: Examples
     if text is not None:
@@ -516,45 +515,6 @@ def _whole_number(text: str, name: str, row: int) -> str:
     if value != value // 1:
         raise InputError(f"domain {name!r} is {text} in row {row}; use whole numbers or texts.")
     return number_text(value)
-
-
-def split(
-    domains: Domains, test: Names, share: float, seed: int, entities: NDArray[Any] | None = None
-) -> dict[str, Domains]:
-    """``test`` left out, and a ``share`` of every other domain held out for validation under its name.
-
-    ``entities`` says which entity each example is of: all examples of one are on the same side.
-    """
-    left_out = _listed(test)
-    for name in left_out:
-        if name not in domains.names:
-            raise unknown_name("test domain", name, domains.names)
-    if left_out and len(domains) < 2:
-        raise InputError(
-            f"there is only one domain, {domains.names[0]!r}; leaving it out leaves nothing to train on."
-        )
-    rest, away = leave_out(domains, left_out) if left_out else (domains, None)
-    if entities is None:
-        train, validation = hold_out(rest, share, seed)
-    else:
-        train, validation = _by_entity(rest, away, share, seed, entities)
-    found = {"train": train, "validation": validation}
-    return found if away is None else {**found, "test": away}
-
-
-def _by_entity(
-    rest: Domains, away: Domains | None, share: float, seed: int, entities: NDArray[Any]
-) -> tuple[Domains, Domains]:
-    """Whole entities are held out, and none that is in ``away`` too is trained on."""
-    if away is not None:
-        keep = ~np.isin(entities[rest.indices], entities[away.examples()])
-        if not keep.any():
-            raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
-        rest = rest.filter(keep)
-    members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
-    _, held = hold_out(Domains.from_indices(members), share, seed)
-    out = np.isin(entities[rest.indices], held.examples())
-    return rest.filter(~out), rest.filter(out)
 
 
 def _listed(names: Names) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,32 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
             f"share={share} of {len(examples)} examples in {len(domains)} domains holds out nothing."
         )
     return domains.filter(~held), domains.filter(held)
+
+
+def split(
+    domains: Domains, test: Sequence[str], share: float, seed: int, entities: NDArray[Any] | None = None
+) -> dict[str, Domains]:
+    """``test`` held out (``[]``: none), and a ``share`` of every other domain for validation under its name.
+
+    ``entities`` says which entity each example is of: all examples of one are on the same side, and none that
+    is in a test domain too is trained on.
+    """
+    names = held_out_names(test, domains.names) if len(test) else []
+    rest, held_out = leave_out(domains, names) if names else (domains, None)
+    if entities is None:
+        train, validation = hold_out(rest, share, seed)
+    else:
+        if held_out is not None:
+            keep = ~np.isin(entities[rest.indices], entities[held_out.examples()])
+            if not keep.any():
+                raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
+            rest = rest.filter(keep)
+        members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
+        _, held = hold_out(Domains.from_indices(members), share, seed)
+        away = np.isin(entities[rest.indices], held.examples())
+        train, validation = rest.filter(~away), rest.filter(away)
+    found = {"train": train, "validation": validation}
+    return found if held_out is None else {**found, "test": held_out}
 
 
 def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:
