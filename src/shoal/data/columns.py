@@ -11,6 +11,7 @@ dates) for the column to be numeric (or of dates); those that are not are then m
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -202,11 +203,11 @@ class _Usual:
     """How numbers and dates are written in this table, for columns that leave it open."""
 
     def __init__(self, table: Table, names: Sequence[str], hints: Hints) -> None:
-        self.hints, self.table = hints, table
+        self.hints, self.semicolons = hints, table.separator == ";"
         self.sure = {".": 0, ",": 0}
         for name in names:
             if table[name].plain is None:
-                found = marks(_sample(table[name]))
+                found = marks(t for t in table[name].encoded[0][:2000].tolist() if not is_missing(t))
                 for mark in self.sure:
                     self.sure[mark] += found[mark]
 
@@ -220,14 +221,15 @@ class _Usual:
             sample = next(t for t in texts if re.search(rf"\d{re.escape(mark)}\d{{3}}", t))
             value = number(sample, Format(decimal), unit=False)
             note = f"{sample!r} is read as {value:g} ({note})" if value is not None else ""
-        return Format(decimal, _main_unit(texts)), note
+        units = Counter(unit for text in texts if (unit := unit_of(text)))
+        return Format(decimal, units.most_common(1)[0][0] if units else ""), note
 
     def _decimal(self, found: Mapping[str, int]) -> tuple[str, str]:
         if self.hints.decimal is not None:
             return self.hints.decimal, ""
         if found["."] or found[","]:
             return "," if found[","] > found["."] else ".", ""
-        european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self._semicolons)
+        european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self.semicolons)
         if found["open"]:
             return ("," if european else "."), "1,234 can be 1234 or 1.234; the option decimal says which"
         if found["open."]:
@@ -235,10 +237,6 @@ class _Usual:
                 return ",", "1.234 can be 1234 or 1.234; the option decimal says which"
             return ".", ""
         return ("," if european else "."), ""
-
-    @property
-    def _semicolons(self) -> bool:
-        return self.table.separator == ";"
 
     def day_first(self, texts: Sequence[str]) -> tuple[bool, str]:
         """Whether the day comes first, and what to say if that is open."""
@@ -251,22 +249,9 @@ class _Usual:
         second = sum(int(m["b"]) > 12 for m in shapes)
         if first or second:
             return first > second, ""
-        guess = shapes[0]["sep"] == "." or self._semicolons
+        guess = shapes[0]["sep"] == "." or self.semicolons
         order = "day first" if guess else "month first"
         return guess, f"{shapes[0][0]!r} is read {order}; the option day_first says which"
-
-
-def _sample(column: Column, most: int = 2000) -> list[str]:
-    return [t for t in column.encoded[0][:most].tolist() if not is_missing(t)]
-
-
-def _main_unit(texts: Sequence[str]) -> str:
-    """The unit that most cells have, in lower case."""
-    units: dict[str, int] = {}
-    for text in texts:
-        if u := unit_of(text):
-            units[u] = units.get(u, 0) + 1
-    return max(units, key=lambda u: units[u]) if units else ""
 
 
 def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> ColumnType:
@@ -500,13 +485,9 @@ def _share(facts: Facts, kind: str, how: Format) -> float:
 
 def _is_text(facts: Facts) -> bool:
     """Several words that mostly differ; an address of mail, a telephone number or a place has none."""
-    words = [sum(map(_has_letter, re.split(r"[\s,;|]+", c))) for c in facts.names(2000)]
+    words = [sum(any(map(str.isalpha, word)) for word in re.split(r"[\s,;|]+", c)) for c in facts.names(2000)]
     many = len(facts.categories) > max(CATEGORIES, facts.known // 2)
     return many and float(np.mean(words)) >= 3
-
-
-def _has_letter(word: str) -> bool:
-    return any(map(str.isalpha, word))
 
 
 def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:

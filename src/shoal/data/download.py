@@ -159,7 +159,12 @@ def _get(
 ) -> Got:
     if where := download.found_in(folder):  # another process brought it just now
         return Got(where)
-    _check_free(download, folder / download.home)
+    place = folder / download.home
+    if download.layout is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise InputError(
+            f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it away, or "
+            "choose another folder with --to."
+        )
     files = [_obtain(s, work / s.file, mirror, sha256.get(s.file), tell, say) for s in download.sources]
     notes = _settle(download, work, folder, tell)
     for source, one in zip(download.sources, files, strict=True):
@@ -167,7 +172,7 @@ def _get(
             _record(work / source.file, one["sha256"])
         if not keep:
             (work / source.file).unlink()
-    return Got(folder / download.home, files, notes)
+    return Got(place, files, notes)
 
 
 def _make(folder: Path) -> None:
@@ -195,15 +200,6 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _check_free(download: Download, place: Path) -> None:
-    """Nothing that is there is overwritten."""
-    if download.layout is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(
-            f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it away, or "
-            "choose another folder with --to."
-        )
-
-
 # Checking
 
 
@@ -215,13 +211,14 @@ def _obtain(
     size, found = path.stat().st_size, _digests(path)
     expected, whose = _expected(source, path, sha256)
     kind, _, right = expected.partition(":")
-    start = STARTS.get(path.suffix, b"")
+    with open_regular(path) as file:
+        start = file.read(8)
     wrong = ""
     if kind and found[kind] != right.lower():
         wrong = f"its {kind} is {found[kind]}, not {right.lower()} ({whose})"
     elif source.size is not None and sha256 is None and size != source.size:
         wrong = f"it has {size:,} bytes, not {source.size:,}"
-    elif not _starts(path, start):
+    elif not start.startswith(STARTS.get(path.suffix, b"")):
         wrong = f"it has {amount(size)} that are no {path.suffix} file"
     if wrong:
         away = path.with_name(f"{path.name}.wrong")
@@ -265,11 +262,6 @@ def _digests(path: Path) -> dict[str, str]:
             for each in sums.values():
                 each.update(chunk)
     return {kind: each.hexdigest() for kind, each in sums.items()}
-
-
-def _starts(path: Path, start: bytes) -> bool:
-    with open_regular(path) as file:
-        return file.read(len(start)) == start
 
 
 # Fetching
@@ -345,11 +337,8 @@ def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
             break
     had = part.usable(part.url)
     kept = f" {amount(had)} of it are kept; the same command goes on from there." if had else ""
-    raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or _by_hand(path)}")
-
-
-def _by_hand(path: Path) -> str:
-    return f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
+    by_hand = f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
+    raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or by_hand}")
 
 
 def _fetch(url: str, part: _Part, name: str, tell: Tell, say: Say) -> None:
@@ -412,7 +401,10 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
         if getattr(answer, "status", None) != 206:
             had = 0
             part.begin(url, _version(answer.headers))
-        elif not _follows(answer.headers, had, part.version):
+        elif not (
+            str(answer.headers.get("Content-Range", "")).startswith(f"bytes {had}-")
+            and _version(answer.headers) in (part.version, "")
+        ):
             part.begin(url, "")
             raise ConnectionError("the server sent another part than was asked for")
         if total is not None:
@@ -440,12 +432,6 @@ def _total(answer: Any) -> int | None:
     span = str(answer.headers.get("Content-Range", "")) if getattr(answer, "status", None) == 206 else ""
     said = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
     return int(said) if said.isdecimal() else None
-
-
-def _follows(headers: Any, had: int, version: str) -> bool:
-    """Whether what comes is the rest of what came."""
-    starts = str(headers.get("Content-Range", "")).startswith(f"bytes {had}-")
-    return starts and _version(headers) in (version, "")
 
 
 def _version(headers: Any) -> str:

@@ -65,7 +65,10 @@ class Coding:
             others = "text" if self.text else "numbers"
             raise InputError(f"{where} has the label {label!r}, and others are {others}; make them alike.")
         if self.text:
-            return torch.tensor(self._number(str(value), where))
+            if (text := str(value)) not in self.names:
+                some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
+                raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
+            return torch.tensor(self.names.index(text))
         if self.task == "regression":
             return torch.as_tensor(value).to(torch.get_default_dtype())
         if value.ndim or (value.dtype.kind == "f" and value != np.floor(value)):
@@ -75,12 +78,6 @@ class Coding:
             bound = "" if self.classes is None else f" and below {self.classes}, the number of classes"
             raise InputError(f"{where} has the label {number}; labels must be at least 0{bound}.")
         return torch.tensor(number)
-
-    def _number(self, text: str, where: str) -> int:
-        if text not in self.names:
-            some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
-            raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
-        return self.names.index(text)
 
 
 class Items(Examples):
@@ -153,15 +150,19 @@ def understand(
             _look(f"domain {name!r}" if name else "the dataset", part, count, len(parts))
             for name, part in parts.items()
         ]
-    _check_alike(looks)
-    kinds = {look.kind for look in looks}
-    if kinds == {"whole", "floating"}:
-        a, b = (next(look for look in looks if look.kind == kind) for kind in ("whole", "floating"))
-        raise InputError(f"labels are whole numbers in {a.name} and floating in {b.name}; make them alike.")
-    if "text" in kinds and len(kinds) > 1:
-        a, b = (next(v for v in looks if (v.kind == "text") == same) for same in (True, False))
-        raise InputError(f"labels are text in {a.name} and numbers in {b.name}; make them alike.")
-    kind = kinds.pop()
+    known = [look for look in looks if look.signature is not None]
+    for look in known:
+        if look.signature != known[0].signature:
+            raise InputError(
+                f"an example is {', '.join(known[0].signature or ())} in {known[0].name} but "
+                f"{', '.join(look.signature or ())} in {look.name}; they must be alike."
+            )
+    kinds = {look.kind: look.name for look in reversed(looks)}
+    if len(kinds) > 1:
+        words = {"text": "text", "whole": "whole numbers", "floating": "floating"}
+        (a, one), (b, other) = sorted(kinds.items(), key=lambda item: list(words).index(item[0]))[:2]
+        raise InputError(f"labels are {words[a]} in {one} and {words[b]} in {other}; make them alike.")
+    (kind,) = kinds
     task = task or ("classification" if kind != "floating" or given else _floating(looks, default))
     if task == "regression" and kind == "text":
         raise InputError("labels are text; for regression they must be numbers.")
@@ -336,60 +337,42 @@ def _arrays(name: str, part: Sequence[Any]) -> _Look:
 
 
 def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
-    """A dataset of items: some are read, all where every label is needed and not listed."""
+    """A dataset of items: some are read, all where every label is needed and not listed.
+
+    One that puts its batches together itself, or declares more that it can do, is taken as it is.
+    """
     size = len(dataset)
     if not size:
         raise InputError(f"{name} has no examples; leave it out.")
-    if isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None)):
-        return _opaque(name, dataset, size)
+    opaque = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
     called = _called(dataset)
-    some = _spread(size, FEW)
-    first = _together([_label(_read(dataset, n, name)[1], name) for n in some.tolist()], name)
-    listed = _listed(dataset, some, first)
-    every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
-    which = some if listed is not None else _spread(size, READ if every else max(FEW, SAMPLE // parts))
+    which = _spread(size, FEW)
+    first = _together([_label(_read(dataset, n, name)[1], name) for n in which.tolist()], name)
+    listed = _listed(dataset, which, first)
+    if listed is None and not opaque:
+        every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
+        which = _spread(size, READ if every else max(FEW, SAMPLE // parts))
     labels: list[Array] = []
     signature: tuple[str, ...] | None = None
     dropped = ""
     for example in which.tolist():
         where = f"example {example} of {name}"
         x, y, unused = _read(dataset, example, name)
-        made = _input(x, where)
-        here = _signature(made)
-        if signature is not None and here != signature:
-            raise InputError(
-                f"{where} is {', '.join(here)} and the first is {', '.join(signature)}; make examples alike "
-                "(pad sequences), or give the dataset a method `collate`."
-            )
-        signature, dropped = here, dropped or unused
+        if not opaque:
+            x, dropped = _input(x, where), dropped or unused
+            here = _signature(x)
+            if signature not in (None, here):
+                raise InputError(
+                    f"{where} is {', '.join(here)} and the first is {', '.join(signature or ())}; make "
+                    "examples alike (pad sequences), or give the dataset a method `collate`."
+                )
+            signature = here
         labels.append(_label(y, where))
     found = _together(labels, name)
     if listed is not None:
         found, which = listed, np.arange(size)
-    shape = tuple(made.shape) if isinstance(made, Tensor) else ()
-    return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped)
-
-
-def _opaque(name: str, dataset: Any, size: int) -> _Look:
-    which = _spread(size, FEW)
-    items = [_read(dataset, example, name)[:2] for example in which.tolist()]
-    labels = _together([_label(y, name) for _, y in items], name)
-    shape = tuple(items[0][0].shape) if isinstance(items[0][0], Tensor) else ()
-    if (listed := _listed(dataset, which, labels)) is not None:
-        labels, which = listed, np.arange(size)
-    called = _called(dataset)
-    return _Look(name, dataset, labels, which, len(which) == size, shape, None, called, opaque=True)
-
-
-def _check_alike(looks: Sequence[_Look]) -> None:
-    """Inputs must be put into one batch."""
-    known = [look for look in looks if look.signature is not None]
-    for look in known:
-        if look.signature != known[0].signature:
-            raise InputError(
-                f"an example is {', '.join(known[0].signature)} in {known[0].name} but "
-                f"{', '.join(look.signature)} in {look.name}; they must be alike."
-            )
+    shape = tuple(x.shape) if isinstance(x, Tensor) else ()
+    return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped, opaque)
 
 
 def _spread(size: int, most: int) -> Array:

@@ -50,6 +50,14 @@ def roots(needed: str, folder: str | Path | None, home: str, get: str | None = N
     raise InputError(f"{needed} are needed; {SAY_WHERE} they are{_or(get)}.")
 
 
+def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
+    """The path that an option of a dataset of one's own must give."""
+    if value is None:
+        what = "DIR` says where" if option == "folder" else "FILE` says which"
+        raise InputError(f"dataset {dataset!r} reads {reads}: `--data {option}={what}.")
+    return Path(str(value)).expanduser()
+
+
 def _or(get: str | None) -> str:
     return f"; `shoal data get {get}` fetches them" if get else ""
 

@@ -44,14 +44,7 @@ TOKENIZERS = {"", "PreTrainedTokenizerFast", "TokenizersBackend"} | {
 }
 LEGACY = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "pooler_hidden_size"}
 """What newer transformers take and no longer declare."""
-OF_ALL = {
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "cls_token_id",
-    "sep_token_id",
-    "tie_word_embeddings",
-}
+OF_ALL = {f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")} | {"tie_word_embeddings"}
 """What every configuration has that counts for an encoder; the rest of it is for other uses."""
 WIDEST, DEEPEST = 2**22, 1000
 """Above any number in an encoder's configuration, such as the size of its vocabulary; and of layers."""
@@ -248,16 +241,14 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
     allowed = own - set(inspect.signature(PretrainedConfig).parameters) | OF_ALL | LEGACY
     taken = {key: value for key, value in content.items() if key in allowed}
     for key, value in taken.items():
-        if not _plain(value, 2 if key.startswith("rope_") else 0) or ("layers" in key and _large(value)):
+        if not _plain(value, 2 if key.startswith("rope_") else 0) or (
+            "layers" in key and isinstance(value, int) and value > DEEPEST
+        ):
             raise InputError(
                 f"{failure}: {key} in config.json is {repr(value)[:60]}; it must be a word or a number that "
                 "is not too large for an encoder."
             )
     return made(**taken)
-
-
-def _large(value: Any) -> bool:
-    return isinstance(value, int) and value > DEEPEST
 
 
 def _plain(value: Any, depth: int) -> bool:

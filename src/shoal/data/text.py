@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import json
@@ -30,7 +29,7 @@ from shoal.data.batch import Examples
 from shoal.data.folders import SAY_WHERE
 from shoal.data.hub import Source, need_transformers
 from shoal.data.reading import check_header
-from shoal.errors import InputError
+from shoal.errors import InputError, nearest
 from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
 from shoal.settings import Range, checked
 
@@ -288,10 +287,10 @@ def _utf8(text: str) -> str:
 def _place(path: Path, header: list[str], name: str) -> int:
     if name in header:
         return header.index(name)
-    near = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
-    hint = f" Is it {near[0]!r}?" if near else ""
-    there = ", ".join(repr(column) for column in header[:30])
-    raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {there or 'none'}.")
+    near = nearest(name, header)
+    hint = f" Is it {near!r}?" if near else ""
+    columns = ", ".join(repr(column) for column in header[:30])
+    raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {columns or 'none'}.")
 
 
 class _Files:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from shoal.data.batch import DomainData
+from shoal.data.folders import needed
 from shoal.data.images import SIZE, image_data, leave_one_out
 from shoal.data.tree import domain_folders, read_tree, subfolders
-from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
 SUMMARY = "Images of your own, laid out as folder/domain/class/image: jpg, png, webp or bmp."
@@ -43,17 +42,15 @@ def load(
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
-    files = read_tree(_said(folder), {name: [name] for name in names})
+    files = read_tree(
+        needed("image-folder", "folder", folder, "images of yours"), {name: [name] for name in names}
+    )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
     """Those that ``test`` can hold out."""
-    return (subfolders if splits_are_domains else domain_folders)(_said(folder))
-
-
-def _said(folder: str | None) -> Path:
-    if folder is None:
-        raise InputError("dataset 'image-folder' reads images of yours: `--data folder=DIR` says where.")
-    return Path(str(folder)).expanduser()
+    return (subfolders if splits_are_domains else domain_folders)(
+        needed("image-folder", "folder", folder, "images of yours")
+    )

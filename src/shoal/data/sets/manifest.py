@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
+from shoal.data.folders import needed
 from shoal.data.images import SIZE, SPLITS, image_data, leave_one_out
 from shoal.data.reading import ALL, CsvRows, check_header, need_column, rows_of
 from shoal.data.tree import FileList, warn_missing
@@ -48,7 +49,7 @@ def load(
         bad: ``stop`` at an image that cannot be read, or ``skip`` it.
         cache: whether decoded images are kept in memory; small ones are by default.
     """
-    path = _said(file)
+    path = needed("manifest", "file", file, "a list of images")
     files, chosen = read_manifest(path)
     if chosen is None:
         splits = leave_one_out(files, max(files.domains) if test is None else test, seed)
@@ -63,14 +64,8 @@ def domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None
     """Those that ``test`` can leave out; ``None`` where the table itself says what test is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading says them again
-        files, chosen = read_manifest(_said(file))
+        files, chosen = read_manifest(needed("manifest", "file", file, "a list of images"))
     return files.domains if chosen is None else None
-
-
-def _said(file: str | None) -> Path:
-    if file is None:
-        raise InputError("dataset 'manifest' reads a list of images: `--data file=FILE` says which.")
-    return Path(str(file)).expanduser()
 
 
 def read_manifest(path: Path) -> tuple[FileList, list[str] | None]:
