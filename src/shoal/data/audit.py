@@ -29,9 +29,9 @@ def leaks(
     """Columns that may give the answer away, or that repeat the domain, and why."""
     most = min(MOST, 10**7 // (int(label.max()) + 1)) if classification else MOST  # bounds the memory
     rows = np.random.default_rng(0).permutation(len(label))[:most]
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     if len(rows) < LEAST:
-        return found
+        return result
     target = label[rows]
     for name, about in types.items():
         if about.kind in (DROPPED, "text"):
@@ -40,13 +40,13 @@ def leaks(
         score = _score(codes, values, target, classification)
         if score >= NEARLY:
             what = f"{score:.1%} balanced accuracy" if classification else f"R² {score:.3f}"
-            found[name] = (
+            result[name] = (
                 f"possible leakage: it alone predicts {label_name!r} ({what} in rows not fitted to); "
                 "if it is not known before the label is, leave it out (--drop)"
             )
         elif why := _of_domain(codes, domain[rows]):
-            found[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
-    return found
+            result[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
+    return result
 
 
 def _codes(table: Table, about: ColumnType, rows: Array) -> tuple[Array, Array | None]:

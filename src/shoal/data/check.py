@@ -86,9 +86,9 @@ def _check_type(y: Tensor, classes: int | None) -> None:
 def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
     if not (values.is_floating_point() or values.is_complex()):
         return
-    if (found := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
+    if (result := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
         return
-    example, where = found
+    example, where = result
     row = values[example].reshape(-1)
     value = row[~row.isfinite()][0].item()
     raise InputError(f"{where} has a {what} that is {value}; repair or leave it out.")
@@ -97,9 +97,9 @@ def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
 def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
     if classes is None:
         return _check_finite(y, domains, "target")
-    if (found := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
+    if (result := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
         return None
-    _, where = found
+    _, where = result
     used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
     raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
 

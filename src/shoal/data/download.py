@@ -208,14 +208,14 @@ def _obtain(
 ) -> dict[str, Any]:
     """The file, fetched unless it is there, and checked."""
     url = "" if path.exists() else fetch(addresses(source, mirror), path, tell=tell, say=say)
-    size, found = path.stat().st_size, _digests(path)
+    size, result = path.stat().st_size, _digests(path)
     expected, whose = _expected(source, path, sha256)
     kind, _, right = expected.partition(":")
     with open_regular(path) as file:
         start = file.read(8)
     wrong = ""
-    if kind and found[kind] != right.lower():
-        wrong = f"its {kind} is {found[kind]}, not {right.lower()} ({whose})"
+    if kind and result[kind] != right.lower():
+        wrong = f"its {kind} is {result[kind]}, not {right.lower()} ({whose})"
     elif source.size is not None and sha256 is None and size != source.size:
         wrong = f"it has {size:,} bytes, not {source.size:,}"
     elif not start.startswith(STARTS.get(path.suffix, b"")):
@@ -228,7 +228,7 @@ def _obtain(
             f"{source.file}{f' from {url}' if url else ''} is not what it should be: {wrong}. It is now "
             f"{str(away)!r}; the same command fetches it anew.{changed}"
         )
-    return {"file": source.file, "url": url, "bytes": size, "sha256": found["sha256"], "checked": whose}
+    return {"file": source.file, "url": url, "bytes": size, "sha256": result["sha256"], "checked": whose}
 
 
 def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]:
@@ -297,8 +297,8 @@ class _Part:
         self.note = path.with_name(f"{path.name}.part.json")
         self.url, self.version = "", ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = read_json(self.note)
-            self.url, self.version = str(said["url"]), str(said["version"])
+            stated = read_json(self.note)
+            self.url, self.version = str(stated["url"]), str(stated["version"])
 
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
@@ -430,8 +430,8 @@ _PAGE = (
 def _total(answer: Any) -> int | None:
     """The size of the whole file, if the server says."""
     span = str(answer.headers.get("Content-Range", "")) if getattr(answer, "status", None) == 206 else ""
-    said = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
-    return int(said) if said.isdecimal() else None
+    stated = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
+    return int(stated) if stated.isdecimal() else None
 
 
 def _version(headers: Any) -> str:

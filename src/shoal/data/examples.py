@@ -211,15 +211,15 @@ def _classes(
             )
     every = all(look.whole for look in looks)
     if kind == "text":
-        found = {str(v) for look in looks for v in look.labels.tolist()}
+        result = {str(v) for look in looks for v in look.labels.tolist()}
         if not names:
             if not every:
                 raise InputError(
                     f"labels are text, and to number them more than {READ:,} examples would be read: name "
                     "the classes in their order (classes=[…]), or number the labels in the dataset."
                 )
-            names = tuple(sorted(found))
-        if unknown := sorted(found - set(names)):
+            names = tuple(sorted(result))
+        if unknown := sorted(result - set(names)):
             raise InputError(f"the label {unknown[0]!r} is none of classes={list(names)!r}.")
         if len(names) < 2:
             raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
@@ -368,11 +368,11 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
                 )
             signature = here
         labels.append(_label(y, where))
-    found = _together(labels, name)
+    result = _together(labels, name)
     if listed is not None:
-        found, which = listed, np.arange(size)
+        result, which = listed, np.arange(size)
     shape = tuple(x.shape) if isinstance(x, Tensor) else ()
-    return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped, opaque)
+    return _Look(name, dataset, result, which, len(which) == size, shape, signature, called, dropped, opaque)
 
 
 def _spread(size: int, most: int) -> Array:
@@ -382,11 +382,11 @@ def _spread(size: int, most: int) -> Array:
 
 def _listed(dataset: Any, which: Array, labels: Array) -> Array | None:
     """The labels of all examples, where the dataset has them in memory and they are those that come out."""
-    found = _attribute(dataset)
-    if found is None or len(found) != len(dataset) or labels.ndim != 1:
+    result = _attribute(dataset)
+    if result is None or len(result) != len(dataset) or labels.ndim != 1:
         return None
-    same = _kind(found) == _kind(labels) and bool((found[which] == labels).all())
-    return found if same else None
+    same = _kind(result) == _kind(labels) and bool((result[which] == labels).all())
+    return result if same else None
 
 
 def _attribute(dataset: Any) -> Array | None:
@@ -409,14 +409,14 @@ def _attribute(dataset: Any) -> Array | None:
         values = [getattr(dataset, name, None) for name in ("targets", "labels", "y")]
         values += [tensors[1]] if isinstance(tensors, tuple) and len(tensors) > 1 else []
     for value in values:
-        found = _plain(value)
-        if isinstance(found, (list, tuple)):
+        result = _plain(value)
+        if isinstance(result, (list, tuple)):
             try:
-                found = np.asarray(found)
+                result = np.asarray(result)
             except ValueError:
                 continue
-        if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "biufU":
-            return found
+        if isinstance(result, np.ndarray) and result.ndim == 1 and result.dtype.kind in "biufU":
+            return result
     return None
 
 
@@ -501,22 +501,24 @@ def _label(label: Any, where: str) -> Array:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     try:
-        found = np.asarray(value)
+        result = np.asarray(value)
     except ValueError:
-        found = np.asarray(None)
-    if found.dtype.kind == "O" and isinstance(found.item() if found.size == 1 else None, (str, int, float)):
-        found = np.asarray(found.item())
-    if found.dtype.kind not in "biufU":
+        result = np.asarray(None)
+    if result.dtype.kind == "O" and isinstance(
+        result.item() if result.size == 1 else None, (str, int, float)
+    ):
+        result = np.asarray(result.item())
+    if result.dtype.kind not in "biufU":
         raise InputError(f"{where} has the label {label!r}; it must be a number or a text.")
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    if result.dtype.kind == "f" and not np.isfinite(result).all():
         raise InputError(f"{where} has a label that is not finite; repair or leave it out.")
-    whole = found.dtype.kind != "f" and found.size == 1
-    return found.reshape(()) if whole else found
+    whole = result.dtype.kind != "f" and result.size == 1
+    return result.reshape(()) if whole else result
 
 
 def _together(labels: Sequence[Array], name: str) -> Array:
-    found = {_kind(label) for label in labels}
-    if "text" in found and len(found) > 1:
+    result = {_kind(label) for label in labels}
+    if "text" in result and len(result) > 1:
         raise InputError(f"some labels in {name} are text and others are numbers; make them alike.")
     if len(shapes := {label.shape for label in labels}) > 1:
         raise InputError(f"labels in {name} have different shapes: {', '.join(map(str, sorted(shapes)))}.")

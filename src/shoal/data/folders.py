@@ -30,11 +30,11 @@ def find_files(
     """
     top = roots(f"the files {', '.join(names)}", folder, home, get)
     places = [root / sub for root in top for sub in inside]
-    found = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
-    best = max(found, key=len)
+    result = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
+    best = max(result, key=len)
     for name in names:
         if name not in best:
-            looked_in = [places[found.index(best)]] if best else top
+            looked_in = [places[result.index(best)]] if best else top
             where = " or ".join(repr(str(place)) for place in looked_in)
             other = "".join(f" (or {ending})" for ending in endings if ending)
             raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look{_or(get)}.")

@@ -303,7 +303,7 @@ def load_published(
     seed: Seed = 0,
     size: Pixels = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """A published dataset with one domain held out, or several.
@@ -340,7 +340,7 @@ def image_data(
     *,
     size: int = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """Image files as the loop and the benchmarks take them."""

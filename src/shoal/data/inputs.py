@@ -100,11 +100,11 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
     kind = str(description.get("kind", "array"))
     if kind not in KINDS:
         raise unknown_name("kind of input", kind, KINDS)
-    said = Options(**options)
-    if said.bad not in BAD:
-        raise unknown_name("way with bad images: bad =", str(said.bad), BAD)
+    chosen = Options(**options)
+    if chosen.bad not in BAD:
+        raise unknown_name("way with bad images: bad =", str(chosen.bad), BAD)
     try:
-        return KINDS[kind](description, shape, said)
+        return KINDS[kind](description, shape, chosen)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
@@ -241,9 +241,9 @@ class Texts(Reader):
 
     def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
         filler = int(self.tokenizer.pad_token_id or 0)
-        found = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        result = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
         # A model cannot attend to nothing.
-        return padded([torch.tensor(ids or [filler]) for ids in found], self.max_tokens, self.pad_to, filler)
+        return padded([torch.tensor(ids or [filler]) for ids in result], self.max_tokens, self.pad_to, filler)
 
     def _texts(self, source: Any, size: int) -> Iterator[tuple[list[str], list[str]]]:
         if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
@@ -317,15 +317,15 @@ def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
     """The lines of a text file, blank ones too, so that numbers are those of an editor."""
     try:
         with open_text(path.expanduser()) as lines:
-            found: list[str] = []
+            result: list[str] = []
             number = 0
             for number, line in enumerate(lines_of(lines, path), 1):
-                found.append(line.rstrip("\r\n"))
-                if len(found) == size:
-                    yield [str(n) for n in range(number - size + 1, number + 1)], found
-                    found = []
-            if found:
-                yield [str(n) for n in range(number - len(found) + 1, number + 1)], found
+                result.append(line.rstrip("\r\n"))
+                if len(result) == size:
+                    yield [str(n) for n in range(number - size + 1, number + 1)], result
+                    result = []
+            if result:
+                yield [str(n) for n in range(number - len(result) + 1, number + 1)], result
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
@@ -406,9 +406,9 @@ def _below(root: Path) -> tuple[list[str], int]:
     for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         seen = [name for name in sorted(files) if not name.startswith(".")]
-        found = [name for name in seen if name.lower().endswith(ENDINGS)]
-        others += len(seen) - len(found)
-        names += [os.path.relpath(os.path.join(place, name), root) for name in found]
+        result = [name for name in seen if name.lower().endswith(ENDINGS)]
+        others += len(seen) - len(result)
+        names += [os.path.relpath(os.path.join(place, name), root) for name in result]
     return names, others
 
 

@@ -211,8 +211,8 @@ def _end_with_parent(parent: Any, above: int) -> None:
     The process above is the parent if workers are forked from it, else the server that forks them.
     """
     while True:
-        told = signal.sigtimedwait([signal.SIGTERM], 2.0)
-        if told is not None and told.si_pid == parent.pid:
+        info = signal.sigtimedwait([signal.SIGTERM], 2.0)
+        if info is not None and info.si_pid == parent.pid:
             os._exit(0)
         if os.getppid() != above or not parent.is_alive():
             os._exit(1)

@@ -121,8 +121,8 @@ def from_table(
     y = target.numbers(about)
     _warn(how, remarks)
     notes = _notes(splits, target, how)
-    if target.said:
-        notes["label"] = target.said
+    if target.note:
+        notes["label"] = target.note
     return DomainData(
         examples=TableRows(torch.from_numpy(x), torch.from_numpy(y), train),
         splits=splits,
@@ -188,13 +188,13 @@ def _audited(
             codes[domains.indices_of(number)] = number
         names = (roles["label"], roles["domain"])
         values = target.values
-        found = leaks(content, types, values, bool(target.names), codes, *names)
+        result = leaks(content, types, values, bool(target.names), codes, *names)
         remarks = near_equal(target.names, "labels") + near_equal(domains.names, "domains")
         remarks += repeated_rows(content, [*used, roles["label"]], codes) if "group" not in roles else []
-        content.memory[key] = found, remarks
-    found, remarks = content.memory[key]
+        content.memory[key] = result, remarks
+    result, remarks = content.memory[key]
     columns = [
-        {**c, "warnings": [*c["warnings"], *([found[c["column"]]] if c["column"] in found else [])]}
+        {**c, "warnings": [*c["warnings"], *([result[c["column"]]] if c["column"] in result else [])]}
         for c in how.columns
     ]
     return replace(how, columns=_with_roles(columns, content, roles, ())), remarks
@@ -204,10 +204,10 @@ def _with_roles(
     columns: Sequence[Mapping[str, Any]], content: Table, roles: Mapping[str, str], drop: Iterable[str]
 ) -> list[Mapping[str, Any]]:
     """The report with the columns that are no features too, in the table's order."""
-    found = {str(about["column"]): about for about in columns}
+    result = {str(about["column"]): about for about in columns}
     for role, name in [*((DROPPED, name) for name in drop), *roles.items()]:
         names, codes = categories_of(content[name])
-        found[name] = {
+        result[name] = {
             "column": name,
             "kind": role,
             "missing": int((codes < 0).sum()),
@@ -216,7 +216,7 @@ def _with_roles(
             "becomes": {"label": "what is predicted", "domain": "the domain"}.get(role, "not a feature"),
             "warnings": [],
         }
-    return [found[name] for name in content if name in found]
+    return [result[name] for name in content if name in result]
 
 
 def _entities(column: Column, name: str) -> NDArray[Any]:
@@ -299,21 +299,21 @@ def from_dataset(
         seed: for the choice of these examples.
     """
     names = _domain_names(domains)
-    found = understand({"": dataset}, task=task, classes=classes, count=True)
-    if len(found.domains.indices) != len(names):
+    result = understand({"": dataset}, task=task, classes=classes, count=True)
+    if len(result.domains.indices) != len(names):
         raise InputError(
-            f"the dataset has {len(found.domains.indices)} examples and domains {len(names)}; "
+            f"the dataset has {len(result.domains.indices)} examples and domains {len(names)}; "
             "give one for each."
         )
-    warn_of(found.notes)
+    warn_of(result.notes)
     return DomainData(
-        examples=found.examples,
+        examples=result.examples,
         splits=split(Domains.from_labels(names), _listed(test), validation, seed),
-        classes=found.classes,
-        input_shape=found.input_shape,
-        model=MODELS.get(len(found.input_shape), ""),
-        notes=found.notes,
-        class_names=found.class_names,
+        classes=result.classes,
+        input_shape=result.input_shape,
+        model=MODELS.get(len(result.input_shape), ""),
+        notes=result.notes,
+        class_names=result.class_names,
     )
 
 
@@ -390,7 +390,7 @@ class Labels:
 
     values: NDArray[Any]
     names: tuple[str, ...]
-    said: str = ""
+    note: str = ""
     """What was guessed of it, in words."""
 
     @classmethod
@@ -412,25 +412,25 @@ class Labels:
             codes = np.where(codes < 0, [lost.get(t, -1) for t in distinct[cells].tolist()], codes)
         values, wrong = values_of(column, "numeric", how or Format())
         numeric = None if wrong or np.isnan(values).any() else values
-        said = ""
+        note = ""
         if task is None:
-            task, said = _guess(len(names), len(codes), numeric, name)
+            task, note = _guess(len(names), len(codes), numeric, name)
         if task == "classification":
             return cls._classes(names, codes, numeric is not None, name)
         if numeric is None:
             bad = wrong or {str(distinct[c]): 1 for c in cells[np.isnan(values)][:1]}
             raise InputError(f"label {name!r} holds {quoted(bad, 1)}; for regression it must be numbers.")
-        return cls(numeric, (), said)
+        return cls(numeric, (), note)
 
     @classmethod
     def _classes(cls, names: NDArray[Any], codes: NDArray[Any], numeric: bool, name: str) -> Labels:
-        found = sorted(names.tolist(), key=_as_number if numeric else None)
-        if [boolean(text) for text in found] == [1.0, 0.0]:
-            found.reverse()  # of ja and nein, ja is the second and positive class
-        if len(found) < 2:
-            raise InputError(f"label {name!r} is {found[0]!r} in every row; there must be two classes.")
-        place = {text: number for number, text in enumerate(found)}
-        return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(found))
+        result = sorted(names.tolist(), key=_as_number if numeric else None)
+        if [boolean(text) for text in result] == [1.0, 0.0]:
+            result.reverse()  # of ja and nein, ja is the second and positive class
+        if len(result) < 2:
+            raise InputError(f"label {name!r} is {result[0]!r} in every row; there must be two classes.")
+        place = {text: number for number, text in enumerate(result)}
+        return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(result))
 
     @property
     def task(self) -> str:
@@ -470,8 +470,8 @@ def _as_number(text: str) -> float:
 def _guess(different: int, rows: int, values: NDArray[Any] | None, name: str) -> tuple[str, str]:
     """Classes or a quantity, and what to say of that."""
     if values is not None and different > MANY_NUMBERS and not (np.floor(values) == values).all():
-        said = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
-        return "regression", said
+        note = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
+        return "regression", note
     many = different > MANY_TEXTS and different > rows // 2
     if different > MANY_NUMBERS if values is not None else many:
         raise InputError(

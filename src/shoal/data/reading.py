@@ -96,10 +96,10 @@ class Column:
         if pc.any(pc.match_substring_regex(known, r"^\s*[+-]?(0[0-9]|[iInN])"), min_count=0).as_py():
             return None
         try:
-            found = pc.cast(pc.utf8_trim_whitespace(known), pa.float64())
+            result = pc.cast(pc.utf8_trim_whitespace(known), pa.float64())
         except pa.ArrowInvalid:
             return None
-        values = np.asarray(found.fill_null(math.nan).to_numpy(zero_copy_only=False))
+        values = np.asarray(result.fill_null(math.nan).to_numpy(zero_copy_only=False))
         return None if (np.abs(values) > EXACT).any() else values  # whole numbers beyond it would be one
 
     def take(self, rows: Array) -> Column:
@@ -333,7 +333,7 @@ class CsvRows(Rows):
     def _slow(self, columns: Sequence[str], size: int) -> Iterator[Table]:
         places = [self.names.index(name) for name in columns]
         with self._opened() as table:
-            found: list[list[str]] = []
+            result: list[list[str]] = []
             for row in table.rows:
                 if not row:
                     continue
@@ -342,12 +342,12 @@ class CsvRows(Rows):
                         f"{self.where}, line {table.line}: {len(row)} values, but the first line names "
                         f"{len(self.names)} columns."
                     )
-                found.append([row[place].strip() for place in places])
-                if len(found) >= min(size, 2**16):
-                    yield self._table(columns, found)
-                    found = []
-            if found:
-                yield self._table(columns, found)
+                result.append([row[place].strip() for place in places])
+                if len(result) >= min(size, 2**16):
+                    yield self._table(columns, result)
+                    result = []
+            if result:
+                yield self._table(columns, result)
 
     def _table(self, columns: Sequence[str], rows: list[list[str]]) -> Table:
         cells = zip(*rows, strict=True)
@@ -418,8 +418,8 @@ def _text(path: Path) -> Iterator[TextIO]:
 
 
 def _stated_separator(line: str) -> str:
-    found = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
-    return found[1] if found else ""
+    result = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
+    return result[1] if result else ""
 
 
 def _separator(line: str) -> str:
@@ -608,9 +608,9 @@ def _days(moments: Array) -> Array:
 
 
 def _ratio(values: Array, unit: int) -> Array:
-    found: Array = values.astype(np.int64) / unit
-    found[np.isnat(values)] = math.nan
-    return found
+    result: Array = values.astype(np.int64) / unit
+    result[np.isnat(values)] = math.nan
+    return result
 
 
 def _as_text(value: Any, name: str, row: int) -> str:
@@ -630,9 +630,9 @@ def _as_text(value: Any, name: str, row: int) -> str:
 
 def objects(values: Iterable[Any]) -> Array:
     listed = list(values)
-    found = np.empty(len(listed), dtype=object)
-    found[:] = listed
-    return found
+    result = np.empty(len(listed), dtype=object)
+    result[:] = listed
+    return result
 
 
 def number_text(value: float) -> str:

@@ -92,8 +92,8 @@ def split(
         _, held = hold_out(Domains.from_indices(members), share, seed)
         away = np.isin(entities[rest.indices], held.examples())
         train, validation = rest.filter(~away), rest.filter(away)
-    found = {"train": train, "validation": validation}
-    return found if held_out is None else {**found, "test": held_out}
+    result = {"train": train, "validation": validation}
+    return result if held_out is None else {**result, "test": held_out}
 
 
 def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:

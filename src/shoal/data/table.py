@@ -110,15 +110,15 @@ class Scale:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Scale:
-        found = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
-        if not all(map(math.isfinite, vars(found).values())) or found.scale < 0:
-            raise ValueError(f"{vars(found)}")
-        return found
+        result = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
+        if not all(map(math.isfinite, vars(result).values())) or result.scale < 0:
+            raise ValueError(f"{vars(result)}")
+        return result
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):  # beyond the clip it makes no difference
-            found = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
-        return np.where(np.isnan(values), 0.0, found)
+            result = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
+        return np.where(np.isnan(values), 0.0, result)
 
 
 @dataclass(frozen=True)
@@ -147,16 +147,16 @@ class Number:
         return sum(part.scale > 0 for part in self.parts) + self.indicator
 
     def values(self, column: Column, tally: Tally) -> NDArray[np.float64]:
-        found, unparsed = values_of(column, self.kind, self.how)
+        result, unparsed = values_of(column, self.kind, self.how)
         tally.add(tally.unparsed, self.name, unparsed)
-        return found
+        return result
 
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
         values = self.values(column, tally)
         each = zip(self.parts, self.split(values), strict=True)
-        found = [scale(part) for scale, part in each if scale.scale > 0]
-        found += [np.isnan(values).astype(np.float64)] if self.indicator else []
-        return np.array(found, np.float32).reshape(len(found), len(values)).T
+        result = [scale(part) for scale, part in each if scale.scale > 0]
+        result += [np.isnan(values).astype(np.float64)] if self.indicator else []
+        return np.array(result, np.float32).reshape(len(result), len(values)).T
 
     def to_dict(self) -> dict[str, Any]:
         parts = [vars(part) for part in self.parts]
@@ -184,8 +184,8 @@ class Date(Number):
         days = np.where(np.isnan(values), 0, values)
         whole = np.floor(days)
         months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-        found = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
-        return tuple(np.where(np.isnan(values), np.nan, part) for part in found)
+        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
+        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
 
 
 @dataclass(frozen=True)
@@ -226,10 +226,10 @@ class Category:
             counts = np.bincount(codes[codes >= 0], minlength=len(names))
             tally.add(tally.unseen, self.name, {str(names[n]): int(counts[n]) for n in new if counts[n]})
         at = to[codes]
-        found = np.zeros((len(codes), self.width), np.float32)
+        result = np.zeros((len(codes), self.width), np.float32)
         rows = np.flatnonzero(at >= 0)
-        found[rows, at[rows]] = 1
-        return found
+        result[rows, at[rows]] = 1
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
@@ -265,12 +265,12 @@ class Text:
 
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
         texts = column.texts()
-        found = np.zeros((len(texts), self.width))
+        result = np.zeros((len(texts), self.width))
         for row, text in enumerate(texts):
             for place, count in _words(text, self.width).items():
-                found[row, place] = (1 + math.log(count)) * self.idf[place]
-        length = np.linalg.norm(found, axis=1, keepdims=True)
-        return (found / np.where(length > 0, length, 1)).astype(np.float32)
+                result[row, place] = (1 + math.log(count)) * self.idf[place]
+        length = np.linalg.norm(result, axis=1, keepdims=True)
+        return (result / np.where(length > 0, length, 1)).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "idf": list(self.idf)}
@@ -288,8 +288,8 @@ _WORD = re.compile(r"\w+")
 
 def _words(text: str | None, width: int) -> Counter[int]:
     """How often each place is met. Python's own hash differs from process to process."""
-    found = () if text is None or is_missing(text) else _WORD.findall(text.lower())
-    return Counter(zlib.crc32(word.encode()) % width for word in found)
+    result = () if text is None or is_missing(text) else _WORD.findall(text.lower())
+    return Counter(zlib.crc32(word.encode()) % width for word in result)
 
 
 STEPS: dict[str, Any] = {
@@ -417,8 +417,8 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Preprocessing:
         if content.get("kind") != "table" or content.get("format") not in _READERS:
-            found = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
-            raise InputError(f"this is no description of a table that is known here ({found}).")
+            result = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
+            raise InputError(f"this is no description of a table that is known here ({result}).")
         columns = map(_READERS[content["format"]], content["columns"])
         return cls(
             tuple(STEPS[about["kind"]].from_dict(about) for about in columns),
@@ -430,11 +430,11 @@ class Preprocessing:
         )
 
 
-def _decimal(found: Mapping[str, int]) -> str:
+def _decimal(result: Mapping[str, int]) -> str:
     """The decimal mark that most cells show, empty where none does."""
-    if not found[","] and not found["."]:
+    if not result[","] and not result["."]:
         return ""
-    return "," if found[","] > found["."] else "."
+    return "," if result[","] > result["."] else "."
 
 
 def _version_1(about: Mapping[str, Any]) -> Mapping[str, Any]:

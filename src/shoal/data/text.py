@@ -61,22 +61,22 @@ class Column:
 
     def numbers(self, where: str, *, missing: float | None = None) -> NDArray[np.float64]:
         """As numbers; an empty value is ``missing``, or an error."""
-        found = np.empty(len(self.values))
+        result = np.empty(len(self.values))
         for n, value in enumerate(self.values):
             try:
-                found[n] = missing if missing is not None and not value else float(value)
+                result[n] = missing if missing is not None and not value else float(value)
             except ValueError:
                 record = int(np.argmax(self.codes == n)) + 1
                 raise InputError(
                     f"{where} is {value[:40]!r} in record {record:,}; it must be a number."
                 ) from None
-        return found[self.codes]
+        return result[self.codes]
 
     def text(self) -> NDArray[np.object_]:
         """The values as an array, of which ``[codes]`` is the column."""
-        found = np.empty(len(self.values), dtype=object)
-        found[:] = self.values
-        return found
+        result = np.empty(len(self.values), dtype=object)
+        result[:] = self.values
+        return result
 
 
 def first_seen(codes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
@@ -113,12 +113,12 @@ class Table:
         if csv.field_size_limit() < len(raw):
             csv.field_size_limit(LONGEST)
         try:
-            found = next(csv.reader([raw]), [])
+            result = next(csv.reader([raw]), [])
         except csv.Error:
-            found = []
-        if len(found) != len(self.header):
+            result = []
+        if len(result) != len(self.header):
             raise InputError(f"{str(self.path)!r} has changed since it was looked through; start anew.")
-        return found
+        return result
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Table:
@@ -131,8 +131,8 @@ def read_table(path: Path, columns: Sequence[str]) -> Table:
     asked = hashlib.sha256(json.dumps([FORMAT, list(columns)]).encode()).hexdigest()[:12]
     kept = cache_folder() / "tables" / f"{path.stem}-{key}-{asked}.npz"
     try:
-        with np.load(kept, allow_pickle=False) as found:
-            return _unpacked(path, columns, key, found)
+        with np.load(kept, allow_pickle=False) as result:
+            return _unpacked(path, columns, key, result)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         table = scan(path, columns, key)
     content = io.BytesIO()
@@ -159,25 +159,25 @@ def _key(path: Path) -> str:
         raise InputError(
             f"{str(path)!r} cannot be read ({error.strerror or error}); {SAY_WHERE} to look."
         ) from error
-    told = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    described_by = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
+    return hashlib.sha256(described_by.encode()).hexdigest()[:16]
 
 
 def _packed(table: Table) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {"starts": table.starts, "lengths": table.lengths}
-    found["header"] = _bytes(list(table.header))
+    result: dict[str, NDArray[Any]] = {"starts": table.starts, "lengths": table.lengths}
+    result["header"] = _bytes(list(table.header))
     for n, column in enumerate(table.columns.values()):
-        found[f"codes{n}"], found[f"values{n}"] = column.codes, _bytes(column.values)
-    return found
+        result[f"codes{n}"], result[f"values{n}"] = column.codes, _bytes(column.values)
+    return result
 
 
-def _unpacked(path: Path, columns: Sequence[str], key: str, found: Mapping[str, NDArray[Any]]) -> Table:
+def _unpacked(path: Path, columns: Sequence[str], key: str, result: Mapping[str, NDArray[Any]]) -> Table:
     values = {
-        name: Column(found[f"codes{n}"], parse_json(found[f"values{n}"].tobytes()))
+        name: Column(result[f"codes{n}"], parse_json(result[f"values{n}"].tobytes()))
         for n, name in enumerate(columns)
     }
-    header = tuple(parse_json(found["header"].tobytes()))
-    return Table(path, header, found["starts"], found["lengths"], values, key)
+    header = tuple(parse_json(result["header"].tobytes()))
+    return Table(path, header, result["starts"], result["lengths"], values, key)
 
 
 def _bytes(values: list[str]) -> NDArray[np.uint8]:
@@ -251,8 +251,8 @@ def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> T
         starts.append(begun)
         lengths.append((ended - begun).astype(np.int32))
         values = list(zip(*rows, strict=True))
-        for place, numbers, found in zip(places, known, codes, strict=True):
-            found.extend(map(numbers.__getitem__, values[place]))
+        for place, numbers, result in zip(places, known, codes, strict=True):
+            result.extend(map(numbers.__getitem__, values[place]))
     count = sum(map(len, starts))
     if not count:
         raise InputError(f"{str(path)!r} has no rows below its line of names.")
@@ -262,8 +262,8 @@ def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> T
         np.concatenate(starts),
         np.concatenate(lengths),
         {
-            name: Column(np.array(found, np.int32), [_utf8(value) for value in numbers])
-            for name, numbers, found in zip(columns, known, codes, strict=True)
+            name: Column(np.array(result, np.int32), [_utf8(value) for value in numbers])
+            for name, numbers, result in zip(columns, known, codes, strict=True)
         },
         key,
     )
@@ -457,7 +457,7 @@ class TextRows(TextExamples):
         names: Mapping[str, NDArray[Any]] | None = None,
         tokenizer: str = DISTILBERT,
         max_tokens: int = 512,
-        pad_to: int | str = MULTIPLE,
+        pad_to: PadTo = MULTIPLE,
     ) -> None:
         super().__init__(labels, tokenizer=str(tokenizer), max_tokens=max_tokens, pad_to=pad_to)
         self.table, self.column = table, _place(table.path, list(table.header), text)
@@ -514,18 +514,20 @@ def identity(tokenizer: Any) -> str:
     """Stands for all that decides what tokens a text becomes."""
     inside = getattr(tokenizer, "backend_tokenizer", None)
     if inside is not None:
-        told = {k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")}
+        described_by = {
+            k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")
+        }
     else:
-        told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
-    return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+        described_by = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
+    return hashlib.sha256(json.dumps([FORMAT, described_by], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def described(
     tokenizer: str, max_tokens: int, pad_to: int | str = MULTIPLE, column: str = ""
 ) -> dict[str, Any]:
     """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
-    found = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
-    return {**found, "column": column} if column else found
+    result = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
+    return {**result, "column": column} if column else result
 
 
 def load_tokenizer(name: str) -> Any:

@@ -168,19 +168,19 @@ def subfolders(place: str | Path) -> list[str]:
 
 def image_names(root: str, below: str, others: list[str]) -> list[str]:
     """The names of the images in a folder, sorted; ``others`` gets what else is there."""
-    place, found = os.path.join(root, below), []
+    place, result = os.path.join(root, below), []
     try:
         with os.scandir(place) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name.lower() in LEFT_BEHIND:
                     continue
                 if entry.name.lower().endswith(ENDINGS) and entry.is_file():
-                    found.append(entry.name)
+                    result.append(entry.name)
                 else:
                     others.append(os.path.join(below, entry.name))
     except OSError as error:
         raise InputError(f"the folder {place!r} cannot be read: {error.strerror}.") from error
-    return sorted(found)
+    return sorted(result)
 
 
 @dataclass(frozen=True)
@@ -219,26 +219,26 @@ class Layout:
         """
         top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         places = [place for root in top for place in self._places(root, 2)]
-        found = [(place, self._domains(place)) for place in dict.fromkeys(places)]
-        if not any(domains for _, domains in found):
+        result = [(place, self._domains(place)) for place in dict.fromkeys(places)]
+        if not any(domains for _, domains in result):
             where = f"{str(folder)!r}" if folder is not None else "the data folder"
             wanted = ", ".join(self.domains)
             raise InputError(
                 f"{self.title} is not in {where}: there are no folders {wanted}. {SAY_WHERE} to look; "
                 f"it can be got {self.how}."
             )
-        return max(found, key=lambda one: len(one[1]))
+        return max(result, key=lambda one: len(one[1]))
 
     def read(self, folder: str | Path | None) -> FileList:
         """Its images; all domains must be there."""
-        root, found = self.find(folder)
-        lacking = [name for name in self.domains if name not in found]
+        root, result = self.find(folder)
+        lacking = [name for name in self.domains if name not in result]
         if lacking:
             raise InputError(
                 f"{self.title} in {str(root)!r} has no folder for {', '.join(lacking)}; "
                 f"it can be got {self.how}."
             )
-        return read_tree(root, found)
+        return read_tree(root, result)
 
     def _places(self, root: Path, depth: int) -> Iterator[Path]:
         if not root.is_dir():
@@ -251,12 +251,12 @@ class Layout:
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
         there = {plain(name): name for name in subfolders(place)}
-        found = {}
+        result = {}
         for domain, others in self.domains.items():
             name = next((there[n] for n in map(plain, (domain, *others)) if n in there), None)
             if name is not None:
-                found[domain] = self._with_parts(place, name)
-        return found
+                result[domain] = self._with_parts(place, name)
+        return result
 
     def _with_parts(self, place: Path, name: str) -> list[str]:
         there = subfolders(place / name) if self.parts else []
@@ -269,7 +269,8 @@ class Layout:
         """Who counted what is there: for each source, the domains in which it counted otherwise."""
         sources = {self.source: self.counts, **self.other_counts}
         return {
-            who: {d: said[d] for d in said if counts.get(d, 0) != said[d]} for who, said in sources.items()
+            who: {d: published[d] for d in published if counts.get(d, 0) != published[d]}
+            for who, published in sources.items()
         }
 
 

@@ -78,8 +78,10 @@ class Published:
 def published(name: str) -> Published:
     """The dataset ``name`` as ``wilds.yaml`` describes it."""
     about = _declared()[name]
-    given = about["counts"]
-    counts = {v: Counts(**(given[own] if isinstance(own, str) else own)) for v, own in given.items()}
+    by_version = about["counts"]
+    counts = {
+        v: Counts(**(by_version[own] if isinstance(own, str) else own)) for v, own in by_version.items()
+    }
     return Published(name=name, **{**about, "counts": counts, "classes": tuple(about.get("classes", ()))})
 
 
@@ -112,10 +114,10 @@ def find(published: Published, folder: str | Path | None, version: str | float |
         return max(fitting, key=lambda place: published.versions.index(place.version))
     where = " or ".join(repr(str(root)) for root in top)
     if there:
-        found = ", ".join(dict.fromkeys(place.version or "unknown" for place in there))
+        result = ", ".join(dict.fromkeys(place.version or "unknown" for place in there))
         say = wanted or f"one of {', '.join(published.versions)}"
         raise InputError(
-            f"{published.title} in {where} is of version {found}; wanted is {say}. A folder's name "
+            f"{published.title} in {where} is of version {result}; wanted is {say}. A folder's name "
             f"({name}_v{published.versions[-1]}) or version= says which it is."
         )
     raise InputError(
@@ -137,7 +139,7 @@ def _places(published: Published, root: Path, wanted: str | None) -> Iterator[Pl
             yield Place(place, match[1])
         elif not re.fullmatch(r"[\w-]+_v[0-9.]+", place.absolute().name):  # renamed, and no other dataset
             released = [re.fullmatch(r"RELEASE_v([0-9.]+)\.txt", path.name) for path in place.iterdir()]
-            yield Place(place, next((said[1] for said in released if said), wanted or ""))
+            yield Place(place, next((one[1] for one in released if one), wanted or ""))
 
 
 class Columns(dict[str, NDArray[Any]]):
@@ -153,9 +155,9 @@ def read_columns(path: Path, kinds: Mapping[str, type], others: Sequence[str] = 
     these; any more are ``unused``.
     """
     table = scan(path, tuple(kinds), strict=True)
-    found = Columns((name, _typed(path, name, kind, table.columns[name])) for name, kind in kinds.items())
-    found.unused = tuple(name for name in table.header if name not in (*kinds, *others, *ROW_NUMBER))
-    return found
+    result = Columns((name, _typed(path, name, kind, table.columns[name])) for name, kind in kinds.items())
+    result.unused = tuple(name for name in table.header if name not in (*kinds, *others, *ROW_NUMBER))
+    return result
 
 
 def _typed(path: Path, name: str, kind: type, column: Column) -> NDArray[Any]:
@@ -249,8 +251,8 @@ def row_of(path: str, row: int) -> NDArray[Any]:
     stack = _mapped(path)
     if row >= len(stack):
         raise Unreadable(f"it has {len(stack)} images; number {row} is wanted")
-    found: NDArray[Any] = stack[row]
-    return found
+    result: NDArray[Any] = stack[row]
+    return result
 
 
 @lru_cache(maxsize=128)
@@ -292,7 +294,8 @@ def image_data(
     need_folder(published, folder)
     check_splits(published, place.folder, splits)
     labels, number = tuple(map(str, range(classes))), tuple(map(str, range(int(groups.max()) + 1)))
-    files = FileList(str(folder), *packed(names), *_int32(metadata["y"], groups), labels, number)
+    (letters, ends), codes = packed(names), [a.astype(np.int32) for a in (metadata["y"], groups)]
+    files = FileList(str(folder), letters, ends, *codes, labels, number)  # type: ignore[call-arg, arg-type]
     examples = WildsImages(files, metadata, **options)
     return DomainData(
         examples=examples.in_splits(splits),
@@ -303,10 +306,6 @@ def image_data(
         inputs=described(examples.size),
         **about,
     )
-
-
-def _int32(*arrays: NDArray[Any]) -> list[NDArray[np.int32]]:
-    return [array.astype(np.int32) for array in arrays]
 
 
 def text_data(
@@ -340,7 +339,8 @@ class _Subsets(Examples):
     """Subsets of the `wilds` package one after the other, without the third part of every item."""
 
     def __init__(self, subsets: Sequence[Any], metadata: Mapping[str, NDArray[Any]], is_class: bool) -> None:
-        self.joined, self.metadata = ConcatDataset(subsets), metadata
+        self.joined: ConcatDataset[Any] = ConcatDataset(subsets)
+        self.metadata = metadata
         self.dtype = torch.int64 if is_class else torch.float32
         self.labels = np.concatenate([np.asarray(subset.y_array).reshape(len(subset)) for subset in subsets])
 
@@ -421,13 +421,13 @@ def unreadable(examples: Examples, workers: int, tell: Callable[[int], None]) ->
 
     ``tell`` is told how many were read.
     """
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
     done = 0
     for chunk in by_chunks(_problems, examples, range(len(examples)), workers):
-        found.update({i: why for i, why in chunk if why is not None})
+        result.update({i: why for i, why in chunk if why is not None})
         done += len(chunk)
         tell(done)
-    return found
+    return result
 
 
 def _problems(examples: Examples, chunk: Sequence[int]) -> list[tuple[int, str | None]]:

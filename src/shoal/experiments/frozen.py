@@ -86,7 +86,7 @@ def _key(examples: Any, model: FeatureModel) -> str:
         files = examples.files
         digest.update(repr((examples.size, examples.bad, files.classes, files.domains)).encode())
         parts = [files.letters, files.labels, files.groups, examples.split * (examples.bad == "skip")]
-        parts += [examples.scale.numpy(), examples.shift.numpy()]
+        parts += [examples.to_tensor.scale.numpy(), examples.to_tensor.shift.numpy()]
         stats = [os.stat(files.path(i)) for i in range(len(files))]
         parts.append(np.array([(s.st_size, s.st_mtime_ns) for s in stats], np.int64))
     elif isinstance(examples, TensorData):

@@ -96,6 +96,6 @@ def _numbered(
     """A column's values at ``rows``, numbered as they come in ``order``, and what the numbers stand for."""
     codes = column.codes[rows]
     used, numbers = first_seen(codes[order])
-    found = np.empty(len(rows), np.int64)
-    found[order] = numbers
-    return found, column.text()[used]
+    result = np.empty(len(rows), np.int64)
+    result[order] = numbers
+    return result, column.text()[used]

@@ -95,20 +95,20 @@ def load(
 def groups(mentioned: NDArray[np.bool_], toxic: NDArray[np.bool_], where: NDArray[np.bool_]) -> Domains:
     """The comments at which ``where`` is true by identity (of which some are in several) and toxicity."""
     who = dict(zip(IDENTITIES, mentioned, strict=True)) | {NONE: ~mentioned.any(axis=0)}
-    found = {
+    result = {
         f"{name}, {TOXIC[label]}": np.flatnonzero(where & is_mentioned & (toxic == label))
         for (name, is_mentioned), label in product(who.items(), (0, 1))
     }
-    return Domains.from_indices({name: rows for name, rows in found.items() if len(rows)})
+    return Domains.from_indices({name: rows for name, rows in result.items() if len(rows)})
 
 
 def by_black(black: NDArray[Any], y: NDArray[Any], rows: NDArray[Any]) -> Domains:
     """Four groups that do not overlap."""
-    found = {
+    result = {
         f"{('not black', 'black')[who]}, {TOXIC[label]}": rows[(black[rows] == who) & (y[rows] == label)]
         for who, label in product((0, 1), (0, 1))
     }
-    return Domains.from_indices({name: own for name, own in found.items() if len(own)})
+    return Domains.from_indices({name: own for name, own in result.items() if len(own)})
 
 
 def _at_least_half(share: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -121,11 +121,11 @@ def _regions(path: Path, countries: NDArray[Any]) -> tuple[NDArray[np.int64], tu
 def _years(path: Path, timestamps: NDArray[Any]) -> NDArray[np.int64]:
     """The years of times in UTC, such as 2015-07-25T08:45:12Z."""
     known = re.compile(r"([0-9]{4})-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|\+00:?00)?")
-    found = [known.fullmatch(text) for text in timestamps]
-    if None in found:
-        i = found.index(None)
+    result = [known.fullmatch(text) for text in timestamps]
+    if None in result:
+        i = result.index(None)
         raise InputError(
             f"{str(path)!r}: timestamp is {timestamps[i]!r} in example {i + 1}; it must be a time in UTC "
             "such as 2015-07-25T08:45:12Z."
         )
-    return np.array([int(match[1]) for match in found if match], np.int64)
+    return np.array([int(match[1]) for match in result if match], np.int64)

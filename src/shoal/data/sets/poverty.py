@@ -226,8 +226,8 @@ class Villages(Examples):
 def _unpacked(path: str) -> NDArray[Any]:
     try:
         check_zip(path)
-        with np.load(path, allow_pickle=False) as found:
-            bands: NDArray[Any] = found["x"]
+        with np.load(path, allow_pickle=False) as result:
+            bands: NDArray[Any] = result["x"]
     except FileNotFoundError as error:
         raise Unreadable("there is no such file") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:

@@ -63,15 +63,15 @@ def load(
         task: classification or regression, by default as the label looks.
         digest: what :func:`digest_of` said of the file; another file is refused.
     """
-    path, told = needed("table", "file", file, "a table of yours"), _named(label, domain)
+    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
     if digest is not None and (now := digest_of(path)) != digest:
         raise InputError(f"{str(path)!r} is not the file it was: its digest is {now}, not {digest}.")
     if test is None:
         test = domains(file=file, label=label, domain=domain)[-1]
     return from_table(
         path,
-        label=told["label"],
-        domain=told["domain"],
+        label=roles["label"],
+        domain=roles["domain"],
         test=test,
         group=None if group is None else str(group),
         columns=None if columns is None else _several(columns),
@@ -88,10 +88,10 @@ def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
     """Those that ``test`` can leave out."""
-    path, told = needed("table", "file", file, "a table of yours"), _named(label, domain)
+    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
     columns = read_table(path)
-    need_column(told["label"], columns, "label")
-    return domains_of(columns[need_column(told["domain"], columns, "domain")], told["domain"]).names
+    need_column(roles["label"], columns, "label")
+    return domains_of(columns[need_column(roles["domain"], columns, "domain")], roles["domain"]).names
 
 
 def comparison(data: DomainData) -> dict[str, Any]:
