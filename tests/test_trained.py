@@ -524,7 +524,7 @@ def test_texts_need_neither_network_nor_the_folder_they_were_from(
         model.predict(tmp_path / "t.csv", column="word")
     with pytest.raises(InputError, match="text 2 is a int"):
         model.predict(["a", 3])
-    with pytest.raises(InputError, match="takes texts"):
+    with pytest.raises(InputError, match="takes text"):
         model.predict("good")
 
 

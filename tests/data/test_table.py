@@ -333,7 +333,7 @@ class TestLabels:
     def test_quantities(self) -> None:
         found = self.read(*np.linspace(0, 1, 30).tolist())
         assert (found.task, found.classes) == ("regression", None)
-        assert "30 different numbers, so it is a quantity" in found.said
+        assert "30 different numbers, so it is a quantity" in found.note
         assert self.read(1, 2, 3, task="regression").task == "regression"
         assert self.read(*range(30), task="classification").classes == 30
         with pytest.raises(InputError, match="30 different values in 30 rows: say whether"):

@@ -1,4 +1,4 @@
-"""From raw tables, images and texts to what a trained model takes.
+"""From raw tables, images and text to what a trained model takes.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -211,9 +211,9 @@ def _many(count: int, what: str) -> str:
 
 
 class Texts(Reader):
-    """Texts as token ids and a mask: from a list, a file with one a line, or a column of a table."""
+    """Text as token ids and a mask: from a list, a file with one per line, or a column of a table."""
 
-    takes = "texts: a list of them, a .txt file with one a line, or a table with a column of texts"
+    takes = "text: a list of strings, a .txt file with one per line, or a table with a column of text"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
@@ -258,16 +258,14 @@ class Texts(Reader):
         for n, text in enumerate(source):
             if not isinstance(text, str):
                 raise InputError(f"text {n + 1} is a {type(text).__name__}; each must be a str.")
-        for at in range(0, len(source), size):
-            part = list(source[at : at + size])
-            yield [str(n + 1) for n in range(at, at + len(part))], part
+        yield from _numbered(iter(source), size)
 
     def _column(self, rows: Rows, size: int) -> Iterator[tuple[list[str], list[str]]]:
         column = self.options.column or self.description.get("column")
         if column is None and len(rows.names) == 1:
             column = rows.names[0]
         if column is None:
-            raise InputError(f"say which column of {rows.where} has the texts: {_some(rows.names, 20)}.")
+            raise InputError(f"say which column of {rows.where} has the text: {_some(rows.names, 20)}.")
         wanted = [column, *([self.options.names] if self.options.names else [])]
         check_columns(rows, wanted, "the column")
         start = 0
@@ -313,19 +311,18 @@ def _named(part: Table, column: str | None, start: int, count: int) -> list[str]
     return [value or "" for value in part[column].texts()]
 
 
+def _numbered(texts: Iterator[str], size: int) -> Iterator[tuple[list[str], list[str]]]:
+    start = 1
+    while part := list(itertools.islice(texts, size)):
+        yield [str(n) for n in range(start, start + len(part))], part
+        start += len(part)
+
+
 def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
     """The lines of a text file, blank ones too, so that numbers are those of an editor."""
     try:
         with open_text(path.expanduser()) as lines:
-            result: list[str] = []
-            number = 0
-            for number, line in enumerate(lines_of(lines, path), 1):
-                result.append(line.rstrip("\r\n"))
-                if len(result) == size:
-                    yield [str(n) for n in range(number - size + 1, number + 1)], result
-                    result = []
-            if result:
-                yield [str(n) for n in range(number - len(result) + 1, number + 1)], result
+            yield from _numbered((line.rstrip("\r\n") for line in lines_of(lines, path)), size)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error

@@ -36,7 +36,6 @@ from shoal.settings import Range, checked
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
 LONGEST = 2**24  # characters of a field; more means that a quotation mark is never closed
-ROWS = 2**8  # taken at a time: few enough to stay in the processor's cache
 ENDS = 2**16  # bytes from either end of a file by which it is known
 SLOT = struct.Struct("<II")  # before a row's tokens: how many, and their checksum
 MULTIPLE = 8
@@ -131,12 +130,21 @@ def read_table(path: Path, columns: Sequence[str]) -> Table:
     asked = hashlib.sha256(json.dumps([FORMAT, list(columns)]).encode()).hexdigest()[:12]
     kept = cache_folder() / "tables" / f"{path.stem}-{key}-{asked}.npz"
     try:
-        with np.load(kept, allow_pickle=False) as result:
-            return _unpacked(path, columns, key, result)
+        with np.load(kept, allow_pickle=False) as stored:
+            header, values = parse_json(stored["texts"].tobytes())
+            read = dict(zip(columns, map(Column, stored["codes"], values), strict=True))
+            return Table(path, tuple(header), stored["starts"], stored["lengths"], read, key)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         table = scan(path, columns, key)
     content = io.BytesIO()
-    np.savez(content, **_packed(table))  # type: ignore[arg-type]
+    made = list(table.columns.values())
+    np.savez(
+        content,
+        starts=table.starts,
+        lengths=table.lengths,
+        codes=np.array([column.codes for column in made], np.int32),
+        texts=np.frombuffer(json.dumps([table.header, [c.values for c in made]]).encode(), np.uint8),
+    )
     try:
         write_atomically(kept, content.getvalue())
     except OSError as error:
@@ -161,27 +169,6 @@ def _key(path: Path) -> str:
         ) from error
     described_by = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
     return hashlib.sha256(described_by.encode()).hexdigest()[:16]
-
-
-def _packed(table: Table) -> dict[str, NDArray[Any]]:
-    result: dict[str, NDArray[Any]] = {"starts": table.starts, "lengths": table.lengths}
-    result["header"] = _bytes(list(table.header))
-    for n, column in enumerate(table.columns.values()):
-        result[f"codes{n}"], result[f"values{n}"] = column.codes, _bytes(column.values)
-    return result
-
-
-def _unpacked(path: Path, columns: Sequence[str], key: str, result: Mapping[str, NDArray[Any]]) -> Table:
-    values = {
-        name: Column(result[f"codes{n}"], parse_json(result[f"values{n}"].tobytes()))
-        for n, name in enumerate(columns)
-    }
-    header = tuple(parse_json(result["header"].tobytes()))
-    return Table(path, header, result["starts"], result["lengths"], values, key)
-
-
-def _bytes(values: list[str]) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(values).encode(), np.uint8)
 
 
 def scan(path: Path, columns: Sequence[str], key: str = "", strict: bool = False) -> Table:
@@ -224,60 +211,31 @@ def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> T
     reader = csv.reader(lines)
     header = [_utf8(name) for name in next(reader, [])]
     check_header(header, repr(str(path)))
-    places = [_place(path, header, name) for name in columns]
-    known: list[defaultdict[str, int]] = [defaultdict() for _ in places]
+    known: list[defaultdict[str, int]] = [defaultdict() for _ in columns]
     for numbers in known:
         numbers.default_factory = numbers.__len__  # a value not met before gets the next number
-    codes = [array("i") for _ in places]
-    starts, lengths, before = [np.empty(0, np.int64)], [np.empty(0, np.int32)], lines.end
-    while True:
-        rows, ends = _some(reader, lines)
-        if not rows:
-            break
-        ended = np.array(ends, np.int64)
-        begun = np.concatenate([[before], ended[:-1]])
-        before = ends[-1]
-        if set(map(len, rows)) != {len(header)}:
-            full = [len(row) > 0 for row in rows]
-            rows, begun, ended = [r for r in rows if r], begun[full], ended[full]
-            for row, at in zip(rows, begun.tolist(), strict=True):
-                if len(row) != len(header):
-                    raise InputError(
-                        f"{str(path)!r}, at byte {at:,}: {len(row)} values ({','.join(row)[:40]!r}) where "
-                        f"the first line names {len(header)} columns."
-                    )
-        if not rows:
-            continue
-        starts.append(begun)
-        lengths.append((ended - begun).astype(np.int32))
-        values = list(zip(*rows, strict=True))
-        for place, numbers, result in zip(places, known, codes, strict=True):
-            result.extend(map(numbers.__getitem__, values[place]))
-    count = sum(map(len, starts))
-    if not count:
-        raise InputError(f"{str(path)!r} has no rows below its line of names.")
-    return Table(
-        path,
-        tuple(header),
-        np.concatenate(starts),
-        np.concatenate(lengths),
-        {
-            name: Column(np.array(result, np.int32), [_utf8(value) for value in numbers])
-            for name, numbers, result in zip(columns, known, codes, strict=True)
-        },
-        key,
-    )
-
-
-def _some(reader: Any, lines: _Counted) -> tuple[list[list[str]], list[int]]:
-    """Some records, and where each of them ends."""
-    rows, ends = [], []
+    codes = [array("i") for _ in columns]
+    each = list(zip([_place(path, header, name) for name in columns], known, codes, strict=True))
+    starts, ends, end, width = array("q"), array("q"), lines.end, len(header)
     for row in reader:
-        rows.append(row)
-        ends.append(lines.end)
-        if len(rows) == ROWS:
-            break
-    return rows, ends
+        start, end = end, lines.end
+        if len(row) != width:
+            if not row:
+                continue
+            raise InputError(
+                f"{str(path)!r}, at byte {start:,}: {len(row)} values ({','.join(row)[:40]!r}) where the "
+                f"first line names {width} columns."
+            )
+        starts.append(start)
+        ends.append(end)
+        for place, numbers, codes_of in each:
+            codes_of.append(numbers[row[place]])
+    if not starts:
+        raise InputError(f"{str(path)!r} has no rows below its line of names.")
+    begin = np.array(starts, np.int64)
+    made = [Column(np.array(c, np.int32), list(map(_utf8, n))) for c, n in zip(codes, known, strict=True)]
+    lengths = (np.array(ends, np.int64) - begin).astype(np.int32)
+    return Table(path, tuple(header), begin, lengths, dict(zip(columns, made, strict=True)), key)
 
 
 def _utf8(text: str) -> str:
