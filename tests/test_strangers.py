@@ -742,7 +742,6 @@ ELSEWHERE = {
     "data/images.py": "Pillow, after check_regular",
     "data/inputs.py": "NumPy, after check_regular",
     "data/reading.py": "pyarrow and openpyxl, after check_regular and check_zip",
-    "data/sets/manifest.py": "pyarrow, after check_regular",
     "data/sets/poverty.py": "NumPy, after check_zip",
     "data/sprites.py": "NumPy, after check_zip",
     "data/wilds.py": "NumPy, after check_regular",
