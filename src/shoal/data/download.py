@@ -136,43 +136,35 @@ def get(
     """
     if where := download.found_in(folder):
         return Got(where)
-    work = folder / KEPT / download.home
+    place, work = folder / download.home, folder / KEPT / download.home
     _make(work)
     with _alone(work):
         try:
-            return _get(download, folder, work, mirror, sha256 or {}, keep, tell, say)
+            if where := download.found_in(folder):  # another process brought it just now
+                return Got(where)
+            if (
+                download.layout is not None
+                and place.exists()
+                and (not place.is_dir() or any(place.iterdir()))
+            ):
+                raise InputError(
+                    f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it "
+                    "away, or choose another folder with --to."
+                )
+            sums = sha256 or {}
+            files = [_obtain(s, work / s.file, mirror, sums.get(s.file), tell, say) for s in download.sources]
+            notes = _settle(download, work, folder, tell)
+            for source, one in zip(download.sources, files, strict=True):
+                if not one["checked"]:  # later downloads are compared with this one, as sha256sum does
+                    note = f"{one['sha256']}  {source.file}\n"
+                    write_atomically(_note(work / source.file), note.encode())
+                if not keep:
+                    (work / source.file).unlink()
+            return Got(place, files, notes)
         finally:
             for empty in (work, work.parent):
                 with contextlib.suppress(OSError):
                     empty.rmdir()
-
-
-def _get(
-    download: Download,
-    folder: Path,
-    work: Path,
-    mirror: str | None,
-    sha256: Mapping[str, str],
-    keep: bool,
-    tell: Tell,
-    say: Say,
-) -> Got:
-    if where := download.found_in(folder):  # another process brought it just now
-        return Got(where)
-    place = folder / download.home
-    if download.layout is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(
-            f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it away, or "
-            "choose another folder with --to."
-        )
-    files = [_obtain(s, work / s.file, mirror, sha256.get(s.file), tell, say) for s in download.sources]
-    notes = _settle(download, work, folder, tell)
-    for source, one in zip(download.sources, files, strict=True):
-        if not one["checked"]:
-            _record(work / source.file, one["sha256"])
-        if not keep:
-            (work / source.file).unlink()
-    return Got(place, files, notes)
 
 
 def _make(folder: Path) -> None:
@@ -248,11 +240,6 @@ def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]
 
 def _note(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
-
-
-def _record(path: Path, sha256: str) -> None:
-    """Later downloads are compared with this one. The form is that of sha256sum."""
-    write_atomically(_note(path), f"{sha256}  {path.name}\n".encode())
 
 
 def _digests(path: Path) -> dict[str, str]:

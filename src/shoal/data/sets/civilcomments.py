@@ -61,10 +61,11 @@ def load(
     path = place.folder / PUBLISHED.table
     table = read_table(path, ("split", "toxicity", *IDENTITIES, *OTHERS))
     toxic = table.columns["toxicity"].numbers(f"{str(path)!r}: toxicity") >= 0.5
-    metadata = {
-        name: _at_least_half(table.columns[name].numbers(f"{str(path)!r}: {name}", missing=np.nan))
+    shares = {
+        name: table.columns[name].numbers(f"{str(path)!r}: {name}", missing=0.0)
         for name in (*IDENTITIES, *OTHERS)
     }
+    metadata: dict[str, NDArray[Any]] = {n: (share >= 0.5).astype(np.int64) for n, share in shares.items()}
     metadata["y"] = toxic.astype(np.int64)
     split = table.columns["split"]
     if unknown := sorted(set(split.values) - set(SPLITS)):
@@ -109,7 +110,3 @@ def by_black(black: NDArray[Any], y: NDArray[Any], rows: NDArray[Any]) -> Domain
         for who, label in product((0, 1), (0, 1))
     }
     return Domains.from_indices({name: own for name, own in result.items() if len(own)})
-
-
-def _at_least_half(share: NDArray[np.float64]) -> NDArray[np.int64]:
-    return (share >= 0.5).astype(np.int64)  # a missing one is not
