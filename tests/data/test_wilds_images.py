@@ -230,11 +230,12 @@ def test_version_1_is_what_the_package_reads(
 def test_every_country_is_left_out_once(wilds_package: Any) -> None:
     from wilds.datasets.poverty_dataset import SURVEY_NAMES  # type: ignore[import-not-found]
 
-    assert sorted(c for group in poverty.GROUPS.values() for c in group.split()) == list(poverty.COUNTRIES)
+    groups = {name: list(group) for name, group in poverty.PUBLISHED.names.items() if name != "countries"}
+    assert sorted(c for group in groups.values() for c in group) == list(poverty.COUNTRIES)
     for fold, (validation, test) in poverty.FOLDS.items():
         theirs = SURVEY_NAMES[f"2009-17{fold}"]
-        assert sorted(theirs["val"]) == poverty.GROUPS[validation].split()
-        assert sorted(theirs["test"]) == poverty.GROUPS[test].split()
+        assert sorted(theirs["val"]) == groups[validation]
+        assert sorted(theirs["test"]) == groups[test]
 
 
 def test_categories_are_the_packages(wilds_package: Any) -> None:

@@ -64,7 +64,8 @@ class Published:
     tables: Mapping[str, str] = field(default_factory=dict)
     """What that file is called in other versions."""
 
-    classes: tuple[str, ...] = ()
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of classes, countries and the like."""
 
     @property
     def versions(self) -> tuple[str, ...]:
@@ -82,7 +83,7 @@ def published(name: str) -> Published:
     counts = {
         v: Counts(**(by_version[own] if isinstance(own, str) else own)) for v, own in by_version.items()
     }
-    return Published(name=name, **{**about, "counts": counts, "classes": tuple(about.get("classes", ()))})
+    return Published(name=name, **{**about, "counts": counts})
 
 
 @cache

@@ -29,7 +29,7 @@ OTHERS = (
 )
 STACKS = 100  # version 1.0 has a hundred arrays of images, and one with the rest
 
-CATEGORIES = PUBLISHED.classes
+CATEGORIES = tuple(PUBLISHED.names["classes"])
 GROUP_BY = ("year and region", "year")
 
 

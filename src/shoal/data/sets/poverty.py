@@ -43,19 +43,7 @@ STACK = "landsat_poverty_imgs.npy"  # all images of version 1.0
 EVALUATED = 2_000  # examples of training countries held out, half for validation and half for test
 URBAN = {"true": 1, "false": 0, "1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
-COUNTRIES = (
-    *("angola", "benin", "burkina_faso", "cameroon", "cote_d_ivoire", "democratic_republic_of_congo"),
-    *("ethiopia", "ghana", "guinea", "kenya", "lesotho", "malawi", "mali", "mozambique", "nigeria"),
-    *("rwanda", "senegal", "sierra_leone", "tanzania", "togo", "uganda", "zambia", "zimbabwe"),
-)
-# Every country is left out in one fold and validates in another; these are the groups and the folds.
-GROUPS = {
-    "west": "benin burkina_faso guinea sierra_leone tanzania",
-    "angola": "angola cote_d_ivoire ethiopia mali rwanda",
-    "cameroon": "cameroon ghana malawi zimbabwe",
-    "congo": "democratic_republic_of_congo mozambique nigeria togo uganda",
-    "kenya": "kenya lesotho senegal zambia",
-}
+COUNTRIES = tuple(PUBLISHED.names["countries"])
 FOLDS = {
     "A": ("west", "angola"),
     "B": ("cameroon", "west"),
@@ -131,7 +119,7 @@ def load(
 def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool_]]:
     """Which examples are in which split; those held out of the training countries are drawn as in WILDS."""
     validation, test = (
-        np.isin(country, [COUNTRIES.index(name) for name in GROUPS[group].split()]) for group in FOLDS[fold]
+        np.isin(country, [COUNTRIES.index(name) for name in PUBLISHED.names[group]]) for group in FOLDS[fold]
     )
     order = np.flatnonzero(~(validation | test))
     np.random.default_rng(ord(fold) + 541_433).shuffle(order)
