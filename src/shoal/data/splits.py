@@ -26,9 +26,9 @@ def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple
     """
     left_out = domains.numbers(names)
     if not left_out:
-        raise InputError("no domain is left out; name at least one.")
+        raise InputError("no domain is held out; name at least one.")
     if len(left_out) == len(domains):
-        raise InputError(f"all {len(domains)} domains are left out; leave at least one to train on.")
+        raise InputError(f"all {len(domains)} domains are held out; leave at least one to train on.")
     test = domains.select(left_out)
     keep = ~np.isin(domains.indices, test.examples())
     if not keep.any():

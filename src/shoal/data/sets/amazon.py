@@ -1,4 +1,4 @@
-"""Amazon-WILDS: how many stars does a review give, by a reviewer never seen?"""
+"""Amazon-WILDS: how many stars does a review give, by a held-out reviewer?"""
 
 from __future__ import annotations
 

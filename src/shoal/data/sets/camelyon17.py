@@ -1,4 +1,4 @@
-"""Camelyon17-WILDS: is there a tumour in a patch of tissue, from a hospital never seen?"""
+"""Camelyon17-WILDS: is there a tumour in a patch of tissue, from a held-out hospital?"""
 
 from __future__ import annotations
 

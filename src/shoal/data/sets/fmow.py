@@ -1,4 +1,4 @@
-"""FMoW-WILDS: what is this land used for, in years and regions never seen?"""
+"""FMoW-WILDS: what is this land used for, in held-out years and regions?"""
 
 from __future__ import annotations
 

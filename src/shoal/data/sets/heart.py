@@ -1,4 +1,4 @@
-"""Heart disease at four hospitals: is a patient ill, at a hospital never seen?"""
+"""Heart disease at four hospitals: is a patient ill, at a held-out hospital?"""
 
 from __future__ import annotations
 

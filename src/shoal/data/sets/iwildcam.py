@@ -1,4 +1,4 @@
-"""iWildCam2020-WILDS: which animal is this, at a camera never seen?"""
+"""iWildCam2020-WILDS: which animal is this, at a held-out camera?"""
 
 from __future__ import annotations
 

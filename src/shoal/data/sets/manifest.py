@@ -38,11 +38,11 @@ def load(
     """Read the images that ``file`` lists, by paths from the folder it is in.
 
     With a column ``split`` (train, validation, test) these are the splits, and ``test`` may not be given.
-    Without it one domain is left out and a fifth of every other one held out for validation.
+    Without it one domain is held out and a fifth of every other one held out for validation.
 
     Args:
         file: the table; Parquet (.parquet), Excel (.xlsx), else CSV in UTF-8 with a line of names first.
-        test: the domain left out, by default the last by name; ``[]`` leaves none out.
+        test: the held-out domain, by default the last by name; ``[]`` holds none out.
         seed: for the choice of the validation examples.
         size: of the images, in pixels each way.
         augment: whether training images are cropped, mirrored and recoloured at random.
@@ -61,7 +61,7 @@ def load(
 
 
 def domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None:
-    """Those that ``test`` can leave out; ``None`` where the table itself says what test is."""
+    """Those that ``test`` can hold out; ``None`` where the table itself says what test is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading says them again
         files, chosen = read_manifest(needed("manifest", "file", file, "a list of images"))

@@ -1,4 +1,4 @@
-"""PovertyMap-WILDS: how wealthy is a village, by satellite, in a country never seen?"""
+"""PovertyMap-WILDS: how wealthy is a village, by satellite, in a held-out country?"""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def load(
     Args:
         folder: ``poverty_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 1.1, or 1.0, whose images lie in one array; by default the newest that is there.
-        fold: which countries are left out, A to E.
+        fold: which countries are held out, A to E.
         nightlights: whether the band of nightly light is shown; else it is 0.
         augment: whether training images are mirrored at random, both ways.
         size: of the images, in pixels each way; fewer than the files' 224 are means over them.

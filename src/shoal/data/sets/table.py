@@ -52,7 +52,7 @@ def load(
         file: Parquet (.parquet), Excel (.xlsx), or CSV in UTF-8 with a line of names first (.csv, .csv.gz …).
         label: the column to predict.
         domain: the column that tells where a row is from.
-        test: the domain left out, by default the last; ``[]`` leaves none out.
+        test: the held-out domain, by default the last; ``[]`` holds none out.
         seed: for the choice of the validation examples.
         group: the column that names the entity of a row; an entity's rows are on one side of every split.
         columns: the features, as [a, b] or a,b; by default all but label, domain and group.
@@ -87,7 +87,7 @@ def load(
 def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
-    """Those that ``test`` can leave out."""
+    """Those that ``test`` can hold out."""
     path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
     columns = read_table(path)
     need_column(roles["label"], columns, "label")
