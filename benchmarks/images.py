@@ -1,7 +1,7 @@
 """Images a second and a core beside torchvision's ImageFolder and a DataLoader, and what many paths cost.
 
 Run: python benchmarks/images.py [--seconds S] [--rounds N]. Both read the same JPEGs in batches of 32, with
-DomainBed's transforms, in turn. Exits with 1 if small pictures are read slower, or large ones not 1.5 times
+DomainBed's transforms, in turn. Exits with 1 if small images are read slower, or large ones not 1.5 times
 as fast. Pixels are compared at 224 × 224 in 0..255, in training by torchvision's functions with our random
 numbers.
 
@@ -132,7 +132,7 @@ def rates(
 
 
 def same_by_torchvision(path: str, augment: Augment | None) -> Image.Image:
-    """The picture as torchvision's functions make it, with our random numbers."""
+    """The image as torchvision's functions make it, with our random numbers."""
     F = torchvision().transforms.functional
     image = Image.open(path).convert("RGB")
     if augment is None:
@@ -153,7 +153,7 @@ def difference(ours: ImageFiles) -> tuple[float, float]:
     gaps = []
     for i in range(len(ours)):
         torch.default_generator.manual_seed(i)
-        a = (ours[i][0] - ours.shift) / ours.scale
+        a = (ours[i][0] - ours.to_tensor.shift) / ours.to_tensor.scale
         torch.default_generator.manual_seed(i)
         b = np.array(same_by_torchvision(ours.files.path(i), ours.augment))
         gaps.append((a - torch.from_numpy(b).permute(2, 0, 1).float()).abs())
@@ -164,7 +164,7 @@ def difference(ours: ImageFiles) -> tuple[float, float]:
 def speed(seconds: float, rounds: int) -> bool:
     rng, failed = np.random.default_rng(0), False
     print("images a second of a core's time; the ratio's median and range over rounds; how pixels differ\n")
-    print("pictures     for         workers  ours  torchvision  ratio                 mean  most")
+    print("images       for         workers  ours  torchvision  ratio                 mean  most")
     with tempfile.TemporaryDirectory() as folder:
         for name, (width, height, count) in SIZES.items():
             place = Path(folder, name.replace(" ", ""), "photo", "thing")
@@ -201,7 +201,7 @@ def speed(seconds: float, rounds: int) -> bool:
 
 
 def plant(root: Path, paths: int) -> None:
-    """Files as DomainNet has them: hard links to a few small pictures."""
+    """Files as DomainNet has them: hard links to a few small images."""
     names = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
     folders = [root / "tree" / name / f"class_of_things_{label:03}" for name in names for label in range(345)]
     for folder in folders:

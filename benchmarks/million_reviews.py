@@ -23,13 +23,15 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for `imitations`
+
 SECONDS, GIGABYTES = 20, 2.0
 TEXTS, WORDS = 2000, 105
 SLOTS, BATCH, BATCHES = 5, 8, 20
 
 
 def rows(reviews: int, reviewers: int) -> Iterator[list[Any]]:
-    from shoal.data.fake_text import AMAZON_HEADER, amazon_review
+    from imitations.wilds_text import AMAZON_HEADER, amazon_review
 
     rng = np.random.default_rng(0)
     texts = [amazon_review(rng, n, n % 24, "", n % 2 == 0, WORDS - 20)[5] for n in range(TEXTS)]
@@ -102,7 +104,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        from shoal.data.fake_text import fake_tokenizer
+        from imitations.wilds_text import fake_tokenizer
 
         fake_tokenizer(folder)
         began = time.perf_counter()

@@ -44,7 +44,7 @@ WORDS = 30_000
 
 
 def official(dataset: str, said: dict[str, Any]) -> tuple[tuple[int, ...], int | None, int]:
-    """With pictures of the recipe's own size, where it says one."""
+    """With images of the recipe's own size, where it says one."""
     shape, classes, examples = OFFICIAL[dataset]
     if size := said.get("data_options", {}).get("size"):
         shape = (shape[0], size, size)

@@ -243,7 +243,7 @@ def a_text(root: Path) -> Made:
     pytest.importorskip("transformers")
     with contextlib.suppress(ImportError):
         import shim.sitecustomize  # noqa: F401
-    from shoal.data.fake_text import fake_amazon
+    from imitations.wilds_text import fake_amazon
 
     fake_amazon(root / "texts")
     options = {
@@ -738,16 +738,13 @@ ELSEWHERE = {
     ),
     "experiments/frozen.py": "its own cache: safetensors, after read_bytes",
     "terminal.py": "os.devnull",
-    **dict.fromkeys(
-        ("training/tracking.py", "cli/app.py", "data/fake.py", "data/fake_text.py"), "written to"
-    ),
+    **dict.fromkeys(("training/tracking.py", "cli/app.py"), "written to"),
     **dict.fromkeys(("data/hub.py", "models/language.py"), "of checked files, and of copies"),
     "data/download.py": "what it writes itself",
     "data/unpack.py": "after check_regular; sizes are checked member by member",
     "data/images.py": "Pillow, after check_regular",
     "data/inputs.py": "NumPy, after check_regular",
     "data/reading.py": "pyarrow and openpyxl, after check_regular and check_zip",
-    "data/sets/manifest.py": "pyarrow, after check_regular",
     "data/sets/poverty.py": "NumPy, after check_zip",
     "data/sprites.py": "NumPy, after check_zip",
     "data/wilds.py": "NumPy, after check_regular",
@@ -808,7 +805,7 @@ def test_formulas_in_csv() -> None:
 def test_no_csv_is_written_elsewhere() -> None:
     root = Path(shoal.__file__).parent
     writers = {p.relative_to(root).as_posix() for p in root.rglob("*.py") if "csv.writer" in p.read_text()}
-    assert writers == {"terminal.py", "data/fake.py", "data/fake_text.py"}  # the latter make data
+    assert writers == {"terminal.py"}
 
 
 def test_predictions_of_rows_with_names_like_formulas(

@@ -26,7 +26,7 @@ from torch import nn
 import shoal
 from shoal.cli import main
 from shoal.cli.arguments import values
-from shoal.data.inputs import Pictures, reader
+from shoal.data.inputs import Images, reader
 from shoal.data.table import Preprocessing
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
@@ -451,7 +451,7 @@ def test_a_broken_picture_stops_or_is_skipped(
     (tmp_path / "new" / "readme.md").write_text("no picture")
     command = ["predict", str(picture_model), str(tmp_path / "new"), "--out", str(tmp_path / "p.csv")]
     assert main([*command, "--workers", "1"]) == 2
-    assert "the picture 'cat/1.png' cannot be read" in capsys.readouterr().err
+    assert "the image 'cat/1.png' cannot be read" in capsys.readouterr().err
     assert not (tmp_path / "p.csv").exists()
     assert main([*command, "--bad-images", "skip", "--batch-size", "2"]) == 0
     said = capsys.readouterr()
@@ -464,11 +464,11 @@ def test_a_broken_picture_stops_or_is_skipped(
 
 def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
     model = shoal.load(picture_model)
-    with pytest.raises(InputError, match="there is no picture in"):
+    with pytest.raises(InputError, match="there is no image in"):
         model.predict(tmp_path)
-    with pytest.raises(InputError, match="no picture and no folder"):
+    with pytest.raises(InputError, match="no image and no folder"):
         model.predict(tmp_path / "x.png")
-    with pytest.raises(InputError, match="takes pictures"):
+    with pytest.raises(InputError, match="takes images"):
         model.predict({"a": [1]})
 
 
@@ -478,7 +478,7 @@ def test_folders_without_pictures(picture_model: Path, tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def text_model(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("transformers")
-    from shoal.data.fake_text import fake_amazon
+    from imitations.wilds_text import fake_amazon
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHOAL_CACHE", str(tmp_path_factory.mktemp("cache")))
@@ -524,7 +524,7 @@ def test_texts_need_neither_network_nor_the_folder_they_were_from(
         model.predict(tmp_path / "t.csv", column="word")
     with pytest.raises(InputError, match="text 2 is a int"):
         model.predict(["a", 3])
-    with pytest.raises(InputError, match="takes texts"):
+    with pytest.raises(InputError, match="takes text"):
         model.predict("good")
 
 
@@ -875,7 +875,7 @@ def test_export_without_onnx_gives_a_hint(
 
 def test_a_reader_of_pictures_wants_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     found = reader({"kind": "image", "size": 8, "mean": [0, 0, 0], "deviation": [1, 1, 1]}, (3, 8, 8))
-    assert isinstance(found, Pictures)
+    assert isinstance(found, Images)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(InputError, match="pip install 'shoal"):
         next(found.batches("x"))

@@ -315,7 +315,7 @@ def test_a_label_that_no_look_found() -> None:
     ("one", "other", "says"),
     [
         (pairs(T, Y.tolist()), pairs(T, Z.tolist()), "whole numbers in domain 'train: a' and floating in"),
-        (pairs(T, Y.tolist()), pairs(T, WORDS), "labels are text in domain 'train: b' and numbers in"),
+        (pairs(T, Y.tolist()), pairs(T, WORDS), "labels are text in domain 'train: b' and whole numbers in"),
         (pairs(T, Y), pairs(T[:, :3], Y), r"is \(4,\) float32 in domain 'train: a' but \(3,\) float32"),
         (pairs(T, Y), pairs(T.double(), Y), r"float32 in domain 'train: a' but \(4,\) float64"),
         (pairs(T, Y), each(lambda n: {"a": T[n], "b": T[n], "y": 1}), r"but a: \(4,\) float32, b: \(4,\)"),

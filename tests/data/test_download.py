@@ -905,13 +905,13 @@ def test_domainnet_is_six_archives_less_the_copies(tmp_path: Path) -> None:
     got = get(without_sums("domainnet"), tmp_path / "to", mirror=str(tmp_path))
     left = {f"{d}/dog/{i}.jpg" for d in domains for i in range(3)} - set(copies)
     assert set(all_in(got.folder)) == left
-    assert got.notes == ["2 pictures that DomainBed lists as copies are left out"]
+    assert got.notes == ["2 images that DomainBed lists as copies are left out"]
     assert (tmp_path / "mine").exists()
     assert len(list((tmp_path / "to/downloads").rglob("*.sha256"))) == 7
 
 
 def labels(**changed: Any) -> dict[str, Any]:
-    """Camera traps as LILA describes them; a picture at camera 38 has two animals."""
+    """Camera traps as LILA describes them; an image at camera 38 has two animals."""
     images = [{"id": f"i{n}", "file_name": f"{n}.jpg", "location": where}
               for n, where in enumerate(["38", "46", 100, "43", "38", "7", "46", "46"])]  # fmt: skip
     kinds = [(0, 1), (0, 2), (0, 1), (1, 3), (2, 1), (3, 2), (4, 9), (5, 1), (6, 1), (7, 2)]
@@ -943,7 +943,7 @@ def test_terra_incognita_is_sorted_by_its_labels(tmp_path: Path) -> None:
         "location_46/empty/1.jpg",
     ]
     assert got.notes == [
-        "5 pictures of four cameras and ten classes are kept; 1 that the labels name are not in the archive"
+        "5 images of four cameras and ten classes are kept; 1 that the labels name are not in the archive"
     ]
 
 
@@ -968,7 +968,7 @@ def test_labels_cannot_reach_outside(tmp_path: Path) -> None:
 
 
 def real_pacs(folder: Path) -> bytes:
-    """A zip like that of PACS, with small pictures."""
+    """A zip like that of PACS, with small images."""
     with io.BytesIO() as out:
         with zipfile.ZipFile(out, "w") as file:
             for d, domain in enumerate(("art_painting", "cartoon", "photo", "sketch")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import warnings
@@ -25,11 +26,12 @@ from shoal.data.images import (
     MEAN,
     TRAIN,
     ImageFiles,
+    ToTensor,
+    by_chunks,
     decode,
     image_data,
     inspect_files,
     leave_one_out,
-    resize,
 )
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
@@ -48,7 +50,7 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def plant(root: Path, domains: int = 3, classes: int = 2, each: int = 6, side: int = 80) -> Path:
-    """Different pictures in root/domain/class."""
+    """Different images in root/domain/class."""
     for d in range(domains):
         for c in range(classes):
             folder = root / f"place {d}" / f"kind {c}"
@@ -64,7 +66,7 @@ def only(path: Path, **options: Any) -> ImageFiles:
 
 def pixels(examples: ImageFiles, index: int = 0) -> torch.Tensor:
     """An example as numbers 0..255 again."""
-    return (examples[index][0] - examples.shift) / examples.scale
+    return (examples[index][0] - examples.to_tensor.shift) / examples.to_tensor.scale
 
 
 # Decoding
@@ -144,7 +146,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> Non
     image, box = decode(str(tmp_path / "a.jpg"), 224)
     assert image.size == (400, 300)
     full = Image.open(tmp_path / "a.jpg").convert("RGB").resize((224, 224), Image.Resampling.BILINEAR)
-    gap = np.abs(np.asarray(resize(image, 224, box), np.float32) - np.asarray(full, np.float32))
+    gap = np.abs(np.asarray(ToTensor(224).resize(image, box), np.float32) - np.asarray(full, np.float32))
     assert gap.mean() < 1
     assert gap.max() < 8
     part, box = decode(str(tmp_path / "a.jpg"), 224, lambda width, height: (400, 300, 800, 600))
@@ -158,10 +160,10 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 4}, "size=4"),
-        ({"size": 32.5}, "size=32.5"),
-        ({"bad": "skp"}, "bad = 'skp'.*'skip'"),
-        ({"cache": "yes"}, "cache='yes'"),
+        ({"size": 4}, "size of ImageFiles must be a whole number from 8 to 10,000, got 4"),
+        ({"size": 32.5}, "size of .* got 32.5"),
+        ({"bad": "skp"}, "bad of ImageFiles must be 'stop' or 'skip', got 'skp'"),
+        ({"cache": "yes"}, "cache of .* got 'yes'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -286,12 +288,12 @@ def test_hues_turn_as_by_pillow_to_the_last_bit() -> None:
 
 
 def broken(folder: Path) -> dict[str, Path]:
-    """One file of every kind of damage, with names of ordinary pictures."""
+    """One file of every kind of damage, with names of ordinary images."""
     noise(80, 70).save(folder / "b-cut.jpg", quality=95)
     content = (folder / "b-cut.jpg").read_bytes()
     (folder / "b-cut.jpg").write_bytes(content[: len(content) // 2])
     (folder / "b-empty.jpg").write_bytes(b"")
-    (folder / "b-text.jpg").write_text("this is not a picture\n")
+    (folder / "b-text.jpg").write_text("this is not an image\n")
     noise(80, 70).save(folder / "b-cut.png")
     (folder / "b-cut.png").write_bytes((folder / "b-cut.png").read_bytes()[:300])
     return {p.name: p for p in folder.glob("b-*")}
@@ -383,7 +385,7 @@ def test_a_kind_of_which_nothing_can_be_read_stops(tmp_path: Path) -> None:
 
 
 def odd_folder(root: Path) -> dict[str, set[str]]:
-    """Every kind of file that people have in a folder of pictures, and what is wrong with which."""
+    """Every kind of file that people have in a folder of images, and what is wrong with which."""
     plant(root, each=2)
     place = root / "place 1" / "kind 0"
     bad = {f"place 1/kind 0/{name}" for name in broken(place)}
@@ -425,9 +427,9 @@ def test_whatever_lies_in_a_folder_is_told_once_with_its_path(bad: str, tmp_path
         data = load("image-folder", folder=str(tmp_path), size=16, bad=bad, augment=False)
         stopped = read_all(data.examples)
     told = [str(w.message) for w in caught]
-    assert sum("left out: pictures end in" in text for text in told) == 1
+    assert sum("left out: images end in" in text for text in told) == 1
     assert sum(any(name in text for name in wrong["left out"]) for text in told) == 1
-    assert sum("no picture of class 'kind 1' in 'place 0'" in text for text in told) == 1
+    assert sum("no image of class 'kind 1' in 'place 0'" in text for text in told) == 1
     said = [text for text in (stopped if bad == "stop" else told) if "left out" not in text]
     for name in wrong["unreadable"]:
         assert sum(repr(str(tmp_path / name)) in text for text in said) == (2 if bad == "stop" else 1), name
@@ -523,3 +525,13 @@ def test_inspection_finds_broken_and_equal_files(workers: int, tmp_path: Path) -
     assert [[files.name(i) for i in g] for g in found.duplicates] == [
         ["place 0/kind 0/3.jpg", "place 2/kind 0/twin.jpg"]
     ]
+
+
+def killed(state: object, chunk: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_worker_is_one_clear_error() -> None:
+    with pytest.raises(InputError, match=r"a worker process was killed.*fewer workers"):
+        list(by_chunks(killed, None, range(3), 1))
+    assert list(by_chunks(lambda state, chunk: (state, list(chunk)), "x", range(300), 0))[1][1][-1] == 299

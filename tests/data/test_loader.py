@@ -6,9 +6,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
-from shoal.data import DomainBatchSampler, Domains, MetaBatchLoader, TensorData, concatenate
+from shoal.data import (
+    DomainBatchSampler,
+    DomainData,
+    Domains,
+    Examples,
+    InMemory,
+    MetaBatchLoader,
+    TensorData,
+    concatenate,
+    from_dataset,
+)
+from shoal.data.batch import batch_of, evaluation_view, known_labels
 from shoal.data.loader import to_device
 from shoal.errors import InputError
 
@@ -198,3 +209,56 @@ def test_other_datasets_are_chained() -> None:
 def test_concatenate_refuses(datasets: dict, message: str) -> None:
     with pytest.raises(InputError, match=message):
         concatenate(datasets)
+
+
+class Frame(Dataset):
+    """Columns and methods called as Shoal's own: as Hugging Face's `batch`, or a column as an attribute."""
+
+    batch, evaluation, device, unguarded, problem, collate = [0], [1], "device", None, "none", "by hand"
+    labels = y = [7] * 40
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([float(index)]), index % 4
+
+
+def test_attributes_of_a_dataset_mean_nothing() -> None:
+    """What a dataset can do is declared by its class, not concluded from names that it happens to have."""
+    data = Frame()
+    assert evaluation_view(data) is data
+    assert known_labels(data) is None
+    assert known_labels(ConcatDataset([data, data])) is None
+    x, y = batch_of(data, [3, 9])
+    assert (x[:, 0].tolist(), y.tolist()) == ([3, 9], [3, 1])
+    for batches in MetaBatchLoader(data, sampler(), stop=2):
+        assert all(b.x[:, 0].long().remainder(4).tolist() == b.y.tolist() for b in batches)
+    domains = Domains.from_labels(LABELS)
+    whole = DomainData(data, {"train": domains}, 4, (1,), "linear")
+    assert whole.split_as({"train": domains}, {}).examples is data
+    part = from_dataset(data, LABELS, test=3, classes=4)
+    assert part.examples[5][1] == 1
+
+
+def test_declared_abilities_are_used() -> None:
+    class Halves(InMemory):
+        device = torch.device("cpu")
+
+        def __len__(self) -> int:
+            return 40
+
+        def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return indices / 2, indices % 4
+
+        def evaluation(self) -> Examples:
+            return TensorData(torch.zeros(40), torch.zeros(40))
+
+    data = Halves()
+    assert batch_of(data, [3])[0].tolist() == [1.5]
+    assert isinstance(evaluation_view(data), TensorData)
+    for batches in MetaBatchLoader(data, sampler(), stop=1):
+        assert all((b.x * 2).long().remainder(4).tolist() == b.y.tolist() for b in batches)
+    known = known_labels(ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))]))
+    assert known is not None
+    assert known.tolist() == [-1] * 40 + [1, 0]

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import shoal
+from imitations.wilds_text import fake_tokenizer
 from shoal import models
 from shoal.data import DomainData, from_arrays, from_dataset, from_hf, from_table, sets
 from shoal.data.cells import Format
 from shoal.data.columns import CATEGORIES, infer, values_of
-from shoal.data.fake_text import fake_tokenizer
 from shoal.data.own import Labels, TableRows
 from shoal.data.reading import Column, as_column, as_table, read_table
 from shoal.data.table import CLIP, WORDS, Preprocessing, Tally
@@ -333,7 +333,7 @@ class TestLabels:
     def test_quantities(self) -> None:
         found = self.read(*np.linspace(0, 1, 30).tolist())
         assert (found.task, found.classes) == ("regression", None)
-        assert "30 different numbers, so it is a quantity" in found.said
+        assert "30 different numbers, so it is a quantity" in found.note
         assert self.read(1, 2, 3, task="regression").task == "regression"
         assert self.read(*range(30), task="classification").classes == 30
         with pytest.raises(InputError, match="30 different values in 30 rows: say whether"):
@@ -434,7 +434,7 @@ class TestFromTable:
             ({"drop": ["aeg"]}, "no column 'aeg' for the list"),
             ({"drop": ["age", "colour"]}, "no column is left"),
             ({"test": "paris"}, "unknown test domain 'paris'.*Known: kyoto, lima, oslo"),
-            ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are left out"),
+            ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
             ({"test": 7}, "unknown test domain '7'"),
             ({"validation": 1.5}, "share=1.5"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from imitations import wilds as fake
 from shoal.cli import main
-from shoal.data import fake, sets
+from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.wilds import SPLITS
 from shoal.training import predictions
@@ -92,7 +93,7 @@ def test_scores_of_random_predictions(
 
 
 def test_no_example_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither pictures nor texts: labels and groups come from the tables."""
+    """Neither images nor texts: labels and groups come from the tables."""
     for name in SCORES:
         data = sets.load(name, folder=str(folder))
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from imitations.wilds_text import fake_amazon, fake_civilcomments, fake_tokenizer
 from shoal.data.batch import DomainData
-from shoal.data.fake_text import fake_amazon, fake_civilcomments, fake_tokenizer
 from shoal.data.sets import load, registry
 from shoal.data.sets.civilcomments import IDENTITIES, UNCOUNTED
 from shoal.data.wilds import SPLITS
@@ -173,7 +173,7 @@ def test_every_example_is_in_one_split(name: str, root: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_words_of_domains_say_nothing_where_it_is_tested(name: str, root: Path) -> None:
     """A table of which pet word means what, learned on training reviews, is of no use on others."""
-    from shoal.data.fake_text import CIVIL, PETS, RUDE, STARS
+    from imitations.wilds_text import CIVIL, PETS, RUDE, STARS
 
     data = loaded(name, root)
     examples: Any = data.examples

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 import shoal
+from imitations.wilds_text import fake_amazon, fake_civilcomments, fake_tokenizer
 from shoal import algorithms, models
 from shoal.data import DomainBatch, MetaBatchLoader, Task
 from shoal.data.batch import pool
-from shoal.data.fake_text import fake_amazon, fake_civilcomments, fake_tokenizer
 from shoal.data.hub import Source
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.sets import load

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.cli import main
-from shoal.data.sets import pacs
+from shoal.data.sets import registry
 from shoal.paper import tables
 
 ARGUMENTS = ["--model", "small-cnn", "--steps", "3", "--seeds", "2", "--device", "cpu", "--jobs", "1"]
@@ -21,7 +21,7 @@ def pictures(tmp_path: Path) -> Path:
     """A PACS of ten tiny pictures a domain and class."""
     image = pytest.importorskip("PIL.Image")
     rng = np.random.default_rng(0)
-    for domain in pacs.DOMAINS:
+    for domain in registry.module("pacs").DOMAINS:
         for label in ("dog", "horse"):
             folder = tmp_path / "data" / "PACS" / domain / label
             folder.mkdir(parents=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from imitations.wilds import WILDS, maker
 from shoal.cli import main
-from shoal.data.fake import WILDS, maker
 from shoal.data.sets import load
 from shoal.errors import InputError
 from shoal.paper import recipes, tables

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from imitations.wilds import WILDS, maker
 from shoal.cli import main
 from shoal.data.batch import DomainBatch
-from shoal.data.fake import WILDS, maker
 from shoal.experiments.config import RunConfig
 from shoal.experiments.execute import Store
 from shoal.experiments.record import RunRecord

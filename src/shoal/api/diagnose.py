@@ -146,6 +146,7 @@ def diagnose(
         device: such as ``"cuda"``; by default CUDA where there is one.
         progress: whether to show progress on stderr.
     """
+    from shoal.data.batch import Examples
     from shoal.experiments.diagnose import diagnose as run
     from shoal.models import build
 
@@ -161,7 +162,7 @@ def diagnose(
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
     columns = {name: value for name, value in columns.items() if value not in (None, [])}
     loaded, name = _loaded(data, columns, dict(data_options or {}))
-    if hasattr(loaded.examples, "unguarded"):
+    if isinstance(loaded.examples, Examples):
         loaded = replace(loaded, examples=loaded.examples.unguarded())
 
     def make(seed: int) -> nn.Module:

@@ -119,6 +119,7 @@ def check_columns(args: Any) -> int:
 def check_published(published: Published, args: Any) -> tuple[dict[str, Any], str]:
     """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
     from shoal.data import sets
+    from shoal.data.batch import InMemory
     from shoal.data.wilds import find, unreadable
     from shoal.report.tables import Table
 
@@ -126,7 +127,7 @@ def check_published(published: Published, args: Any) -> tuple[dict[str, Any], st
     data = sets.load(args.dataset, folder=str(place.folder), version=place.version)
     examples: Any = data.examples
     bad: dict[int, str] = {}
-    if hasattr(examples, "problem"):
+    if not isinstance(examples, InMemory):
         bad = unreadable(examples, _workers(args), _counted(len(examples), "examples read"))
     here = {
         "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
@@ -171,7 +172,7 @@ def check_images(layout: Layout | None, args: Any) -> tuple[dict[str, Any], str]
     from shoal.data.tree import read_tree
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="there is no (picture|image) of class")  # in the report
+        warnings.filterwarnings("ignore", message="there is no image of class")  # in the report
         files = read_tree(args.folder) if layout is None else read_tree(*layout.find(args.folder))
     found = inspect_files(files, _workers(args), _counted(len(files), "images decoded"))
     report = findings(files, layout, found)

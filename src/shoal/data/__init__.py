@@ -1,6 +1,6 @@
 """Domains, meta-batches, samplers, loaders and splits; and data of your own."""
 
-from shoal.data.batch import DomainBatch, DomainData, Task, TensorData
+from shoal.data.batch import DomainBatch, DomainData, Examples, InMemory, Task, TensorData
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, concatenate
 from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
@@ -12,6 +12,8 @@ __all__ = [
     "DomainBatchSampler",
     "DomainData",
     "Domains",
+    "Examples",
+    "InMemory",
     "MetaBatchLoader",
     "Task",
     "TensorData",

@@ -27,27 +27,26 @@ def leaks(
     domain_name: str,
 ) -> dict[str, str]:
     """Columns that may give the answer away, or that repeat the domain, and why."""
-    rows = np.random.default_rng(0).permutation(len(label))[:MOST]
-    found: dict[str, str] = {}
+    most = min(MOST, 10**7 // (int(label.max()) + 1)) if classification else MOST  # bounds the memory
+    rows = np.random.default_rng(0).permutation(len(label))[:most]
+    result: dict[str, str] = {}
     if len(rows) < LEAST:
-        return found
+        return result
     target = label[rows]
     for name, about in types.items():
         if about.kind in (DROPPED, "text"):
             continue
         codes, values = _codes(table, about, rows)
-        score = (
-            _class_score(codes, values, target) if classification else _number_score(codes, values, target)
-        )
+        score = _score(codes, values, target, classification)
         if score >= NEARLY:
             what = f"{score:.1%} balanced accuracy" if classification else f"R² {score:.3f}"
-            found[name] = (
+            result[name] = (
                 f"possible leakage: it alone predicts {label_name!r} ({what} in rows not fitted to); "
                 "if it is not known before the label is, leave it out (--drop)"
             )
         elif why := _of_domain(codes, domain[rows]):
-            found[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
-    return found
+            result[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
+    return result
 
 
 def _codes(table: Table, about: ColumnType, rows: Array) -> tuple[Array, Array | None]:
@@ -60,36 +59,35 @@ def _codes(table: Table, about: ColumnType, rows: Array) -> tuple[Array, Array |
     return np.unique(values, return_inverse=True)[1], values
 
 
-def _halves(count: int) -> tuple[Array, Array]:
-    return np.arange(0, count, 2), np.arange(1, count, 2)
+def _score(codes: Array, values: Array | None, target: Array, classification: bool) -> float:
+    """How well the nearest value (or the same category) in the other half of the rows predicts the target.
 
-
-def _class_score(codes: Array, values: Array | None, target: Array) -> float:
-    """Balanced accuracy of the nearest value (or the same category) in the other half of the rows."""
-    classes = int(target.max()) + 1
-    right, there = np.zeros(classes), np.zeros(classes)
-    for fit, test in (_halves(len(target)), _halves(len(target))[::-1]):
-        guess = _majority(codes, target, fit, test) if values is None else _nearest(values, target, fit, test)
-        right += np.bincount(target[test], guess == target[test], classes)
-        there += np.bincount(target[test], minlength=classes)
-    seen = there > 0
-    return float((right[seen] / there[seen]).mean()) if seen.sum() > 1 else 0.0
-
-
-def _majority(codes: Array, target: Array, fit: Array, test: Array) -> Array:
-    codes = codes + 1  # missing is a category here
-    counts = np.zeros((int(codes.max()) + 1, int(target.max()) + 1))
-    np.add.at(counts, (codes[fit], target[fit]), 1)
-    guess = counts.argmax(1)
-    return np.where(counts.sum(1) > 0, guess, -1)[codes[test]]
-
-
-def _nearest(values: Array, target: Array, fit: Array, test: Array) -> Array:
-    """The most frequent target at the nearest value."""
-    place, near = _places(values, fit, test)
-    counts = np.zeros((int(place.max()) + 1, int(target.max()) + 1))
-    np.add.at(counts, (place, target[fit]), 1)
-    return np.asarray(counts.argmax(1)[near])
+    Balanced accuracy of the most frequent class there; or R² of the mean target there, or of a straight line,
+    whichever is better.
+    """
+    each = np.eye(int(target.max()) + 1)[target] if classification else target[:, None]
+    guess = np.empty_like(each, dtype=float)
+    for half in (0, 1):
+        fit, test = np.arange(half, len(target), 2), np.arange(1 - half, len(target), 2)
+        place, near = (codes[fit] + 1, codes[test] + 1) if values is None else _places(values, fit, test)
+        size = int(max(place.max(), near.max())) + 1
+        sums = np.zeros((size, each.shape[1]))
+        np.add.at(sums, place, each[fit])
+        counts = np.bincount(place, minlength=size)[:, None]
+        unknown = 0.0 if classification else target[fit].mean()
+        guess[test] = np.where(counts > 0, sums / np.maximum(counts, 1), unknown)[near]
+    if classification:
+        right = (guess.argmax(1) == target) & (guess.max(1) > 0)
+        counts = each.sum(0)
+        shares = (each.T @ right)[counts > 0] / counts[counts > 0]
+        return float(shares.mean()) if len(shares) > 1 else 0.0
+    total = float(((target - target.mean()) ** 2).sum())
+    if not total > 0:
+        return 0.0
+    score = 1 - float(((guess[:, 0] - target) ** 2).sum()) / total
+    if values is not None and (known := ~np.isnan(values)).sum() >= LEAST and np.std(values[known]) > 0:
+        score = max(score, float(np.corrcoef(values[known], target[known])[0, 1] ** 2 * known.mean()))
+    return score
 
 
 def _places(values: Array, fit: Array, test: Array) -> tuple[Array, Array]:
@@ -100,32 +98,10 @@ def _places(values: Array, fit: Array, test: Array) -> tuple[Array, Array]:
     known = values[~np.isnan(values)]
     filled = np.where(np.isnan(values), known.min() - np.ptp(known) - 1 if len(known) else 0.0, values)
     distinct, place = np.unique(filled[fit], return_inverse=True)
-    return place, _closest(distinct, filled[test])
-
-
-def _closest(distinct: Array, values: Array) -> Array:
-    right = np.searchsorted(distinct, values).clip(0, len(distinct) - 1)
+    right = np.searchsorted(distinct, filled[test]).clip(0, len(distinct) - 1)
     left = (right - 1).clip(0)
-    return np.where(np.abs(values - distinct[left]) <= np.abs(distinct[right] - values), left, right)
-
-
-def _number_score(codes: Array, values: Array | None, target: Array) -> float:
-    """R² of a straight line, or of the mean target at the nearest value, whichever is better."""
-    total = float(((target - target.mean()) ** 2).sum())
-    if not total > 0:
-        return 0.0
-    errors = 0.0
-    for fit, test in (_halves(len(target)), _halves(len(target))[::-1]):
-        place, near = (codes[fit] + 1, codes[test] + 1) if values is None else _places(values, fit, test)
-        size = int(max(place.max(), near.max())) + 1
-        counts = np.bincount(place, minlength=size)
-        means = np.bincount(place, target[fit], size) / np.maximum(counts, 1)
-        errors += float(((np.where(counts > 0, means, target[fit].mean())[near] - target[test]) ** 2).sum())
-    score = 1 - errors / total
-    if values is not None and (known := ~np.isnan(values)).sum() >= LEAST and np.std(values[known]) > 0:
-        line = np.corrcoef(values[known], target[known])[0, 1] ** 2 * known.mean()
-        score = max(score, float(line))
-    return score
+    is_left = np.abs(filled[test] - distinct[left]) <= np.abs(distinct[right] - filled[test])
+    return place, np.where(is_left, left, right)
 
 
 def _of_domain(codes: Array, domain: Array) -> str:

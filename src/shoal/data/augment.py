@@ -1,4 +1,4 @@
-"""DomainBed's random changes of training pictures, without torchvision.
+"""DomainBed's random changes of training images, without torchvision.
 
 Random numbers come from torch's own generator, all at once, so that what becomes of an example is a function
 of its seed, whichever file or process it is read from.
@@ -57,7 +57,7 @@ class Augment:
         return Chances(crops, colours, torch.randperm(4).tolist(), flip, grey)
 
     def box(self, chances: Chances, width: int, height: int) -> Box:
-        """Where to crop; the middle if no try fits into the picture."""
+        """Where to crop; the middle if no try fits into the image."""
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
         for area, shape, across, down in chances.crops:
             pixels = width * height * (self.scale[0] + area * (self.scale[1] - self.scale[0]))
@@ -72,7 +72,7 @@ class Augment:
         return left, top, left + w, top + h
 
     def recolour(self, chances: Chances, image: Image) -> Image:
-        """The cropped picture as it will be trained on."""
+        """The cropped image as it will be trained on."""
         from PIL import Image, ImageEnhance
 
         if chances.flip < self.flip:

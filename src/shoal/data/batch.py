@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from shoal.errors import InputError
 
@@ -68,23 +70,16 @@ def _equally_long(parts: Sequence[Any]) -> Sequence[Any]:
     if min(lengths) == (longest := max(lengths)):
         return parts
 
-    def is_sequence(name: str) -> bool:
-        values = [part[name] for part in parts]
-        return all(
-            isinstance(v, Tensor) and v.ndim > 1 and v.shape[1] == n
-            for v, n in zip(values, lengths, strict=True)
-        )
+    def is_sequence(value: Any, length: int) -> bool:
+        return isinstance(value, Tensor) and value.ndim > 1 and value.shape[1] == length
 
-    sequences = {name for name in parts[0] if is_sequence(name)}
-    return [
-        type(part)({name: _padded(v, longest) if name in sequences else v for name, v in part.items()})
-        for part in parts
-    ]
+    def padded(values: Tensor) -> Tensor:
+        lacking = values.new_zeros(len(values), longest - values.shape[1], *values.shape[2:])
+        return torch.cat([values, lacking], dim=1)
 
-
-def _padded(values: Tensor, length: int) -> Tensor:
-    lacking = values.new_zeros(len(values), length - values.shape[1], *values.shape[2:])
-    return torch.cat([values, lacking], dim=1)
+    each = list(zip(parts, lengths, strict=True))
+    sequences = {name for name in parts[0] if all(is_sequence(part[name], n) for part, n in each)}
+    return [type(p)({k: padded(v) if k in sequences else v for k, v in p.items()}) for p in parts]
 
 
 def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
@@ -95,27 +90,34 @@ def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
     return [DomainBatch(cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
 
 
-def cut(x: Any, span: slice) -> Any:
-    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
-    if isinstance(x, Tensor):
-        return x[span] if x.ndim else x
+def map_nest(function: Callable[[Any], Any], x: Any) -> Any:
+    """A nest of lists, tuples and mappings with ``function`` of every other part in its place."""
     if isinstance(x, Mapping):
-        return type(x)({k: cut(part, span) for k, part in x.items()})  # type: ignore[call-arg]
+        return type(x)({k: map_nest(function, part) for k, part in x.items()})  # type: ignore[call-arg]
     if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(cut(part, span) for part in x))
-    return type(x)(cut(part, span) for part in x) if isinstance(x, (list, tuple)) else x
+        return type(x)(*(map_nest(function, part) for part in x))
+    if isinstance(x, (list, tuple)):
+        return type(x)(map_nest(function, part) for part in x)
+    return function(x)
+
+
+def leaves(x: Any) -> Iterator[Any]:
+    """Every part of a nest that is none itself, in its order."""
+    if isinstance(x, (Mapping, list, tuple)):
+        for part in x.values() if isinstance(x, Mapping) else x:
+            yield from leaves(part)
+    else:
+        yield x
 
 
 def tensors_in(x: Any) -> Iterator[Tensor]:
     """Every tensor of a nest, in its order."""
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for part in x.values():
-            yield from tensors_in(part)
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from tensors_in(part)
+    return (part for part in leaves(x) if isinstance(part, Tensor))
+
+
+def cut(x: Any, span: slice) -> Any:
+    """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
+    return map_nest(lambda part: part[span] if isinstance(part, Tensor) and part.ndim else part, x)
 
 
 def widest(device: torch.device) -> torch.dtype:
@@ -141,7 +143,66 @@ class Task:
         return self.classes is not None
 
 
-class TensorData(Dataset[Any]):
+class Examples(Dataset[Any]):
+    """A dataset of examples, each a pair ``(x, y)``, that declares what else it can do.
+
+    Any :class:`torch.utils.data.Dataset` with ``__len__`` and ``__getitem__`` can be trained on. One that can
+    do more derives from this class, or from :class:`InMemory`, and overrides what it can; nothing is
+    concluded from the names of a dataset's attributes. ::
+
+        class Photos(Examples):
+            def evaluation(self):
+                return Photos(self.files, augment=False)
+    """
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> Any:
+        raise NotImplementedError
+
+    def evaluation(self) -> Examples:
+        """The same examples as they are evaluated: nothing about them is random."""
+        return self
+
+    def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
+        """The same examples in other splits, for those that treat training examples apart."""
+        return self
+
+    def unguarded(self) -> Examples:
+        """The same examples without checks that protect a comparison, for looking at the data."""
+        return self
+
+    def known_labels(self) -> NDArray[Any] | None:
+        """The label of every example (−1: unknown), or ``None`` where that takes reading them."""
+        return None
+
+    def path(self, index: int) -> str:
+        """The file that an example is in, or ``""``."""
+        return ""
+
+    def problem(self, index: int) -> str | None:
+        """Why an example cannot be read from its file, or ``None`` if it can."""
+        return None
+
+
+class InMemory(Examples):
+    """Examples in memory: a batch is one gather, on whatever device they are."""
+
+    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
+        """The examples at ``indices`` (a LongTensor on the data's device)."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        raise NotImplementedError
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same examples on another device (itself where they are there already)."""
+        raise NotImplementedError
+
+
+class TensorData(InMemory):
     """Examples held in memory as tensors; a batch is one gather, on whatever device they live."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -157,18 +218,50 @@ class TensorData(Dataset[Any]):
         return self.x[index], self.y[index]
 
     def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
-        """The examples at ``indices`` (a LongTensor on the data's device)."""
         return self.x[indices], self.y[indices]
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.y.detach().cpu().numpy()
 
     @property
     def device(self) -> torch.device:
         return self.y.device
 
     def to(self, device: torch.device | str) -> Self:
-        """The same examples on another device (itself where they are there already)."""
         if self.device == torch.device(device):
             return self
         return type(self)(self.x.to(device), self.y.to(device))
+
+
+def evaluation_view(examples: Dataset[Any]) -> Dataset[Any]:
+    """The examples as they are evaluated: without what is random about them."""
+    return examples.evaluation() if isinstance(examples, Examples) else examples
+
+
+def known_labels(examples: Dataset[Any]) -> NDArray[Any] | None:
+    """The label of every example, −1 where it is unknown; ``None`` where none is known without reading."""
+    if not isinstance(examples, ConcatDataset):
+        return examples.known_labels() if isinstance(examples, Examples) else None
+    several = [known_labels(part) for part in examples.datasets]
+    if all(labels is None for labels in several):
+        return None
+    sizes = np.diff([0, *examples.cumulative_sizes])
+    return np.concatenate([np.full(n, -1) if y is None else y for y, n in zip(several, sizes, strict=True)])
+
+
+def collate_of(dataset: Dataset[Any]) -> Callable[[list[Any]], Any]:
+    """What puts its items together: the dataset's own method ``collate`` where it has one, else torch's."""
+    own = getattr(dataset, "collate", None)
+    return own if callable(own) else default_collate
+
+
+def batch_of(examples: Dataset[Any], indices: Sequence[int] | NDArray[Any]) -> tuple[Any, Tensor]:
+    """These examples as one batch, gathered where they are in memory, else read one by one."""
+    which = [int(i) for i in indices]
+    if isinstance(examples, InMemory):
+        return examples.batch(torch.tensor(which, device=examples.device))
+    x, y = collate_of(examples)([examples[i] for i in which])
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -181,7 +274,7 @@ class DomainData:
     selecting on it peeks at the test domain. ``measures`` names what the dataset is judged by, first what
     selects (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
     ``class_names`` are what the classes are called, in their order. ``inputs`` says in plain data how a raw
-    table, picture or text becomes what the model takes, so that a trained model can be used on new ones.
+    table, image or text becomes what the model takes, so that a trained model can be used on new ones.
     """
 
     examples: Dataset[Any]
@@ -200,7 +293,8 @@ class DomainData:
         return Task(domains=len(self.splits["train"]), classes=self.classes)
 
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
-        """The same examples in other splits; examples that treat training ones apart are told."""
-        examples: Any = self.examples
-        told = examples.marked(splits) if hasattr(examples, "marked") else examples
-        return replace(self, examples=told, splits=splits, notes=notes)
+        """The same examples in other splits."""
+        examples = self.examples
+        if isinstance(examples, Examples):
+            examples = examples.in_splits(splits)
+        return replace(self, examples=examples, splits=splits, notes=notes)

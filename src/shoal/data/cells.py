@@ -56,16 +56,20 @@ def number(text: str, how: Format, unit: bool = True) -> float | None:
         return value if np.isfinite(value) else None
     if (seconds := _seconds(text)) is not None:
         return seconds
-    found = _shape(text)
-    if found is None or bool(found["open"]) != bool(found["close"]) or (found["sign"] and found["sign2"]):
+    result = _shape(text)
+    if (
+        result is None
+        or bool(result["open"]) != bool(result["close"])
+        or (result["sign"] and result["sign2"])
+    ):
         return None
-    if unit and (own := _unit(found)) and own != how.unit:
+    if unit and (own := _unit(result)) and own != how.unit:
         return None
-    body = _plain_body(found["body"], how.decimal)
+    body = _plain_body(result["body"], how.decimal)
     if body is None:
         return None
     value = float(body)
-    negative = "-" in (found["sign"], found["sign2"]) or found["open"]
+    negative = "-" in (result["sign"], result["sign2"]) or result["open"]
     return None if value in (np.inf, -np.inf) else -value if negative else value
 
 
@@ -77,16 +81,19 @@ _CLOCK = re.compile(
 
 def _seconds(text: str) -> float | None:
     """A time of day or a duration, such as 7:30, 07:30:15 or ``1 day, 7:30:00``."""
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    result = _CLOCK.fullmatch(text)
+    if result is None:
         return None
     whole = (
-        86400 * int(found["d"] or 0) + 3600 * int(found["h"]) + 60 * int(found["m"]) + int(found["s"] or 0)
+        86400 * int(result["d"] or 0)
+        + 3600 * int(result["h"])
+        + 60 * int(result["m"])
+        + int(result["s"] or 0)
     )
-    if found["sign"] and found["d"]:  # -1 days 23:59:59 is a second before midnight
-        whole -= 2 * 86400 * int(found["d"])
-    seconds = (whole * 1_000_000 + _micro(found["f"])) / 1_000_000
-    return -seconds if found["sign"] and not found["d"] else seconds
+    if result["sign"] and result["d"]:  # -1 days 23:59:59 is a second before midnight
+        whole -= 2 * 86400 * int(result["d"])
+    seconds = (whole * 1_000_000 + _micro(result["f"])) / 1_000_000
+    return -seconds if result["sign"] and not result["d"] else seconds
 
 
 def _micro(fraction: str | None) -> int:
@@ -109,12 +116,12 @@ def unit_of(text: str) -> str:
     """The unit or currency of a number, in lower case; empty where there is none. Times are in seconds."""
     if _CLOCK.fullmatch(text):
         return "s"
-    found = None if _is_plain(text) else _shape(text)
-    return _unit(found) if found else ""
+    result = None if _is_plain(text) else _shape(text)
+    return _unit(result) if result else ""
 
 
-def _unit(found: re.Match[str]) -> str:
-    return (found["before"] or found["after"] or "").lower().rstrip(".")
+def _unit(result: re.Match[str]) -> str:
+    return (result["before"] or result["after"] or "").lower().rstrip(".")
 
 
 def _plain_body(body: str, decimal: str) -> str | None:
@@ -134,7 +141,7 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
 
     1.5, 0.125 and 1,234.5 show a point, 1,5 a comma; 1,234 and 1.234 could be either.
     """
-    found = {".": 0, ",": 0, "open": 0, "open.": 0}
+    result = {".": 0, ",": 0, "open": 0, "open.": 0}
     for text in texts:
         shape = _shape(text)
         if shape is None:
@@ -144,17 +151,17 @@ def marks(texts: Iterable[str]) -> dict[str, int]:
         if not points and not commas:
             continue
         if points and commas:
-            found["." if body.rindex(".") > body.rindex(",") else ","] += 1
+            result["." if body.rindex(".") > body.rindex(",") else ","] += 1
         elif points + commas > 1:
-            found["," if points else "."] += 1
+            result["," if points else "."] += 1
         else:
             mark = "." if points else ","
             whole, _, rest = body.partition(mark)
             if len(rest) == 3 and 1 <= len(whole) <= 3 and whole[0] != "0":
-                found["open" if mark == "," else "open."] += 1
+                result["open" if mark == "," else "open."] += 1
             else:
-                found[mark] += 1
-    return found
+                result[mark] += 1
+    return result
 
 
 _TIME = r"(?:[T ,]+(?P<h>\d{1,2}):(?P<mi>\d{2})(?::(?P<s>\d{2})(?P<f>\.\d{1,9})?)? ?(?P<ap>[AaPp]\.?[Mm]\.?)?"
@@ -180,10 +187,10 @@ def date(text: str, day_first: bool) -> float | None:
     """A cell as days since 1970-01-01, or ``None``. Two digits of a year below 70 are of this century."""
     if len(text) > LONGEST_NUMBER:
         return None
-    found = next((m for form in _DATES if (m := form.fullmatch(text))), None)
-    if found is None:
+    result = next((m for form in _DATES if (m := form.fullmatch(text))), None)
+    if result is None:
         return None
-    parts = found.groupdict()
+    parts = result.groupdict()
     if parts.get("a"):
         parts["d"], parts["mo"] = (parts["a"], parts["b"]) if day_first else (parts["b"], parts["a"])
     month = _month(parts["name"]) if parts.get("name") else int(parts["mo"])

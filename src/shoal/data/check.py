@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from shoal.data.batch import TensorData, leaves
 from shoal.data.domains import Domains
 from shoal.data.examples import Items, Joined
 from shoal.errors import InputError
@@ -31,7 +32,7 @@ def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None,
             f"domain {domains.names[d]!r} has example {top}, but the dataset has {count} examples, "
             f"0 to {count - 1}."
         )
-    x, y = getattr(dataset, "x", None), getattr(dataset, "y", None)
+    x, y = (getattr(dataset, name, None) if isinstance(dataset, TensorData) else None for name in "xy")
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         _check_type(y, classes)
         _check_finite(x, domains, "feature")
@@ -85,9 +86,9 @@ def _check_type(y: Tensor, classes: int | None) -> None:
 def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
     if not (values.is_floating_point() or values.is_complex()):
         return
-    if (found := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
+    if (result := _first(values, domains, lambda rows: ~rows.isfinite())) is None:
         return
-    example, where = found
+    example, where = result
     row = values[example].reshape(-1)
     value = row[~row.isfinite()][0].item()
     raise InputError(f"{where} has a {what} that is {value}; repair or leave it out.")
@@ -96,9 +97,9 @@ def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
 def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
     if classes is None:
         return _check_finite(y, domains, "target")
-    if (found := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
+    if (result := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
         return None
-    _, where = found
+    _, where = result
     used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
     raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
 
@@ -154,8 +155,9 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
         got = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
         raise InputError(f"{where} is {got}; an item of the dataset must be a pair (x, y).")
     x, y = item
-    for part in _tensors(x):
-        if not bool(np.isfinite(part).all()):
+    for part in leaves(x):
+        floating = isinstance(part, Tensor | np.ndarray) and torch.as_tensor(part).is_floating_point()
+        if floating and not bool(torch.as_tensor(part).isfinite().all()):
             raise InputError(f"{where} has a feature that is not finite; repair or leave it out.")
     label = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if classes is None:
@@ -167,16 +169,3 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
         raise InputError(
             f"{where} has label {label}; with classes={classes} labels must run 0..{classes - 1}."
         )
-
-
-def _tensors(x: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """The floating arrays and tensors in a nest."""
-    if isinstance(x, Tensor) and x.is_floating_point():
-        yield x.detach().float().cpu().numpy()
-    elif isinstance(x, np.ndarray) and x.dtype.kind == "f":
-        yield x
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            yield from _tensors(part)
-    elif isinstance(x, Mapping):
-        yield from _tensors(list(x.values()))

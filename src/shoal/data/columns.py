@@ -11,6 +11,7 @@ dates) for the column to be numeric (or of dates); those that are not are then m
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,7 +64,7 @@ def values_of(column: Column, kind: str, how: Format) -> tuple[NDArray[np.float6
         "date": lambda text: date(text, how.day_first),
     }
     read = readers[kind]
-    found = np.full(len(distinct) + 1, np.nan)
+    result = np.full(len(distinct) + 1, np.nan)
     wrong: list[int] = []
     for place, text in enumerate(distinct.tolist()):
         if not is_missing(text):
@@ -71,9 +72,9 @@ def values_of(column: Column, kind: str, how: Format) -> tuple[NDArray[np.float6
             if value is None:
                 wrong.append(place)
             else:
-                found[place] = value
+                result[place] = value
     counts = np.bincount(codes[codes >= 0], minlength=len(distinct)) if wrong else ()
-    return found[codes], {str(distinct[place]): int(counts[place]) for place in wrong}
+    return result[codes], {str(distinct[place]): int(counts[place]) for place in wrong}
 
 
 def _finite(values: Array) -> tuple[NDArray[np.float64], dict[str, int]]:
@@ -189,8 +190,8 @@ def infer(table: Table, names: Sequence[str], hints: Hints | None = None) -> dic
     if key not in table.memory:
         usual = _Usual(table, names, hints)
         table.memory[key] = {n: _inferred(n, table[n], hints.kinds.get(n), usual) for n in names}
-    found: dict[str, ColumnType] = table.memory[key]
-    return found
+    result: dict[str, ColumnType] = table.memory[key]
+    return result
 
 
 def number_format(table: Table, name: str, hints: Hints) -> Format:
@@ -202,43 +203,40 @@ class _Usual:
     """How numbers and dates are written in this table, for columns that leave it open."""
 
     def __init__(self, table: Table, names: Sequence[str], hints: Hints) -> None:
-        self.hints, self.table = hints, table
+        self.hints, self.semicolons = hints, table.separator == ";"
         self.sure = {".": 0, ",": 0}
         for name in names:
             if table[name].plain is None:
-                found = marks(_sample(table[name]))
+                result = marks(t for t in table[name].encoded[0][:2000].tolist() if not is_missing(t))
                 for mark in self.sure:
-                    self.sure[mark] += found[mark]
+                    self.sure[mark] += result[mark]
 
     def format(self, column: Column) -> tuple[Format, str]:
         """How a column's numbers are written, and what to say if that is open."""
         texts = [t for t in column.encoded[0].tolist() if not is_missing(t)]
-        found = marks(texts)
-        decimal, note = self._decimal(found)
+        result = marks(texts)
+        decimal, note = self._decimal(result)
         if note:
-            mark = "," if found["open"] else "."
+            mark = "," if result["open"] else "."
             sample = next(t for t in texts if re.search(rf"\d{re.escape(mark)}\d{{3}}", t))
             value = number(sample, Format(decimal), unit=False)
             note = f"{sample!r} is read as {value:g} ({note})" if value is not None else ""
-        return Format(decimal, _main_unit(texts)), note
+        units = Counter(unit for text in texts if (unit := unit_of(text)))
+        return Format(decimal, units.most_common(1)[0][0] if units else ""), note
 
-    def _decimal(self, found: Mapping[str, int]) -> tuple[str, str]:
+    def _decimal(self, result: Mapping[str, int]) -> tuple[str, str]:
         if self.hints.decimal is not None:
             return self.hints.decimal, ""
-        if found["."] or found[","]:
-            return "," if found[","] > found["."] else ".", ""
-        european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self._semicolons)
-        if found["open"]:
+        if result["."] or result[","]:
+            return "," if result[","] > result["."] else ".", ""
+        european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self.semicolons)
+        if result["open"]:
             return ("," if european else "."), "1,234 can be 1234 or 1.234; the option decimal says which"
-        if found["open."]:
+        if result["open."]:
             if european:
                 return ",", "1.234 can be 1234 or 1.234; the option decimal says which"
             return ".", ""
         return ("," if european else "."), ""
-
-    @property
-    def _semicolons(self) -> bool:
-        return self.table.separator == ";"
 
     def day_first(self, texts: Sequence[str]) -> tuple[bool, str]:
         """Whether the day comes first, and what to say if that is open."""
@@ -251,40 +249,27 @@ class _Usual:
         second = sum(int(m["b"]) > 12 for m in shapes)
         if first or second:
             return first > second, ""
-        guess = shapes[0]["sep"] == "." or self._semicolons
+        guess = shapes[0]["sep"] == "." or self.semicolons
         order = "day first" if guess else "month first"
         return guess, f"{shapes[0][0]!r} is read {order}; the option day_first says which"
-
-
-def _sample(column: Column, most: int = 2000) -> list[str]:
-    return [t for t in column.encoded[0][:most].tolist() if not is_missing(t)]
-
-
-def _main_unit(texts: Sequence[str]) -> str:
-    """The unit that most cells have, in lower case."""
-    units: dict[str, int] = {}
-    for text in texts:
-        if u := unit_of(text):
-            units[u] = units.get(u, 0) + 1
-    return max(units, key=lambda u: units[u]) if units else ""
 
 
 def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> ColumnType:
     facts = Facts(name, column)
     if kind is None and (why := facts.useless()):
         return facts.typed(DROPPED, why=why)
-    found = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
-    if kind is not None and found.kind == DROPPED and facts.known:
+    result = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
+    if kind is not None and result.kind == DROPPED and facts.known:
         some = quoted(facts.cells)
-        raise InputError(f"column {name!r} is to be {kind}, but it {found.why}: {some}.")
-    if kind is None and found.kind != DROPPED and (why := facts.identifier(found)):
-        return replace(found, kind=DROPPED, why=why, warnings=(_kept(name, found.kind, why),))
-    if kind is None and found.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
+        raise InputError(f"column {name!r} is to be {kind}, but it {result.why}: {some}.")
+    if kind is None and result.kind != DROPPED and (why := facts.identifier(result)):
+        return replace(result, kind=DROPPED, why=why, warnings=(_kept(name, result.kind, why),))
+    if kind is None and result.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
         if facts.plain is not None and (np.floor(facts.categories) != facts.categories).any():
-            return found  # a measurement
+            return result  # a measurement
         note = "has the name of an identifier; if it is one: --drop, or --group for a repeated entity"
-        return replace(found, warnings=(*found.warnings, note))
-    return found
+        return replace(result, warnings=(*result.warnings, note))
+    return result
 
 
 def _kept(name: str, kind: str, why: str) -> str:
@@ -344,15 +329,15 @@ class Facts:
             return "has the same value in every row"
         return ""
 
-    def identifier(self, found: ColumnType) -> str:
+    def identifier(self, result: ColumnType) -> str:
         """Why the column is taken for an identifier, if it is: it tells rows or entities apart."""
-        kind = found.kind
+        kind = result.kind
         if self.known < FEW or self.mixed or kind in ("date", "boolean", "text"):
             return ""
         distinct = len(self.categories)
         named = bool(_IDENTIFIER.search(self.name))
         if kind == "numeric":
-            return self._numbering(found.how, distinct, named)
+            return self._numbering(result.how, distinct, named)
         if distinct >= ENOUGH * self.known:
             return "is different in (almost) every row, as an identifier is"
         coded = np.mean([bool(_CODED.fullmatch(c)) for c in self.names(1000)]) > ENOUGH
@@ -500,13 +485,9 @@ def _share(facts: Facts, kind: str, how: Format) -> float:
 
 def _is_text(facts: Facts) -> bool:
     """Several words that mostly differ; an address of mail, a telephone number or a place has none."""
-    words = [sum(map(_has_letter, re.split(r"[\s,;|]+", c))) for c in facts.names(2000)]
+    words = [sum(any(map(str.isalpha, word)) for word in re.split(r"[\s,;|]+", c)) for c in facts.names(2000)]
     many = len(facts.categories) > max(CATEGORIES, facts.known // 2)
     return many and float(np.mean(words)) >= 3
-
-
-def _has_letter(word: str) -> bool:
-    return any(map(str.isalpha, word))
 
 
 def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
@@ -530,10 +511,10 @@ def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
         return facts.typed(DROPPED, why=f"has no cell that is {what}", warnings=tuple(notes))
     if kind == "numeric":
         notes += [note for note in (_units(facts, how), _marker(values)) if note]
-    found = facts.typed(kind, how, sum(wrong.values()), warnings=tuple(notes), wrong=wrong)
-    if kind == "numeric" and found.distinct <= 1 and not found.missing:
-        return replace(found, kind=DROPPED, why="has the same value in every row")
-    return found
+    result = facts.typed(kind, how, sum(wrong.values()), warnings=tuple(notes), wrong=wrong)
+    if kind == "numeric" and result.distinct <= 1 and not result.missing:
+        return replace(result, kind=DROPPED, why="has the same value in every row")
+    return result
 
 
 def _units(facts: Facts, how: Format) -> str:

@@ -48,7 +48,7 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
 
 
 def deal(names: Sequence[str], count: int, test: str | list[str]) -> dict[str, Domains]:
-    """Deal ``count`` shuffled examples round-robin to the named domains and leave the ``test`` domain out.
+    """Deal ``count`` shuffled examples round-robin to the named domains and hold the ``test`` domain out.
 
     A fifth of every training domain is held out for validation, under the same name.
     """

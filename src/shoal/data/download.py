@@ -76,7 +76,7 @@ class Download:
     """Its folder, below the one that datasets are in."""
     sources: tuple[Source, ...]
     layout: Layout | None = None
-    """Where its pictures are; without one the files are used as they come."""
+    """Where its images are; without one the files are used as they come."""
     files: tuple[str, ...] = ()
     """Without a layout: what must be there, in one of the folders ``inside`` and with one of ``endings``."""
     inside: tuple[str, ...] = (".",)
@@ -136,38 +136,35 @@ def get(
     """
     if where := download.found_in(folder):
         return Got(where)
-    work = folder / KEPT / download.home
+    place, work = folder / download.home, folder / KEPT / download.home
     _make(work)
     with _alone(work):
         try:
-            return _get(download, folder, work, mirror, sha256 or {}, keep, tell, say)
+            if where := download.found_in(folder):  # another process brought it just now
+                return Got(where)
+            if (
+                download.layout is not None
+                and place.exists()
+                and (not place.is_dir() or any(place.iterdir()))
+            ):
+                raise InputError(
+                    f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it "
+                    "away, or choose another folder with --to."
+                )
+            sums = sha256 or {}
+            files = [_obtain(s, work / s.file, mirror, sums.get(s.file), tell, say) for s in download.sources]
+            notes = _settle(download, work, folder, tell)
+            for source, one in zip(download.sources, files, strict=True):
+                if not one["checked"]:  # later downloads are compared with this one, as sha256sum does
+                    note = f"{one['sha256']}  {source.file}\n"
+                    write_atomically(_note(work / source.file), note.encode())
+                if not keep:
+                    (work / source.file).unlink()
+            return Got(place, files, notes)
         finally:
             for empty in (work, work.parent):
                 with contextlib.suppress(OSError):
                     empty.rmdir()
-
-
-def _get(
-    download: Download,
-    folder: Path,
-    work: Path,
-    mirror: str | None,
-    sha256: Mapping[str, str],
-    keep: bool,
-    tell: Tell,
-    say: Say,
-) -> Got:
-    if where := download.found_in(folder):  # another process brought it just now
-        return Got(where)
-    _check_free(download, folder / download.home)
-    files = [_obtain(s, work / s.file, mirror, sha256.get(s.file), tell, say) for s in download.sources]
-    notes = _settle(download, work, folder, tell)
-    for source, one in zip(download.sources, files, strict=True):
-        if not one["checked"]:
-            _record(work / source.file, one["sha256"])
-        if not keep:
-            (work / source.file).unlink()
-    return Got(folder / download.home, files, notes)
 
 
 def _make(folder: Path) -> None:
@@ -195,15 +192,6 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _check_free(download: Download, place: Path) -> None:
-    """Nothing that is there is overwritten."""
-    if download.layout is not None and place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise InputError(
-            f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it away, or "
-            "choose another folder with --to."
-        )
-
-
 # Checking
 
 
@@ -212,16 +200,17 @@ def _obtain(
 ) -> dict[str, Any]:
     """The file, fetched unless it is there, and checked."""
     url = "" if path.exists() else fetch(addresses(source, mirror), path, tell=tell, say=say)
-    size, found = path.stat().st_size, _digests(path)
+    size, result = path.stat().st_size, _digests(path)
     expected, whose = _expected(source, path, sha256)
     kind, _, right = expected.partition(":")
-    start = STARTS.get(path.suffix, b"")
+    with open_regular(path) as file:
+        start = file.read(8)
     wrong = ""
-    if kind and found[kind] != right.lower():
-        wrong = f"its {kind} is {found[kind]}, not {right.lower()} ({whose})"
+    if kind and result[kind] != right.lower():
+        wrong = f"its {kind} is {result[kind]}, not {right.lower()} ({whose})"
     elif source.size is not None and sha256 is None and size != source.size:
         wrong = f"it has {size:,} bytes, not {source.size:,}"
-    elif not _starts(path, start):
+    elif not start.startswith(STARTS.get(path.suffix, b"")):
         wrong = f"it has {amount(size)} that are no {path.suffix} file"
     if wrong:
         away = path.with_name(f"{path.name}.wrong")
@@ -231,7 +220,7 @@ def _obtain(
             f"{source.file}{f' from {url}' if url else ''} is not what it should be: {wrong}. It is now "
             f"{str(away)!r}; the same command fetches it anew.{changed}"
         )
-    return {"file": source.file, "url": url, "bytes": size, "sha256": found["sha256"], "checked": whose}
+    return {"file": source.file, "url": url, "bytes": size, "sha256": result["sha256"], "checked": whose}
 
 
 def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]:
@@ -253,11 +242,6 @@ def _note(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
 
 
-def _record(path: Path, sha256: str) -> None:
-    """Later downloads are compared with this one. The form is that of sha256sum."""
-    write_atomically(_note(path), f"{sha256}  {path.name}\n".encode())
-
-
 def _digests(path: Path) -> dict[str, str]:
     sums = {"md5": hashlib.md5(usedforsecurity=False), "sha256": hashlib.sha256()}
     with open_regular(path) as file:
@@ -265,11 +249,6 @@ def _digests(path: Path) -> dict[str, str]:
             for each in sums.values():
                 each.update(chunk)
     return {kind: each.hexdigest() for kind, each in sums.items()}
-
-
-def _starts(path: Path, start: bytes) -> bool:
-    with open_regular(path) as file:
-        return file.read(len(start)) == start
 
 
 # Fetching
@@ -305,8 +284,8 @@ class _Part:
         self.note = path.with_name(f"{path.name}.part.json")
         self.url, self.version = "", ""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            said = read_json(self.note)
-            self.url, self.version = str(said["url"]), str(said["version"])
+            stated = read_json(self.note)
+            self.url, self.version = str(stated["url"]), str(stated["version"])
 
     def size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
@@ -345,11 +324,8 @@ def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
             break
     had = part.usable(part.url)
     kept = f" {amount(had)} of it are kept; the same command goes on from there." if had else ""
-    raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or _by_hand(path)}")
-
-
-def _by_hand(path: Path) -> str:
-    return f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
+    by_hand = f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
+    raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or by_hand}")
 
 
 def _fetch(url: str, part: _Part, name: str, tell: Tell, say: Say) -> None:
@@ -412,7 +388,10 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
         if getattr(answer, "status", None) != 206:
             had = 0
             part.begin(url, _version(answer.headers))
-        elif not _follows(answer.headers, had, part.version):
+        elif not (
+            str(answer.headers.get("Content-Range", "")).startswith(f"bytes {had}-")
+            and _version(answer.headers) in (part.version, "")
+        ):
             part.begin(url, "")
             raise ConnectionError("the server sent another part than was asked for")
         if total is not None:
@@ -438,14 +417,8 @@ _PAGE = (
 def _total(answer: Any) -> int | None:
     """The size of the whole file, if the server says."""
     span = str(answer.headers.get("Content-Range", "")) if getattr(answer, "status", None) == 206 else ""
-    said = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
-    return int(said) if said.isdecimal() else None
-
-
-def _follows(headers: Any, had: int, version: str) -> bool:
-    """Whether what comes is the rest of what came."""
-    starts = str(headers.get("Content-Range", "")).startswith(f"bytes {had}-")
-    return starts and _version(headers) in (version, "")
+    stated = span.rpartition("/")[2] if span else str(answer.headers.get("Content-Length", ""))
+    return int(stated) if stated.isdecimal() else None
 
 
 def _version(headers: Any) -> str:

@@ -7,7 +7,7 @@ floating numbers are regression, and floating numbers that could be either are r
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TensorData
+from shoal.data.batch import Examples, TensorData, map_nest
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
 from shoal.errors import InputError, check_names
@@ -65,7 +65,10 @@ class Coding:
             others = "text" if self.text else "numbers"
             raise InputError(f"{where} has the label {label!r}, and others are {others}; make them alike.")
         if self.text:
-            return torch.tensor(self._number(str(value), where))
+            if (text := str(value)) not in self.names:
+                some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
+                raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
+            return torch.tensor(self.names.index(text))
         if self.task == "regression":
             return torch.as_tensor(value).to(torch.get_default_dtype())
         if value.ndim or (value.dtype.kind == "f" and value != np.floor(value)):
@@ -76,14 +79,8 @@ class Coding:
             raise InputError(f"{where} has the label {number}; labels must be at least 0{bound}.")
         return torch.tensor(number)
 
-    def _number(self, text: str, where: str) -> int:
-        if text not in self.names:
-            some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
-            raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
-        return self.names.index(text)
 
-
-class Items(Dataset[tuple[Any, Tensor]]):
+class Items(Examples):
     """A dataset whose examples are pairs of tensors, whatever those of ``source`` are."""
 
     def __init__(self, source: Any, where: str, coding: Coding, seen: tuple[Array, Array]) -> None:
@@ -93,6 +90,11 @@ class Items(Dataset[tuple[Any, Tensor]]):
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def known_labels(self) -> Array:
+        labels = np.full(len(self), -1)
+        labels[self.seen[0]] = self.seen[1]
+        return labels
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         where = f"example {index} of {self.where}"
@@ -148,15 +150,19 @@ def understand(
             _look(f"domain {name!r}" if name else "the dataset", part, count, len(parts))
             for name, part in parts.items()
         ]
-    _check_alike(looks)
-    kinds = {look.kind for look in looks}
-    if kinds == {"whole", "floating"}:
-        a, b = (next(look for look in looks if look.kind == kind) for kind in ("whole", "floating"))
-        raise InputError(f"labels are whole numbers in {a.name} and floating in {b.name}; make them alike.")
-    if "text" in kinds and len(kinds) > 1:
-        a, b = (next(v for v in looks if (v.kind == "text") == same) for same in (True, False))
-        raise InputError(f"labels are text in {a.name} and numbers in {b.name}; make them alike.")
-    kind = kinds.pop()
+    known = [look for look in looks if look.signature is not None]
+    for look in known:
+        if look.signature != known[0].signature:
+            raise InputError(
+                f"an example is {', '.join(known[0].signature or ())} in {known[0].name} but "
+                f"{', '.join(look.signature or ())} in {look.name}; they must be alike."
+            )
+    kinds = {look.kind: look.name for look in reversed(looks)}
+    if len(kinds) > 1:
+        words = {"text": "text", "whole": "whole numbers", "floating": "floating"}
+        (a, one), (b, other) = sorted(kinds.items(), key=lambda item: list(words).index(item[0]))[:2]
+        raise InputError(f"labels are {words[a]} in {one} and {words[b]} in {other}; make them alike.")
+    (kind,) = kinds
     task = task or ("classification" if kind != "floating" or given else _floating(looks, default))
     if task == "regression" and kind == "text":
         raise InputError("labels are text; for regression they must be numbers.")
@@ -205,15 +211,15 @@ def _classes(
             )
     every = all(look.whole for look in looks)
     if kind == "text":
-        found = {str(v) for look in looks for v in look.labels.tolist()}
+        result = {str(v) for look in looks for v in look.labels.tolist()}
         if not names:
             if not every:
                 raise InputError(
                     f"labels are text, and to number them more than {READ:,} examples would be read: name "
                     "the classes in their order (classes=[…]), or number the labels in the dataset."
                 )
-            names = tuple(sorted(found))
-        if unknown := sorted(found - set(names)):
+            names = tuple(sorted(result))
+        if unknown := sorted(result - set(names)):
             raise InputError(f"the label {unknown[0]!r} is none of classes={list(names)!r}.")
         if len(names) < 2:
             raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
@@ -327,70 +333,46 @@ def _arrays(name: str, part: Sequence[Any]) -> _Look:
     elif values.dtype.kind != "f" and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     every = np.arange(len(x))
-    return _Look(name, x, values, every, True, tuple(x.shape[1:]), (tuple(x.shape[1:]), str(x.dtype)))
+    return _Look(name, x, values, every, True, tuple(x.shape[1:]), _signature(x[0]))
 
 
 def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
-    """A dataset of items: some are read, all where every label is needed and not listed."""
+    """A dataset of items: some are read, all where every label is needed and not listed.
+
+    One that puts its batches together itself, or declares more that it can do, is taken as it is.
+    """
     size = len(dataset)
     if not size:
         raise InputError(f"{name} has no examples; leave it out.")
-    if _has_protocol(dataset):
-        return _opaque(name, dataset, size)
+    opaque = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
     called = _called(dataset)
-    some = _spread(size, FEW)
-    first = _together([_label(_read(dataset, n, name)[1], name) for n in some.tolist()], name)
-    listed = _listed(dataset, some, first)
-    every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
-    which = some if listed is not None else _spread(size, READ if every else max(FEW, SAMPLE // parts))
+    which = _spread(size, FEW)
+    first = _together([_label(_read(dataset, n, name)[1], name) for n in which.tolist()], name)
+    listed = _listed(dataset, which, first)
+    if listed is None and not opaque:
+        every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
+        which = _spread(size, READ if every else max(FEW, SAMPLE // parts))
     labels: list[Array] = []
-    signature: Any = None
+    signature: tuple[str, ...] | None = None
     dropped = ""
     for example in which.tolist():
         where = f"example {example} of {name}"
         x, y, unused = _read(dataset, example, name)
-        here = _signature(_input(x, where))
-        if signature is not None and here != signature:
-            raise InputError(
-                f"{where} is {_words(here)} and the first is {_words(signature)}; make examples alike (pad "
-                "sequences), or give the dataset a method `collate`."
-            )
-        signature, dropped = here, dropped or unused
+        if not opaque:
+            x, dropped = _input(x, where), dropped or unused
+            here = _signature(x)
+            if signature not in (None, here):
+                raise InputError(
+                    f"{where} is {', '.join(here)} and the first is {', '.join(signature or ())}; make "
+                    "examples alike (pad sequences), or give the dataset a method `collate`."
+                )
+            signature = here
         labels.append(_label(y, where))
-    found = _together(labels, name)
+    result = _together(labels, name)
     if listed is not None:
-        found, which = listed, np.arange(size)
-    shape = signature[0] if isinstance(signature, tuple) and isinstance(signature[0], tuple) else ()
-    return _Look(name, dataset, found, which, len(which) == size, shape, signature, called, dropped)
-
-
-def _has_protocol(dataset: Any) -> bool:
-    """Whether it puts its batches together itself, or is one of this package's that treat splits apart."""
-    if all(hasattr(dataset, name) for name in ("device", "to")) and callable(getattr(dataset, "batch", None)):
-        return True
-    return any(callable(getattr(dataset, name, None)) for name in ("collate", "evaluation", "marked"))
-
-
-def _opaque(name: str, dataset: Any, size: int) -> _Look:
-    which = _spread(size, FEW)
-    items = [_read(dataset, example, name)[:2] for example in which.tolist()]
-    labels = _together([_label(y, name) for _, y in items], name)
-    shape = tuple(items[0][0].shape) if isinstance(items[0][0], Tensor) else ()
-    if (listed := _listed(dataset, which, labels)) is not None:
-        labels, which = listed, np.arange(size)
-    called = _called(dataset)
-    return _Look(name, dataset, labels, which, len(which) == size, shape, None, called, opaque=True)
-
-
-def _check_alike(looks: Sequence[_Look]) -> None:
-    """Inputs must be put into one batch."""
-    known = [look for look in looks if look.signature is not None]
-    for look in known:
-        if look.signature != known[0].signature:
-            raise InputError(
-                f"an example is {_words(known[0].signature)} in {known[0].name} but {_words(look.signature)} "
-                f"in {look.name}; they must be alike."
-            )
+        result, which = listed, np.arange(size)
+    shape = tuple(x.shape) if isinstance(x, Tensor) else ()
+    return _Look(name, dataset, result, which, len(which) == size, shape, signature, called, dropped, opaque)
 
 
 def _spread(size: int, most: int) -> Array:
@@ -400,11 +382,11 @@ def _spread(size: int, most: int) -> Array:
 
 def _listed(dataset: Any, which: Array, labels: Array) -> Array | None:
     """The labels of all examples, where the dataset has them in memory and they are those that come out."""
-    found = _attribute(dataset)
-    if found is None or len(found) != len(dataset) or labels.ndim != 1:
+    result = _attribute(dataset)
+    if result is None or len(result) != len(dataset) or labels.ndim != 1:
         return None
-    same = _kind(found) == _kind(labels) and bool((found[which] == labels).all())
-    return found if same else None
+    same = _kind(result) == _kind(labels) and bool((result[which] == labels).all())
+    return result if same else None
 
 
 def _attribute(dataset: Any) -> Array | None:
@@ -427,14 +409,14 @@ def _attribute(dataset: Any) -> Array | None:
         values = [getattr(dataset, name, None) for name in ("targets", "labels", "y")]
         values += [tensors[1]] if isinstance(tensors, tuple) and len(tensors) > 1 else []
     for value in values:
-        found = _plain(value)
-        if isinstance(found, (list, tuple)):
+        result = _plain(value)
+        if isinstance(result, (list, tuple)):
             try:
-                found = np.asarray(found)
+                result = np.asarray(result)
             except ValueError:
                 continue
-        if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "biufU":
-            return found
+        if isinstance(result, np.ndarray) and result.ndim == 1 and result.dtype.kind in "biufU":
+            return result
     return None
 
 
@@ -519,22 +501,24 @@ def _label(label: Any, where: str) -> Array:
     if isinstance(value, bytes):
         value = value.decode(errors="replace")
     try:
-        found = np.asarray(value)
+        result = np.asarray(value)
     except ValueError:
-        found = np.asarray(None)
-    if found.dtype.kind == "O" and isinstance(found.item() if found.size == 1 else None, (str, int, float)):
-        found = np.asarray(found.item())
-    if found.dtype.kind not in "biufU":
+        result = np.asarray(None)
+    if result.dtype.kind == "O" and isinstance(
+        result.item() if result.size == 1 else None, (str, int, float)
+    ):
+        result = np.asarray(result.item())
+    if result.dtype.kind not in "biufU":
         raise InputError(f"{where} has the label {label!r}; it must be a number or a text.")
-    if found.dtype.kind == "f" and not np.isfinite(found).all():
+    if result.dtype.kind == "f" and not np.isfinite(result).all():
         raise InputError(f"{where} has a label that is not finite; repair or leave it out.")
-    whole = found.dtype.kind != "f" and found.size == 1
-    return found.reshape(()) if whole else found
+    whole = result.dtype.kind != "f" and result.size == 1
+    return result.reshape(()) if whole else result
 
 
 def _together(labels: Sequence[Array], name: str) -> Array:
-    found = {_kind(label) for label in labels}
-    if "text" in found and len(found) > 1:
+    result = {_kind(label) for label in labels}
+    if "text" in result and len(result) > 1:
         raise InputError(f"some labels in {name} are text and others are numbers; make them alike.")
     if len(shapes := {label.shape for label in labels}) > 1:
         raise InputError(f"labels in {name} have different shapes: {', '.join(map(str, sorted(shapes)))}.")
@@ -557,16 +541,11 @@ def _input(x: Any, where: str) -> Any:
             "torchvision.transforms.ToTensor()."
         )
     if isinstance(x, Mapping):
-        return {key: _input(value, where) for key, value in x.items() if not _is_text(value)}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(_input(part, where) for part in x))
+        used = {key: value for key, value in x.items() if value is not None and not isinstance(value, str)}
+        return {key: _input(value, where) for key, value in used.items()}
     if isinstance(x, list) and _numbers(x):
         return _as_tensor(np.asarray(x))
-    return type(x)(_input(part, where) for part in x) if isinstance(x, (list, tuple)) else x
-
-
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
+    return map_nest(lambda part: _input(part, where), x) if isinstance(x, (list, tuple)) else x
 
 
 def _numbers(values: list[Any]) -> bool:
@@ -579,29 +558,12 @@ def _numbers(values: list[Any]) -> bool:
         return False
 
 
-def _signature(x: Any) -> Any:
-    """Shapes and types: what must be the same for examples to be put together."""
+def _signature(x: Any, key: str = "") -> tuple[str, ...]:
+    """Shapes and types in words: what must be the same for examples to be put together."""
     if isinstance(x, Tensor):
-        return tuple(x.shape), str(x.dtype)
+        return (f"{key}{tuple(x.shape)} {str(x.dtype).removeprefix('torch.')}",)
     if isinstance(x, Mapping):
-        return {str(key): _signature(value) for key, value in x.items()}
+        return sum((_signature(value, f"{name}: ") for name, value in x.items()), ())
     if isinstance(x, (list, tuple)):
-        return [_signature(part) for part in x]
-    return type(x).__name__
-
-
-def _words(signature: Any) -> str:
-    return ", ".join(_in_words(signature))
-
-
-def _in_words(signature: Any, key: str = "") -> Iterator[str]:
-    if isinstance(signature, dict):
-        for name, value in signature.items():
-            yield from _in_words(value, f"{name}: ")
-    elif isinstance(signature, list):
-        for value in signature:
-            yield from _in_words(value, key)
-    elif isinstance(signature, tuple):
-        yield f"{key}{signature[0]} {signature[1].removeprefix('torch.')}"
-    else:
-        yield f"{key}{signature}"
+        return sum((_signature(part, key) for part in x), ())
+    return (f"{key}{type(x).__name__}",)

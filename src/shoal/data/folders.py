@@ -30,11 +30,11 @@ def find_files(
     """
     top = roots(f"the files {', '.join(names)}", folder, home, get)
     places = [root / sub for root in top for sub in inside]
-    found = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
-    best = max(found, key=len)
+    result = [{name: path for name in names if (path := _file(place, name, endings))} for place in places]
+    best = max(result, key=len)
     for name in names:
         if name not in best:
-            looked_in = [places[found.index(best)]] if best else top
+            looked_in = [places[result.index(best)]] if best else top
             where = " or ".join(repr(str(place)) for place in looked_in)
             other = "".join(f" (or {ending})" for ending in endings if ending)
             raise InputError(f"there is no file {name!r}{other} in {where}; {SAY_WHERE} to look{_or(get)}.")
@@ -48,6 +48,14 @@ def roots(needed: str, folder: str | Path | None, home: str, get: str | None = N
     if root := os.environ.get(VARIABLE):
         return [Path(root, home).expanduser(), Path(root).expanduser()]
     raise InputError(f"{needed} are needed; {SAY_WHERE} they are{_or(get)}.")
+
+
+def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
+    """The path that an option of a dataset of one's own must give."""
+    if value is None:
+        what = "DIR` says where" if option == "folder" else "FILE` says which"
+        raise InputError(f"dataset {dataset!r} reads {reads}: `--data {option}={what}.")
+    return Path(str(value)).expanduser()
 
 
 def _or(get: str | None) -> str:

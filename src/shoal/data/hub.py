@@ -44,14 +44,7 @@ TOKENIZERS = {"", "PreTrainedTokenizerFast", "TokenizersBackend"} | {
 }
 LEGACY = {"global_attn_every_n_layers", "global_rope_theta", "local_rope_theta", "pooler_hidden_size"}
 """What newer transformers take and no longer declare."""
-OF_ALL = {
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "cls_token_id",
-    "sep_token_id",
-    "tie_word_embeddings",
-}
+OF_ALL = {f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep")} | {"tie_word_embeddings"}
 """What every configuration has that counts for an encoder; the rest of it is for other uses."""
 WIDEST, DEEPEST = 2**22, 1000
 """Above any number in an encoder's configuration, such as the size of its vocabulary; and of layers."""
@@ -153,10 +146,10 @@ class Source:
 
         path = self.found("model.safetensors")
         paths = [path] if path is not None else [self._part(name) for name in self._parts()]
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for one in paths:
-            found |= self.attempt(lambda one=one: load_file(one))  # type: ignore[misc]
-        return found
+            result |= self.attempt(lambda one=one: load_file(one))  # type: ignore[misc]
+        return result
 
     def _parts(self) -> Sequence[str]:
         index = self.found(INDEX)
@@ -189,9 +182,9 @@ class Source:
             if not any((place / name).exists() for name in VOCABULARIES):
                 raise self._no("config.json" if paths["config.json"] is None else "tokenizer.json")
             safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-            found = self.attempt(lambda: AutoTokenizer.from_pretrained(str(place), **safe))
-        found.name_or_path = self.name  # and not that of the copies
-        return found
+            result = self.attempt(lambda: AutoTokenizer.from_pretrained(str(place), **safe))
+        result.name_or_path = self.name  # and not that of the copies
+        return result
 
     def _no(self, file: str) -> InputError:
         return InputError(
@@ -248,16 +241,14 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
     allowed = own - set(inspect.signature(PretrainedConfig).parameters) | OF_ALL | LEGACY
     taken = {key: value for key, value in content.items() if key in allowed}
     for key, value in taken.items():
-        if not _plain(value, 2 if key.startswith("rope_") else 0) or ("layers" in key and _large(value)):
+        if not _plain(value, 2 if key.startswith("rope_") else 0) or (
+            "layers" in key and isinstance(value, int) and value > DEEPEST
+        ):
             raise InputError(
                 f"{failure}: {key} in config.json is {repr(value)[:60]}; it must be a word or a number that "
                 "is not too large for an encoder."
             )
     return made(**taken)
-
-
-def _large(value: Any) -> bool:
-    return isinstance(value, int) and value > DEEPEST
 
 
 def _plain(value: Any, depth: int) -> bool:
@@ -294,19 +285,19 @@ def _only_kind(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tokenizer_config(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = {k: v for k, v in content.items() if k in SWITCHES and _plain_or_long(v)}
-    found |= _special_tokens(content)
+    result = {k: v for k, v in content.items() if k in SWITCHES and _plain_or_long(v)}
+    result |= _special_tokens(content)
     kind = content.get("tokenizer_class") or ""
     if not isinstance(kind, str) or kind not in TOKENIZERS:
         raise InputError(f"its tokenizer_class is {str(kind)[:60]!r}, which is none of the known ones.")
     if kind:
-        found["tokenizer_class"] = kind
+        result["tokenizer_class"] = kind
     tokens = content.get("added_tokens_decoder")
     if isinstance(tokens, dict):
-        found["added_tokens_decoder"] = {
+        result["added_tokens_decoder"] = {
             key: _token(value) for key, value in tokens.items() if key.isdigit() and isinstance(value, dict)
         }
-    return found
+    return result
 
 
 def _plain_or_long(value: Any) -> bool:
@@ -316,13 +307,13 @@ def _plain_or_long(value: Any) -> bool:
 
 def _special_tokens(content: Mapping[str, Any]) -> dict[str, Any]:
     """Special tokens are texts, with how they are looked for."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in content.items():
         if key.endswith("_token") and isinstance(value, str | dict):
-            found[key] = _token(value)
+            result[key] = _token(value)
         elif key == "additional_special_tokens" and isinstance(value, list):
-            found[key] = [_token(one) for one in value if isinstance(one, str | dict)]
-    return found
+            result[key] = [_token(one) for one in value if isinstance(one, str | dict)]
+    return result
 
 
 def _token(value: str | Mapping[str, Any]) -> str | dict[str, Any]:

@@ -9,45 +9,46 @@ import math
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from shoal.data.augment import Augment, Box
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
-from shoal.data.splits import held_out_names, hold_out, leave_out
-from shoal.data.tree import FileList, Layout, pictures, subfolders
-from shoal.errors import InputError, unknown_name
+from shoal.data.splits import held_out_names
+from shoal.data.splits import split as split_by_domain
+from shoal.data.tree import FileList, Layout, image_names, subfolders
+from shoal.errors import InputError
 from shoal.files import check_regular, open_regular
-from shoal.settings import Pixels, Seed
+from shoal.settings import Pixels, Seed, checked
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SIZE = 224
-MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pictures
+MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
 BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
 TRAIN = 1  # a file's split is its place in SPLITS, from 1; 0 is none
-SMALL, KEPT = 64, 2**30  # pictures of at most 64 × 64 are kept in memory, up to 1 GiB of them
+SMALL, KEPT = 64, 2**30  # images of at most 64 × 64 are kept in memory, up to 1 GiB of them
 CHUNK = 256  # files that a process looks at before it says so
 
 
 class Unreadable(Exception):
-    """A file is no picture, or only a part of one."""
+    """A file is no image, or only a part of one."""
 
 
 def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) -> tuple[Image, Box]:
-    """A picture in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
+    """An image in RGB, and which part of it will be resized to ``size``: what ``crop`` says, or all.
 
     A JPEG is decoded at the smallest of 1, 1/2, 1/4, 1/8 of its size at which that part still has
     ``size`` pixels each way. A note in it on how it was turned is not followed, as in torchvision's
@@ -64,16 +65,16 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
             wanted = math.ceil(width * size / (right - left)), math.ceil(height * size / (bottom - top))
             drafted = image.draft(None, wanted)
             shrunk = drafted[1][2] / width if drafted else 1.0
-            return _rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
+            return to_rgb(image), (left * shrunk, top * shrunk, right * shrunk, bottom * shrunk)
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise Unreadable("empty, or no kind of picture that is known") from error
+        raise Unreadable("empty, or no kind of image that is known") from error
     except Exception as error:  # Pillow's plugins raise whatever they like
         raise Unreadable(f"{type(error).__name__}: {error}") from error
 
 
-def _rgb(image: Image) -> Image:
+def to_rgb(image: Image) -> Image:
     from PIL import Image
 
     if image.mode.startswith("I"):  # convert would cut everything off at 255
@@ -89,71 +90,72 @@ def _rgb(image: Image) -> Image:
 def described(
     size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
 ) -> dict[str, Any]:
-    """How a picture becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
+    """How an image becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
     return {"kind": "image", "size": size, "mean": list(mean), "deviation": list(deviation)}
 
 
-def factors(mean: Sequence[float], deviation: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """What bytes are multiplied by, and what is then added: less ``mean`` and over ``deviation``."""
-    scale = torch.tensor([1 / (255 * d) for d in deviation])
-    shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])
-    return scale[:, None, None], shift[:, None, None]
+class ToTensor:
+    """An image, squashed, as float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``."""
+
+    def __init__(
+        self, size: int, mean: Sequence[float] = MEAN, deviation: Sequence[float] = DEVIATION
+    ) -> None:
+        self.size = size
+        self.scale = torch.tensor([1 / (255 * d) for d in deviation])[:, None, None]
+        self.shift = torch.tensor([-m / d for m, d in zip(mean, deviation, strict=True)])[:, None, None]
+
+    def resize(self, image: Image, box: Box | None = None) -> Image:
+        """The part ``box`` of an image at the size, whatever its shape was."""
+        from PIL import Image
+
+        return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+
+    def numbers(self, image: Image) -> Tensor:
+        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        return pixels.float().mul_(self.scale).add_(self.shift)
+
+    def __call__(self, source: Any) -> Tensor:
+        """An image of Pillow's, or of a file that is named."""
+        image, box = decode(source, self.size) if isinstance(source, str) else (to_rgb(source), None)
+        return self.numbers(self.resize(image, box))
 
 
-def numbers(picture: Image, scale: Tensor, shift: Tensor) -> Tensor:
-    """A picture's bytes as float32 (3, h, w), scaled and shifted."""
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
-    return pixels.float().mul_(scale).add_(shift)
-
-
-def resize(image: Image, size: int, box: Box) -> Image:
-    """That part of the picture at ``size`` × ``size``, whatever its shape was."""
-    from PIL import Image
-
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-
-
-class ImageFiles(Dataset[tuple[Tensor, int]]):
+class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
 
-    Pictures are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
+    Images are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
     ``augment`` first, and no others; :meth:`evaluation` changes none.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
     the next one that can takes its place: of the same domain, split and class, or where there is none, of
     another class. Which one that is depends on the files alone.
 
-    Small pictures (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
+    Small images (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
     keeps all, at full size, and ``False`` none.
     """
 
+    @checked
     def __init__(
         self,
         files: FileList,
-        split: NDArray[np.uint8] | None = None,
+        split: Any = None,
         *,
-        size: int = SIZE,
+        size: Pixels = SIZE,
         augment: Augment | None = None,
-        bad: str = "stop",
+        bad: Literal["stop", "skip"] = "stop",
         cache: bool | None = None,
         mean: Sequence[float] = MEAN,
         deviation: Sequence[float] = DEVIATION,
     ) -> None:
-        need_pillow()
-        if not isinstance(size, int) or isinstance(size, bool) or size < 8:
-            raise InputError(f"size={size!r}; pictures need a whole number of at least 8 pixels.")
-        if bad not in BAD:
-            raise unknown_name("way with bad pictures: bad =", str(bad), BAD)
-        if cache not in (None, True, False):
-            raise InputError(f"cache={cache!r}; it must be true, false, or null to decide by size.")
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
-        self.split = np.zeros(len(files), np.uint8) if split is None else split
-        self.scale, self.shift = factors(mean, deviation)
+        need_pillow()
+        self.to_tensor = ToTensor(size, mean, deviation)
+        self.split: NDArray[np.uint8] = np.zeros(len(files), np.uint8) if split is None else split
         # In memory that processes share: what one found bad, no other opens or reports again.
         self.known_bad = torch.zeros(len(files) if bad == "skip" else 0, dtype=torch.uint8).share_memory_()
-        self.kept: Kept | None = None
+        self.kept: list[NDArray[np.uint8] | None] | None = None
         if cache or self._is_small(cache):
-            self.kept = self._keep(limit=None if cache else KEPT)
+            self.kept = self._keep(limit=math.inf if cache else KEPT)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -161,15 +163,28 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         augment = self.augment if self.split[index] == TRAIN else None
         if augment is None:
-            found, image, box = self._read(index)
-            picture = resize(image, self.size, box)
+            used, image, box = self._read(index)
+            image = self.to_tensor.resize(image, box)
         else:
             chances = augment.draw()
-            found, image, box = self._read(index, partial(augment.box, chances))
-            picture = augment.recolour(chances, resize(image, self.size, box))
-        return numbers(picture, self.scale, self.shift), int(self.files.labels[found])
+            used, image, box = self._read(index, partial(augment.box, chances))
+            image = augment.recolour(chances, self.to_tensor.resize(image, box))
+        return self.to_tensor.numbers(image), int(self.files.labels[used])
 
-    def marked(self, splits: Mapping[str, Domains]) -> Self:
+    def known_labels(self) -> NDArray[Any]:
+        return self.files.labels
+
+    def path(self, index: int) -> str:
+        return self.files.path(index)
+
+    def problem(self, index: int) -> str | None:
+        try:
+            self._decoded(index, None)
+        except Unreadable as error:
+            return str(error)
+        return None
+
+    def in_splits(self, splits: Mapping[str, Domains]) -> Self:
         """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.uint8)
@@ -197,14 +212,18 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
                     break
                 self._report(i, str(error))
         raise InputError(
-            f"the picture {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
+            f"the image {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
             "ones out with bad='skip'; `shoal data check` finds them all."
         )
 
     def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Image, Box]:
         if self.kept is None:
             return decode(self.files.path(index), self.size, crop)
-        image = self.kept[index]
+        from PIL import Image
+
+        if (pixels := self.kept[index]) is None:
+            raise Unreadable("it could not be decoded")
+        image = Image.fromarray(pixels)
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
     def _in_turn(self, index: int) -> Iterator[int]:
@@ -224,7 +243,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     def _report(self, index: int, why: str) -> None:
         if not self.known_bad[index]:
             self.known_bad[index] = 1
-            warnings.warn(f"the picture {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
+            warnings.warn(f"the image {self.files.path(index)!r} is skipped: {why}", stacklevel=2)
 
     def _is_small(self, cache: bool | None) -> bool:
         if cache is False or 3 * SMALL**2 * len(self) > KEPT:
@@ -232,56 +251,27 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
         sample = np.linspace(0, len(self) - 1, min(64, len(self)), dtype=np.int64).tolist()
         return all(max(_size(self.files.path(i))) <= SMALL for i in sample)
 
-    def _keep(self, limit: int | None) -> Kept | None:
-        kept = Kept()
+    def _keep(self, limit: float) -> list[NDArray[np.uint8] | None] | None:
+        kept: list[NDArray[np.uint8] | None] = []
         for i in range(len(self)):
             try:
-                kept.add(decode(self.files.path(i), 2**24)[0])
+                kept.append(np.asarray(decode(self.files.path(i), 2**24)[0]))
             except Unreadable as error:
                 if self.bad == "stop":
                     self._read(i)
                 self._report(i, str(error))
-                kept.add(None)
-            if limit is not None and kept.bytes > limit:
+                kept.append(None)
+            limit -= 0 if kept[-1] is None else kept[-1].size
+            if limit < 0:
                 return None
-        return kept.close()
-
-
-class Kept:
-    """Decoded pictures one after the other in one array, which forked processes share."""
-
-    def __init__(self) -> None:
-        self._parts: list[NDArray[np.uint8]] = []
-        self._shapes: list[tuple[int, int]] = []
-        self.bytes = 0
-
-    def add(self, image: Image | None) -> None:
-        pixels = np.empty((0, 0, 3), np.uint8) if image is None else np.asarray(image)
-        self._parts.append(pixels.reshape(-1))
-        self._shapes.append(pixels.shape[:2])
-        self.bytes += pixels.size
-
-    def close(self) -> Self:
-        self.starts = np.cumsum([0, *map(len, self._parts)], dtype=np.int64)
-        self.shapes = np.array(self._shapes, np.int32)
-        self.pixels = np.concatenate(self._parts)
-        self._parts, self._shapes = [], []
-        return self
-
-    def __getitem__(self, index: int) -> Image:
-        from PIL import Image
-
-        pixels = self.pixels[self.starts[index] : self.starts[index + 1]]
-        if not len(pixels):
-            raise Unreadable("it could not be decoded")
-        return Image.fromarray(pixels.reshape(*self.shapes[index], 3))
+        return kept
 
 
 def usual_size(root: str | Path) -> tuple[int, int]:
     """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
     need_pillow()
     places = (os.path.join(root, d, c) for d in subfolders(root) for c in subfolders(os.path.join(root, d)))
-    first = (os.path.join(place, name) for place in places for name in pictures(place, "", [])[:1])
+    first = (os.path.join(place, name) for place in places for name in image_names(place, "", [])[:1])
     sizes = Counter(_size(path) for path in itertools.islice(first, 64))
     return sizes.most_common(1)[0][0] if sizes else (0, 0)
 
@@ -302,7 +292,7 @@ def need_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise InputError("reading pictures needs Pillow: pip install 'shoal[images]'") from error
+        raise InputError("reading images needs Pillow: pip install 'shoal[images]'") from error
 
 
 def load_published(
@@ -313,23 +303,23 @@ def load_published(
     seed: Seed = 0,
     size: Pixels = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """A published dataset with one domain held out, or several.
 
     A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes pictures of any size; published results are those of a pretrained ResNet-50.
+    small network that takes images of any size; published results are those of a pretrained ResNet-50.
 
     Args:
         layout: how it lies on disk.
         test: the held-out domain, or a list of them.
         folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
         seed: for the choice of the validation examples.
-        size: of the pictures, in pixels each way.
-        augment: whether training pictures are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; small ones are by default.
+        size: of the images, in pixels each way.
+        augment: whether training images are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; small ones are by default.
     """
     if test != []:
         held_out_names(test, list(layout.domains))
@@ -339,17 +329,9 @@ def load_published(
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
-    """``test`` (a domain or several) held out, and a fifth of every other for validation under its name.
-
-    ``[]`` holds none out, for a model that is to be used.
-    """
-    if test == []:
-        train, validation = hold_out(Domains.from_indices(files.indices()), 0.2, seed)
-        return {"train": train, "validation": validation}
-    names = held_out_names(str(test) if not isinstance(test, list) else test, files.domains)
-    rest, left_out = leave_out(Domains.from_indices(files.indices()), names)
-    train, validation = hold_out(rest, 0.2, seed)
-    return {"train": train, "validation": validation, "test": left_out}
+    """``test`` held out (``[]``: none), and a fifth of every other domain for validation under its name."""
+    names = test if isinstance(test, list) else [str(test)]
+    return split_by_domain(Domains.from_indices(files.indices()), names, 0.2, seed)
 
 
 def image_data(
@@ -358,7 +340,7 @@ def image_data(
     *,
     size: int = SIZE,
     augment: bool = True,
-    bad: str = "stop",
+    bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
 ) -> DomainData:
     """Image files as the loop and the benchmarks take them."""
@@ -392,58 +374,51 @@ def inspect_files(files: FileList, workers: int, tell: Callable[[int], None]) ->
     ``tell`` is told how many were decoded. Files of equal size are compared by their SHA-1.
     """
     need_pillow()
-    chunks = [range(i, min(i + CHUNK, len(files))) for i in range(0, len(files), CHUNK)]
     unreadable: dict[int, str] = {}
     by_size: dict[int, list[int]] = defaultdict(list)
-    with _Pool(files, workers) as pool:
-        done = 0
-        for looked in pool.map(_look, chunks):
-            for i, size, why in looked:
-                by_size[size].append(i)
-                if why is not None:
-                    unreadable[i] = why
-            done += len(looked)
-            tell(done)
-        alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
-        by_content: dict[str, list[int]] = defaultdict(list)
-        parts = [alike[i : i + CHUNK] for i in range(0, len(alike), CHUNK)]
-        for digests in pool.map(_digests, parts):
-            for i, digest in digests:
-                by_content[digest].append(i)
+    by_content: dict[str, list[int]] = defaultdict(list)
+    done = 0
+    for sizes in by_chunks(_sizes, files, range(len(files)), workers):
+        for i, size, why in sizes:
+            by_size[size].append(i)
+            if why is not None:
+                unreadable[i] = why
+        done += len(sizes)
+        tell(done)
+    alike = [i for size, group in by_size.items() if size > 0 and len(group) > 1 for i in group]
+    for digests in by_chunks(_digests, files, alike, workers):
+        for i, digest in digests:
+            by_content[digest].append(i)
     return Findings(unreadable, sorted(sorted(g) for d, g in by_content.items() if d and len(g) > 1))
 
 
-class _Pool:
-    """Maps over chunks of files, in order, in other processes or here."""
-
-    def __init__(self, files: FileList, workers: int) -> None:
-        self.files = files
-        self.pool = (
-            ProcessPoolExecutor(workers, initializer=_remember, initargs=(files,)) if workers else None
-        )
-
-    def __enter__(self) -> Self:
-        _remember(self.files)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
-
-    def map(self, work: Callable[[Sequence[int]], Any], chunks: Iterable[Sequence[int]]) -> Iterator[Any]:
-        return (self.pool.map if self.pool else map)(work, chunks)
+def by_chunks(
+    work: Callable[[Any, Sequence[int]], Any], state: Any, items: Sequence[int], workers: int
+) -> Iterator[Any]:
+    """``work(state, chunk)`` for one chunk of ``items`` after the other, in other processes or here (0)."""
+    chunks = [items[i : i + CHUNK] for i in range(0, len(items), CHUNK)]
+    if not workers:
+        yield from (work(state, chunk) for chunk in chunks)
+        return
+    try:
+        with ProcessPoolExecutor(workers, initializer=_STATE.append, initargs=(state,)) as pool:
+            yield from pool.map(partial(_with_state, work), chunks)
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a worker process was killed, perhaps as the memory was full; try again with fewer workers."
+        ) from error
 
 
-_looked_at: list[FileList] = []
+_STATE: list[Any] = []
 
 
-def _remember(files: FileList) -> None:
-    _looked_at[:] = [files]
+def _with_state(work: Callable[[Any, Sequence[int]], Any], chunk: Sequence[int]) -> Any:
+    return work(_STATE[-1], chunk)
 
 
-def _look(chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
+def _sizes(files: FileList, chunk: Sequence[int]) -> list[tuple[int, int, str | None]]:
     """For each file its size in bytes, and why it cannot be decoded."""
-    return [(i, *_sized(_looked_at[0].path(i))) for i in chunk]
+    return [(i, *_sized(files.path(i))) for i in chunk]
 
 
 def _sized(path: str) -> tuple[int, str | None]:
@@ -457,8 +432,8 @@ def _sized(path: str) -> tuple[int, str | None]:
     return size, None
 
 
-def _digests(chunk: Sequence[int]) -> list[tuple[int, str]]:
-    return [(i, _digest(_looked_at[0].path(i))) for i in chunk]
+def _digests(files: FileList, chunk: Sequence[int]) -> list[tuple[int, str]]:
+    return [(i, _digest(files.path(i))) for i in chunk]
 
 
 def _digest(path: str) -> str:

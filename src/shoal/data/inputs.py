@@ -1,4 +1,4 @@
-"""From raw tables, pictures and texts to what a trained model takes.
+"""From raw tables, images and text to what a trained model takes.
 
 :class:`~shoal.data.DomainData` describes in plain data, under ``inputs``, how its examples were made. Such a
 description is read here and nowhere else: ``reader(description, shape)`` gives a :class:`Reader`, whose
@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shoal.data.hub import Source, need_transformers
-from shoal.data.images import BAD, Unreadable, _rgb, decode, factors, need_pillow, numbers, resize
+from shoal.data.images import BAD, ToTensor, Unreadable, need_pillow
 from shoal.data.reading import Rows, Table, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
 from shoal.data.text import load_tokenizer, padded
@@ -50,7 +50,7 @@ class Options(NamedTuple):
     """What the one who predicts may say of the source."""
 
     bad: str = "stop"
-    """At a picture that cannot be read, or ``skip`` it."""
+    """At an image that cannot be read, or ``skip`` it."""
     column: str | None = None
     """Of a table of texts: which column has them."""
     names: str | None = None
@@ -100,11 +100,11 @@ def reader(description: Mapping[str, Any], shape: Sequence[int], **options: Any)
     kind = str(description.get("kind", "array"))
     if kind not in KINDS:
         raise unknown_name("kind of input", kind, KINDS)
-    said = Options(**options)
-    if said.bad not in BAD:
-        raise unknown_name("way with bad pictures: bad =", str(said.bad), BAD)
+    chosen = Options(**options)
+    if chosen.bad not in BAD:
+        raise unknown_name("way with bad images: bad =", str(chosen.bad), BAD)
     try:
-        return KINDS[kind](description, shape, said)
+        return KINDS[kind](description, shape, chosen)
     except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
         if isinstance(error, InputError):
             raise
@@ -211,9 +211,9 @@ def _many(count: int, what: str) -> str:
 
 
 class Texts(Reader):
-    """Texts as token ids and a mask: from a list, a file with one a line, or a column of a table."""
+    """Text as token ids and a mask: from a list, a file with one per line, or a column of a table."""
 
-    takes = "texts: a list of them, a .txt file with one a line, or a table with a column of texts"
+    takes = "text: a list of strings, a .txt file with one per line, or a table with a column of text"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
@@ -241,9 +241,9 @@ class Texts(Reader):
 
     def _ids(self, texts: Sequence[str]) -> dict[str, Tensor]:
         filler = int(self.tokenizer.pad_token_id or 0)
-        found = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
+        result = self.tokenizer(list(texts), truncation=True, max_length=self.max_tokens)["input_ids"]
         # A model cannot attend to nothing.
-        return padded([torch.tensor(ids or [filler]) for ids in found], self.max_tokens, self.pad_to, filler)
+        return padded([torch.tensor(ids or [filler]) for ids in result], self.max_tokens, self.pad_to, filler)
 
     def _texts(self, source: Any, size: int) -> Iterator[tuple[list[str], list[str]]]:
         if isinstance(source, str | Path) and str(source).lower().endswith(".txt"):
@@ -258,16 +258,14 @@ class Texts(Reader):
         for n, text in enumerate(source):
             if not isinstance(text, str):
                 raise InputError(f"text {n + 1} is a {type(text).__name__}; each must be a str.")
-        for at in range(0, len(source), size):
-            part = list(source[at : at + size])
-            yield [str(n + 1) for n in range(at, at + len(part))], part
+        yield from _numbered(iter(source), size)
 
     def _column(self, rows: Rows, size: int) -> Iterator[tuple[list[str], list[str]]]:
         column = self.options.column or self.description.get("column")
         if column is None and len(rows.names) == 1:
             column = rows.names[0]
         if column is None:
-            raise InputError(f"say which column of {rows.where} has the texts: {_some(rows.names, 20)}.")
+            raise InputError(f"say which column of {rows.where} has the text: {_some(rows.names, 20)}.")
         wanted = [column, *([self.options.names] if self.options.names else [])]
         check_columns(rows, wanted, "the column")
         start = 0
@@ -313,49 +311,47 @@ def _named(part: Table, column: str | None, start: int, count: int) -> list[str]
     return [value or "" for value in part[column].texts()]
 
 
+def _numbered(texts: Iterator[str], size: int) -> Iterator[tuple[list[str], list[str]]]:
+    start = 1
+    while part := list(itertools.islice(texts, size)):
+        yield [str(n) for n in range(start, start + len(part))], part
+        start += len(part)
+
+
 def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
     """The lines of a text file, blank ones too, so that numbers are those of an editor."""
     try:
         with open_text(path.expanduser()) as lines:
-            found: list[str] = []
-            number = 0
-            for number, line in enumerate(lines_of(lines, path), 1):
-                found.append(line.rstrip("\r\n"))
-                if len(found) == size:
-                    yield [str(n) for n in range(number - size + 1, number + 1)], found
-                    found = []
-            if found:
-                yield [str(n) for n in range(number - len(found) + 1, number + 1)], found
+            yield from _numbered((line.rstrip("\r\n") for line in lines_of(lines, path)), size)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
 
 
-# Pictures
+# Images
 
 
-class Pictures(Reader):
-    """Pictures as in evaluation: of a folder and all below it, of a list of files, or a single one."""
+class Images(Reader):
+    """Images as in evaluation: of a folder and all below it, of a list of files, or a single one."""
 
-    takes = "pictures: files, or a folder of them, or a list of Pillow's"
+    takes = "images: files, or a folder of them, or a list of Pillow's"
 
     def __init__(self, description: Mapping[str, Any], shape: Sequence[int], options: Options) -> None:
         super().__init__(description, shape, options)
-        self.size = int(description["size"])
-        if self.size < 1:
-            raise ValueError(f"size {self.size}")
-        self.scale, self.shift = factors(description["mean"], description["deviation"])
+        if (size := int(description["size"])) < 1:
+            raise ValueError(f"size {size}")
+        self.to_tensor = ToTensor(size, description["mean"], description["deviation"])
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
         need_pillow()
-        if _are_pictures(source):
+        if _are_images(source):
             names, files = [str(n + 1) for n in range(len(source))], list(source)
         else:
             root, names = self._files(source)
             files = [os.path.join(root, name) for name in names]
-        pictures = _Pictures(files, self.size, self.scale, self.shift)
+        images = _Images(files, self.to_tensor)
         loader = DataLoader(
-            pictures, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
+            images, batch_size=batch_size, num_workers=workers, collate_fn=list, generator=torch.Generator()
         )
         at = 0
         for items in loader:
@@ -369,10 +365,10 @@ class Pictures(Reader):
             return True
         if self.options.bad == "stop":
             raise InputError(
-                f"the picture {name!r} cannot be read ({why}). Fetch it again, or leave such out "
+                f"the image {name!r} cannot be read ({why}). Fetch it again, or leave such out "
                 "(--bad-images skip)."
             )
-        self.notes.append(f"the picture {name!r} is skipped: {why}")
+        self.notes.append(f"the image {name!r} is skipped: {why}")
         return False
 
     def _files(self, source: Any) -> tuple[str, list[str]]:
@@ -385,59 +381,53 @@ class Pictures(Reader):
                 return self._files(several[0])
             for path in several:
                 if not path.is_file():
-                    raise InputError(f"there is no picture {str(path)!r}.")
+                    raise InputError(f"there is no image {str(path)!r}.")
             return "", [str(path) for path in several]
         path = Path(source).expanduser()
         if path.is_file():
             return "", [str(path)]
         if not path.is_dir():
-            raise InputError(f"there is no picture and no folder {str(path)!r}.")
+            raise InputError(f"there is no image and no folder {str(path)!r}.")
         names, others = _below(path)
         if not names:
-            raise InputError(f"there is no picture in {str(path)!r} or below: {', '.join(ENDINGS)}.")
+            raise InputError(f"there is no image in {str(path)!r} or below: {', '.join(ENDINGS)}.")
         if others:
-            self.notes.append(f"{others} files in {str(path)!r} are no pictures ({', '.join(ENDINGS)}).")
+            self.notes.append(f"{others} files in {str(path)!r} are no images ({', '.join(ENDINGS)}).")
         return str(path), names
 
 
 def _below(root: Path) -> tuple[list[str], int]:
-    """The pictures in a folder and all below it, sorted, and how many other files there are."""
+    """The images in a folder and all below it, sorted, and how many other files there are."""
     names: list[str] = []
     others = 0
     for place, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         seen = [name for name in sorted(files) if not name.startswith(".")]
-        found = [name for name in seen if name.lower().endswith(ENDINGS)]
-        others += len(seen) - len(found)
-        names += [os.path.relpath(os.path.join(place, name), root) for name in found]
+        result = [name for name in seen if name.lower().endswith(ENDINGS)]
+        others += len(seen) - len(result)
+        names += [os.path.relpath(os.path.join(place, name), root) for name in result]
     return names, others
 
 
-def _are_pictures(source: Any) -> bool:
-    """Whether it is a list of Pillow's pictures, such as a column of a Hugging Face dataset has."""
+def _are_images(source: Any) -> bool:
+    """Whether it is a list of Pillow's images, such as a column of a Hugging Face dataset has."""
     return isinstance(source, list | tuple) and bool(source) and all(hasattr(p, "convert") for p in source)
 
 
-class _Pictures(Dataset[tuple[Tensor, str]]):
-    """Files, or Pillow's pictures, as the model takes them, or why one cannot be read."""
+class _Images(Dataset[tuple[Tensor, str]]):
+    """Files, or Pillow's images, as the model takes them, or why one cannot be read."""
 
-    def __init__(self, files: Sequence[Any], size: int, scale: Tensor, shift: Tensor) -> None:
-        self.files, self.size, self.scale, self.shift = files, size, scale, shift
+    def __init__(self, files: Sequence[Any], to_tensor: ToTensor) -> None:
+        self.files, self.to_tensor = files, to_tensor
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        file = self.files[index]
         try:
-            if isinstance(file, str):
-                image, box = decode(file, self.size)
-            else:
-                image = _rgb(file)
-                box = (0, 0, *image.size)
+            return self.to_tensor(self.files[index]), ""
         except Unreadable as error:
             return torch.empty(0), str(error)
-        return numbers(resize(image, self.size, box), self.scale, self.shift), ""
 
 
-KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Pictures, "table": Tables, "text": Texts}
+KINDS: dict[str, type[Reader]] = {"array": Arrays, "image": Images, "table": Tables, "text": Texts}

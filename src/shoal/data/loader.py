@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import os
 import random
@@ -15,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from shoal.data.batch import DomainBatch, TensorData
+from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError, shown
@@ -32,33 +31,24 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
         return x
     if isinstance(x, Tensor):
         return x.to(device, non_blocking=True)
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(to_device(part, device) for part in x))
     if isinstance(x, (list, tuple)):
-        return type(x)(to_device(part, device) for part in x)
+        parts = [to_device(part, device) for part in x]
+        return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
     if hasattr(x, "to"):  # what a tokenizer returns, graphs, packed sequences
         return x.to(device)
-    if isinstance(x, Mapping):
-        return {name: to_device(part, device) for name, part in x.items()}
-    return x
-
-
-def collate_of(dataset: Any) -> Callable[[list[Any]], Any]:
-    """What puts its items together: the dataset's own ``collate`` where it has one, else torch's."""
-    own: Callable[[list[Any]], Any] | None = getattr(dataset, "collate", None)
-    return own or default_collate
+    return {name: to_device(part, device) for name, part in x.items()} if isinstance(x, Mapping) else x
 
 
 class MetaBatchLoader:
     """For each step from ``start`` to ``stop`` - 1, the list of :class:`DomainBatch` that ``sampler`` plans.
 
-    A dataset with a method ``batch(indices)``, such as :class:`TensorData`, is gathered where its tensors
-    are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put together
-    by ``collate``, or by a method of the dataset of that name, or as torch does. What a random transform
-    draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the example's place
-    in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the i-th of n shares
-    of *each* batch: every n-th example of it. On CUDA the next batch is copied while the current one is
-    computed on.
+    Examples that are :class:`~shoal.data.InMemory`, such as :class:`TensorData`, are gathered where their
+    tensors are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put
+    together by ``collate``, or by a method of the dataset of that name, or as torch does. What a random
+    transform draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the
+    example's place in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the
+    i-th of n shares of *each* batch: every n-th example of it. On CUDA the next batch is copied while the
+    current one is computed on.
     """
 
     def __init__(
@@ -80,7 +70,7 @@ class MetaBatchLoader:
         self.dataset, self.sampler, self.device = dataset, sampler, device
         self.start, self.stop, self.share = start, stop, share
         self._loader: DataLoader[Any] | None = None
-        if hasattr(dataset, "batch"):
+        if isinstance(dataset, InMemory):
             return
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InputError(
@@ -112,26 +102,20 @@ class MetaBatchLoader:
 
     def _gathered(self) -> Iterator[list[DomainBatch]]:
         dataset: Any = self.dataset
-        home = getattr(dataset, "device", None)
         first, every = self.share
         for domains, indices in planned(self.sampler, self.start, self.stop):
-            rows = torch.from_numpy(indices[:, first::every])
-            if home is not None:
-                rows = rows.to(home, non_blocking=True)
+            rows = torch.from_numpy(indices[:, first::every]).to(dataset.device, non_blocking=True)
             yield [self._batch(dataset.batch(row), d) for row, d in zip(rows, domains, strict=True)]
 
     def _grouped(self, loader: DataLoader[Any]) -> Iterator[list[DomainBatch]]:
         meta_batch = []
         cuda = self.device is not None and torch.device(self.device).type == "cuda"
         items = _plainly(loader)
-        for batch in self._copied_ahead(items) if cuda else itertools.starmap(self._numbered, items):
+        for batch in self._copied_ahead(items) if cuda else (self._batch(pair, d) for d, pair in items):
             meta_batch.append(batch)
             if len(meta_batch) == self.sampler.domains_per_step:
                 yield meta_batch
                 meta_batch = []
-
-    def _numbered(self, domain: int | None, pair: Any) -> DomainBatch:
-        return self._batch(pair, domain)
 
     def _copied_ahead(self, loader: Iterable[Any]) -> Iterator[DomainBatch]:
         """Batches on the device, the next one on its way there on a stream of its own."""
@@ -143,7 +127,8 @@ class MetaBatchLoader:
             if ahead is not None:
                 yield ahead
             torch.cuda.current_stream(self.device).wait_stream(aside)
-            _used_on(torch.cuda.current_stream(self.device), (coming.x, coming.y))
+            for tensor in tensors_in((coming.x, coming.y)):  # filled on another stream: not to be given away
+                tensor.record_stream(torch.cuda.current_stream(self.device))
             ahead = coming
         if ahead is not None:
             yield ahead
@@ -186,7 +171,7 @@ class _Items(Dataset[Any]):
     def __getitems__(self, request: Request) -> tuple[int | None, list[Any]]:
         seed, domain, indices, (first, every) = request
         with seeded(seed + first):
-            if hasattr(self.dataset, "__getitems__"):
+            if callable(getattr(self.dataset, "__getitems__", None)):
                 try:
                     return domain, self.dataset.__getitems__(indices)
                 except Exception as error:
@@ -211,17 +196,6 @@ def _plainly(loader: Iterable[Any]) -> Iterator[Any]:
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from None
 
 
-def _used_on(stream: torch.cuda.Stream, x: Any) -> None:
-    """Keeps memory that was filled on another stream from being given away while ``stream`` reads it."""
-    if isinstance(x, Tensor):
-        x.record_stream(stream)
-    elif isinstance(x, Mapping):
-        _used_on(stream, list(x.values()))
-    elif isinstance(x, (list, tuple)):
-        for part in x:
-            _used_on(stream, part)
-
-
 def _leave_signals_to_parent(worker: int) -> None:
     """One to the whole group (Ctrl-C, a cluster's SIGTERM) leaves the parent its workers to end a step."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -237,8 +211,8 @@ def _end_with_parent(parent: Any, above: int) -> None:
     The process above is the parent if workers are forked from it, else the server that forks them.
     """
     while True:
-        told = signal.sigtimedwait([signal.SIGTERM], 2.0)
-        if told is not None and told.si_pid == parent.pid:
+        info = signal.sigtimedwait([signal.SIGTERM], 2.0)
+        if info is not None and info.si_pid == parent.pid:
             os._exit(0)
         if os.getppid() != above or not parent.is_alive():
             os._exit(1)

@@ -110,10 +110,10 @@ def _content(path: Path) -> bytes:
         content = read_bytes(path)
         if not content.startswith(GZIP):
             return content
-        found = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LARGEST + 1)
-        if len(found) > LARGEST:
+        result = gzip.GzipFile(fileobj=io.BytesIO(content)).read(LARGEST + 1)
+        if len(result) > LARGEST:
             raise _wrong(path, f"unpacks to more than {LARGEST:,} bytes")
-        return found
+        return result
     except (OSError, EOFError, zlib.error) as error:
         raise _wrong(path, f"cannot be read ({error})") from error
 

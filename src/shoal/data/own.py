@@ -21,16 +21,20 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shoal.data.audit import leaks, near_equal, repeated_rows, report_lines
-from shoal.data.batch import DomainData, TensorData
+from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.cells import Format, boolean
 from shoal.data.columns import DROPPED, Hints, categories_of, infer, number_format, quoted, values_of
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
+from shoal.data.images import ToTensor, need_pillow
+from shoal.data.images import described as image_inputs
 from shoal.data.reading import Column, Table, as_column, as_table, need_column, number_text
-from shoal.data.splits import hold_out, leave_out
+from shoal.data.splits import split
 from shoal.data.table import Preprocessing
-from shoal.errors import InputError, TableWarning, check_names, listed, unknown_name
-from shoal.settings import checked, shown
+from shoal.data.text import DISTILBERT, MaxTokens, TextExamples
+from shoal.data.text import described as text_inputs
+from shoal.errors import InputError, TableWarning, check_names, listed
+from shoal.settings import Pixels, checked, shown
 
 SHARE = 0.2
 TASKS = ("classification", "regression")
@@ -104,9 +108,8 @@ def from_table(
     target = Labels.read(content[label], label, task, written)
     _check_copy(content, used, label)
     domains = domains_of(content[domain], domain)
-    splits = split(
-        domains, test, validation, seed, None if group is None else _entities(content[group], group)
-    )
+    entities = None if group is None else _entities(content[group], group)
+    splits = split(domains, _listed(test), validation, seed, entities)
     train = splits["train"].examples()
     about = {"name": label, "domain": domain, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(written)}
@@ -118,8 +121,8 @@ def from_table(
     y = target.numbers(about)
     _warn(how, remarks)
     notes = _notes(splits, target, how)
-    if target.said:
-        notes["label"] = target.said
+    if target.note:
+        notes["label"] = target.note
     return DomainData(
         examples=TableRows(torch.from_numpy(x), torch.from_numpy(y), train),
         splits=splits,
@@ -185,13 +188,13 @@ def _audited(
             codes[domains.indices_of(number)] = number
         names = (roles["label"], roles["domain"])
         values = target.values
-        found = leaks(content, types, values, bool(target.names), codes, *names)
+        result = leaks(content, types, values, bool(target.names), codes, *names)
         remarks = near_equal(target.names, "labels") + near_equal(domains.names, "domains")
         remarks += repeated_rows(content, [*used, roles["label"]], codes) if "group" not in roles else []
-        content.memory[key] = found, remarks
-    found, remarks = content.memory[key]
+        content.memory[key] = result, remarks
+    result, remarks = content.memory[key]
     columns = [
-        {**c, "warnings": [*c["warnings"], *([found[c["column"]]] if c["column"] in found else [])]}
+        {**c, "warnings": [*c["warnings"], *([result[c["column"]]] if c["column"] in result else [])]}
         for c in how.columns
     ]
     return replace(how, columns=_with_roles(columns, content, roles, ())), remarks
@@ -201,10 +204,10 @@ def _with_roles(
     columns: Sequence[Mapping[str, Any]], content: Table, roles: Mapping[str, str], drop: Iterable[str]
 ) -> list[Mapping[str, Any]]:
     """The report with the columns that are no features too, in the table's order."""
-    found = {str(about["column"]): about for about in columns}
+    result = {str(about["column"]): about for about in columns}
     for role, name in [*((DROPPED, name) for name in drop), *roles.items()]:
         names, codes = categories_of(content[name])
-        found[name] = {
+        result[name] = {
             "column": name,
             "kind": role,
             "missing": int((codes < 0).sum()),
@@ -213,7 +216,7 @@ def _with_roles(
             "becomes": {"label": "what is predicted", "domain": "the domain"}.get(role, "not a feature"),
             "warnings": [],
         }
-    return [found[name] for name in content if name in found]
+    return [result[name] for name in content if name in result]
 
 
 def _entities(column: Column, name: str) -> NDArray[Any]:
@@ -254,7 +257,7 @@ def from_arrays(
         row = int((~finite).nonzero()[0])
         raise InputError(f"x has a number in example {row} that is not finite; repair or leave it out.")
     target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), test, validation, seed)
+    splits = split(Domains.from_labels(names), _listed(test), validation, seed)
     values = target.numbers({})
     return DomainData(
         examples=TensorData(inputs, torch.from_numpy(values)),
@@ -296,21 +299,21 @@ def from_dataset(
         seed: for the choice of these examples.
     """
     names = _domain_names(domains)
-    found = understand({"": dataset}, task=task, classes=classes, count=True)
-    if len(found.domains.indices) != len(names):
+    result = understand({"": dataset}, task=task, classes=classes, count=True)
+    if len(result.domains.indices) != len(names):
         raise InputError(
-            f"the dataset has {len(found.domains.indices)} examples and domains {len(names)}; "
+            f"the dataset has {len(result.domains.indices)} examples and domains {len(names)}; "
             "give one for each."
         )
-    warn_of(found.notes)
+    warn_of(result.notes)
     return DomainData(
-        examples=found.examples,
-        splits=split(Domains.from_labels(names), test, validation, seed),
-        classes=found.classes,
-        input_shape=found.input_shape,
-        model=MODELS.get(len(found.input_shape), ""),
-        notes=found.notes,
-        class_names=found.class_names,
+        examples=result.examples,
+        splits=split(Domains.from_labels(names), _listed(test), validation, seed),
+        classes=result.classes,
+        input_shape=result.input_shape,
+        model=MODELS.get(len(result.input_shape), ""),
+        notes=result.notes,
+        class_names=result.class_names,
     )
 
 
@@ -324,27 +327,27 @@ def from_hf(
     text: str | None = None,
     image: str | None = None,
     tokenizer: str | None = None,
-    max_tokens: int = 128,
-    size: int = 64,
+    max_tokens: MaxTokens = 128,
+    size: Pixels = 64,
     validation: float = SHARE,
     seed: int = 0,
     **options: Any,
 ) -> DomainData:
-    """A ``datasets.Dataset`` of Hugging Face (one split of it): pictures, text for an encoder, or a table.
+    """A ``datasets.Dataset`` of Hugging Face (one split of it): images, text for an encoder, or a table.
 
     Args:
         text: the column whose text goes through ``tokenizer`` (a model's name or folder, which is then the
             default model too), cut off after ``max_tokens``.
-        image: the column with pictures, which become (3, ``size``, ``size``); a single column of the type
+        image: the column with images, which become (3, ``size``, ``size``); a single column of the type
             Image is found without it.
         options: with neither, the dataset is a table, and these go to :func:`from_table`.
     """
     rows = _hf_rows(dataset)
     if text is not None and image is not None:
         raise InputError(f"text={text!r} and image={image!r}; an example is one or the other.")
-    pictures = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
-    if text is None and image is None and len(pictures) == 1:
-        image = pictures[0]
+    images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
+    if text is None and image is None and len(images) == 1:
+        image = images[0]
     common: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
     if text is None and image is None:
         table = {name: _hf_column(dataset, name) for name in rows}
@@ -355,15 +358,27 @@ def from_hf(
         need_column(name, rows, what)
     named = as_table({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
     target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), test, validation, seed)
+    splits = split(domains_of(named[domain], domain), _listed(test), validation, seed)
     y = torch.from_numpy(target.numbers({}))
-    data = DomainData(
-        dataset, splits, target.classes, (), "", notes=_notes(splits, target), class_names=target.names
-    )
+    examples: Examples
     if text is not None:
-        return _text_data(data, dataset, text, y, tokenizer, max_tokens)
-    assert image is not None
-    return _image_data(data, dataset, image, y, size)
+        model, shape = str(tokenizer or DISTILBERT), (max_tokens,)
+        examples = HubText(dataset, text, y, model, max_tokens)
+        inputs = text_inputs(model, max_tokens, column=text)
+    else:
+        model, shape = MODELS[3], (3, size, size)  # type: ignore[assignment]
+        examples = HubImages(dataset, str(image), y, size)
+        inputs = image_inputs(size)
+    return DomainData(
+        examples,
+        splits,
+        target.classes,
+        shape,
+        model,
+        notes=_notes(splits, target),
+        class_names=target.names,
+        inputs=inputs,
+    )
 
 
 # Labels
@@ -375,7 +390,7 @@ class Labels:
 
     values: NDArray[Any]
     names: tuple[str, ...]
-    said: str = ""
+    note: str = ""
     """What was guessed of it, in words."""
 
     @classmethod
@@ -397,25 +412,25 @@ class Labels:
             codes = np.where(codes < 0, [lost.get(t, -1) for t in distinct[cells].tolist()], codes)
         values, wrong = values_of(column, "numeric", how or Format())
         numeric = None if wrong or np.isnan(values).any() else values
-        said = ""
+        note = ""
         if task is None:
-            task, said = _guess(len(names), len(codes), numeric, name)
+            task, note = _guess(len(names), len(codes), numeric, name)
         if task == "classification":
             return cls._classes(names, codes, numeric is not None, name)
         if numeric is None:
             bad = wrong or {str(distinct[c]): 1 for c in cells[np.isnan(values)][:1]}
             raise InputError(f"label {name!r} holds {quoted(bad, 1)}; for regression it must be numbers.")
-        return cls(numeric, (), said)
+        return cls(numeric, (), note)
 
     @classmethod
     def _classes(cls, names: NDArray[Any], codes: NDArray[Any], numeric: bool, name: str) -> Labels:
-        found = sorted(names.tolist(), key=_as_number if numeric else None)
-        if [boolean(text) for text in found] == [1.0, 0.0]:
-            found.reverse()  # of ja and nein, ja is the second and positive class
-        if len(found) < 2:
-            raise InputError(f"label {name!r} is {found[0]!r} in every row; there must be two classes.")
-        place = {text: number for number, text in enumerate(found)}
-        return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(found))
+        result = sorted(names.tolist(), key=_as_number if numeric else None)
+        if [boolean(text) for text in result] == [1.0, 0.0]:
+            result.reverse()  # of ja and nein, ja is the second and positive class
+        if len(result) < 2:
+            raise InputError(f"label {name!r} is {result[0]!r} in every row; there must be two classes.")
+        place = {text: number for number, text in enumerate(result)}
+        return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(result))
 
     @property
     def task(self) -> str:
@@ -455,8 +470,8 @@ def _as_number(text: str) -> float:
 def _guess(different: int, rows: int, values: NDArray[Any] | None, name: str) -> tuple[str, str]:
     """Classes or a quantity, and what to say of that."""
     if values is not None and different > MANY_NUMBERS and not (np.floor(values) == values).all():
-        said = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
-        return "regression", said
+        note = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
+        return "regression", note
     many = different > MANY_TEXTS and different > rows // 2
     if different > MANY_NUMBERS if values is not None else many:
         raise InputError(
@@ -500,45 +515,6 @@ def _whole_number(text: str, name: str, row: int) -> str:
     if value != value // 1:
         raise InputError(f"domain {name!r} is {text} in row {row}; use whole numbers or texts.")
     return number_text(value)
-
-
-def split(
-    domains: Domains, test: Names, share: float, seed: int, entities: NDArray[Any] | None = None
-) -> dict[str, Domains]:
-    """``test`` left out, and a ``share`` of every other domain held out for validation under its name.
-
-    ``entities`` says which entity each example is of: all examples of one are on the same side.
-    """
-    left_out = _listed(test)
-    for name in left_out:
-        if name not in domains.names:
-            raise unknown_name("test domain", name, domains.names)
-    if left_out and len(domains) < 2:
-        raise InputError(
-            f"there is only one domain, {domains.names[0]!r}; leaving it out leaves nothing to train on."
-        )
-    rest, away = leave_out(domains, left_out) if left_out else (domains, None)
-    if entities is None:
-        train, validation = hold_out(rest, share, seed)
-    else:
-        train, validation = _by_entity(rest, away, share, seed, entities)
-    found = {"train": train, "validation": validation}
-    return found if away is None else {**found, "test": away}
-
-
-def _by_entity(
-    rest: Domains, away: Domains | None, share: float, seed: int, entities: NDArray[Any]
-) -> tuple[Domains, Domains]:
-    """Whole entities are held out, and none that is in ``away`` too is trained on."""
-    if away is not None:
-        keep = ~np.isin(entities[rest.indices], entities[away.examples()])
-        if not keep.any():
-            raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
-        rest = rest.filter(keep)
-    members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
-    _, held = hold_out(Domains.from_indices(members), share, seed)
-    out = np.isin(entities[rest.indices], held.examples())
-    return rest.filter(~out), rest.filter(out)
 
 
 def _listed(names: Names) -> list[str]:
@@ -593,7 +569,7 @@ class TableRows(TensorData):
             return self
         return TableRows(self.x.to(device), self.y.to(device), self.fitted)
 
-    def marked(self, splits: Mapping[str, Domains]) -> TableRows:
+    def in_splits(self, splits: Mapping[str, Domains]) -> TableRows:
         """Itself, in splits of which only ``train`` has rows that it was fitted to."""
         for name, domains in splits.items():
             if name != "train" and np.isin(domains.examples(), self.fitted).any():
@@ -686,100 +662,40 @@ def _hf_column(dataset: Any, name: str) -> list[Any]:
     return [None if v is None or v < 0 else called[v] for v in values] if called else list(values)
 
 
-class Encoded(Dataset[Any]):
-    """A column of a dataset, each row made into what a model takes when it is asked for."""
+def _cell(rows: Any, column: str, index: int) -> Any:
+    value = rows[int(index)][column]
+    if value is None:
+        raise InputError(f"column {column!r} is empty in row {index + 1}; leave the row out.")
+    return value
 
-    def __init__(self, rows: Any, column: str, labels: Tensor) -> None:
-        self.rows, self.column, self.labels = rows, column, labels
+
+class HubImages(Examples):
+    """A column of images, each squashed to a square when it is asked for, as image folders are."""
+
+    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
+        need_pillow()
+        self.rows, self.column, self.labels, self.to_tensor = rows, column, labels, ToTensor(size)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def raw(self, index: int) -> Any:
-        value = self.rows[int(index)][self.column]
-        if value is None:
-            raise InputError(f"column {self.column!r} is empty in row {index + 1}; leave the row out.")
-        return value
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels.numpy()
 
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return self.encode(self.raw(index)), self.labels[index]
-
-    def encode(self, value: Any) -> Any:
-        raise NotImplementedError
-
-
-class Pictures(Encoded):
-    """PIL pictures as float32 (3, size, size), squashed to a square as image folders are."""
-
-    def __init__(self, rows: Any, column: str, labels: Tensor, size: int) -> None:
-        from shoal.data.images import DEVIATION, MEAN, factors, need_pillow
-
-        need_pillow()
-        if isinstance(size, bool) or not isinstance(size, int) or size < 8:
-            raise InputError(f"size={size!r}; pictures need a whole number of at least 8 pixels.")
-        super().__init__(rows, column, labels)
-        self.size, (self.scale, self.shift) = size, factors(MEAN, DEVIATION)
-
-    def encode(self, value: Any) -> Tensor:
-        from shoal.data.images import _rgb, numbers, resize
-
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        value = _cell(self.rows, self.column, index)
         if not hasattr(value, "convert"):
             kind = type(value).__name__
-            raise InputError(
-                f"column {self.column!r} holds {kind}, not pictures; cast it to datasets.Image()."
-            )
-        picture = _rgb(value)
-        return numbers(resize(picture, self.size, (0, 0, *picture.size)), self.scale, self.shift)
+            raise InputError(f"column {self.column!r} holds {kind}, not images; cast it to datasets.Image().")
+        return self.to_tensor(value), self.labels[index]
 
 
-class Texts(Encoded):
-    """Texts as token ids; a batch is padded to its longest."""
+class HubText(TextExamples):
+    """A column of text as token ids."""
 
     def __init__(self, rows: Any, column: str, labels: Tensor, tokenizer: str, max_tokens: int) -> None:
-        from shoal.data.text import load_tokenizer
+        super().__init__(labels.numpy(), tokenizer=tokenizer, max_tokens=max_tokens)
+        self.rows, self.column = rows, column
 
-        super().__init__(rows, column, labels)
-        self.made, self.max_tokens = load_tokenizer(tokenizer), max_tokens
-
-    def encode(self, value: Any) -> Tensor:
-        ids = self.made(str(value), truncation=True, max_length=self.max_tokens)["input_ids"]
-        return torch.tensor(ids or [self.filler])  # a model cannot attend to nothing
-
-    @property
-    def filler(self) -> int:
-        return int(self.made.pad_token_id or 0)
-
-    def collate(self, items: Sequence[tuple[Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor]:
-        from shoal.data.text import MULTIPLE, padded
-
-        x = padded([ids for ids, _ in items], self.max_tokens, MULTIPLE, self.filler)
-        return x, torch.stack([y for _, y in items])
-
-
-def _text_data(
-    data: DomainData, rows: Any, column: str, y: Tensor, tokenizer: str | None, max_tokens: int
-) -> DomainData:
-    from shoal.data.text import DISTILBERT, described
-
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 4:
-        raise InputError(f"max_tokens={max_tokens!r}; it must be a whole number of at least 4.")
-    name = str(tokenizer or DISTILBERT)
-    return replace(
-        data,
-        examples=Texts(rows, column, y, name, max_tokens),
-        input_shape=(max_tokens,),
-        model=name,
-        inputs=described(name, max_tokens, column=column),
-    )
-
-
-def _image_data(data: DomainData, rows: Any, column: str, y: Tensor, size: int) -> DomainData:
-    from shoal.data.images import described
-
-    return replace(
-        data,
-        examples=Pictures(rows, column, y, size),
-        input_shape=(3, size, size),
-        model=MODELS[3],
-        inputs=described(size),
-    )
+    def text(self, index: int) -> str:
+        return str(_cell(self.rows, self.column, index))

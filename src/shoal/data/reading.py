@@ -19,7 +19,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, TextIO
@@ -96,10 +95,10 @@ class Column:
         if pc.any(pc.match_substring_regex(known, r"^\s*[+-]?(0[0-9]|[iInN])"), min_count=0).as_py():
             return None
         try:
-            found = pc.cast(pc.utf8_trim_whitespace(known), pa.float64())
+            result = pc.cast(pc.utf8_trim_whitespace(known), pa.float64())
         except pa.ArrowInvalid:
             return None
-        values = np.asarray(found.fill_null(math.nan).to_numpy(zero_copy_only=False))
+        values = np.asarray(result.fill_null(math.nan).to_numpy(zero_copy_only=False))
         return None if (np.abs(values) > EXACT).any() else values  # whole numbers beyond it would be one
 
     def take(self, rows: Array) -> Column:
@@ -290,8 +289,8 @@ class CsvRows(Rows):
 
     def __init__(self, path: Path) -> None:
         self.path, self.where = path, repr(str(path))
-        with self._opened() as table:
-            self.names, self.separator, self.head = table.names, table.separator, table.line
+        with self._opened() as (self.names, self.separator, rows, before):
+            self.head = before + rows.line_num
         if not self.names:
             raise InputError(f"{self.where} has no rows; its first line must name the columns.")
 
@@ -332,37 +331,56 @@ class CsvRows(Rows):
 
     def _slow(self, columns: Sequence[str], size: int) -> Iterator[Table]:
         places = [self.names.index(name) for name in columns]
-        with self._opened() as table:
-            found: list[list[str]] = []
-            for row in table.rows:
+        with self._opened() as (_, _, rows, before):
+            result: list[list[str]] = []
+            for row in rows:
                 if not row:
                     continue
                 if len(row) != len(self.names):
                     raise InputError(
-                        f"{self.where}, line {table.line}: {len(row)} values, but the first line names "
-                        f"{len(self.names)} columns."
+                        f"{self.where}, line {before + rows.line_num}: {len(row)} values, but the first "
+                        f"line names {len(self.names)} columns."
                     )
-                found.append([row[place].strip() for place in places])
-                if len(found) >= min(size, 2**16):
-                    yield self._table(columns, found)
-                    found = []
-            if found:
-                yield self._table(columns, found)
+                result.append([row[place].strip() for place in places])
+                if len(result) >= min(size, 2**16):
+                    yield self._table(columns, result)
+                    result = []
+            if result:
+                yield self._table(columns, result)
 
     def _table(self, columns: Sequence[str], rows: list[list[str]]) -> Table:
         cells = zip(*rows, strict=True)
         return Table({n: Column(strings=objects(c)) for n, c in zip(columns, cells, strict=bool(columns))})
 
     @contextmanager
-    def _opened(self) -> Iterator[CsvFile]:
+    def _opened(self) -> Iterator[tuple[list[str], str, Any, int]]:
+        """The names of the columns, what separates them, the rows that follow, and the lines before.
+
+        Names are in the first line that is not blank; spreadsheets may write ``sep=;`` above it.
+        """
+        limit = csv.field_size_limit(LONGEST)
         try:
-            with opened_csv(self.path) as table:
-                yield table
+            with open_regular(self.path) as file, self._text(file) as lines:
+                stated, before, start = "", 0, 0
+                while (line := lines.readline(LONGEST)) and (not line.strip() or _stated_separator(line)):
+                    stated, before, start = _stated_separator(line) or stated, before + 1, lines.tell()
+                lines.seek(start)
+                # What splits the line of names into the most parts; a comma where nothing does.
+                parts = {s: len(next(csv.reader([line], delimiter=s), [])) for s in SEPARATORS}
+                separator = stated or max(SEPARATORS, key=lambda s: parts[s])
+                rows = csv.reader(lines_of(lines, self.path, check_expansion(self.path)), delimiter=separator)
+                yield named_columns(next(rows, [])), separator, rows, before
         except UnicodeDecodeError as error:
             raise InputError(f"{self.where} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
         except (OSError, EOFError, csv.Error) as error:
             why = getattr(error, "strerror", None) or error
             raise InputError(f"{self.where} cannot be read: {why}.") from error
+        finally:
+            csv.field_size_limit(limit)
+
+    def _text(self, file: Any) -> TextIO:
+        inside: Any = gzip.GzipFile(fileobj=file) if _compression(self.path) else file
+        return io.TextIOWrapper(inside, encoding="utf-8-sig", newline="")
 
 
 def _first_line(error: BaseException) -> str:
@@ -373,59 +391,9 @@ def _compression(path: Path) -> str | None:
     return "gzip" if str(path).lower().endswith(".gz") else None
 
 
-@dataclass(frozen=True)
-class CsvFile:
-    """An open CSV file: the names of its columns, what separates them, and the rows that follow."""
-
-    names: list[str]
-    separator: str
-    rows: Any
-    before: int
-    """Lines before that of the names."""
-
-    @property
-    def line(self) -> int:
-        """Where the last row that was read ends, as an editor counts."""
-        return self.before + int(self.rows.line_num)
-
-
-@contextmanager
-def opened_csv(path: Path) -> Iterator[CsvFile]:
-    """A CSV file in UTF-8 whose first line that is not blank names the columns.
-
-    Spreadsheets may write ``sep=;`` above it; then that is the separator.
-    """
-    limit = csv.field_size_limit(LONGEST)
-    try:
-        with _text(path) as lines:
-            stated, before, start = "", 0, 0
-            while (line := lines.readline(LONGEST)) and (not line.strip() or _stated_separator(line)):
-                stated, before, start = _stated_separator(line) or stated, before + 1, lines.tell()
-            lines.seek(start)
-            separator = stated or _separator(line)
-            rows = csv.reader(lines_of(lines, path, check_expansion(path)), delimiter=separator)
-            yield CsvFile(named_columns(next(rows, [])), separator, rows, before)
-    finally:
-        csv.field_size_limit(limit)
-
-
-@contextmanager
-def _text(path: Path) -> Iterator[TextIO]:
-    with open_regular(path) as file:
-        inside: Any = gzip.GzipFile(fileobj=file) if _compression(path) else file
-        with io.TextIOWrapper(inside, encoding="utf-8-sig", newline="") as lines:
-            yield lines
-
-
 def _stated_separator(line: str) -> str:
-    found = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
-    return found[1] if found else ""
-
-
-def _separator(line: str) -> str:
-    """What splits the line of names into the most parts; a comma where nothing does."""
-    parts = {s: len(next(csv.reader([line], delimiter=s), [])) for s in SEPARATORS}
-    return max(SEPARATORS, key=lambda s: parts[s])
+    stated = re.fullmatch(rf"sep=([{SEPARATORS}])\s*", line, re.IGNORECASE)
+    return stated[1] if stated else ""
 
 
 class ParquetRows(Rows):
@@ -608,9 +576,9 @@ def _days(moments: Array) -> Array:
 
 
 def _ratio(values: Array, unit: int) -> Array:
-    found: Array = values.astype(np.int64) / unit
-    found[np.isnat(values)] = math.nan
-    return found
+    result: Array = values.astype(np.int64) / unit
+    result[np.isnat(values)] = math.nan
+    return result
 
 
 def _as_text(value: Any, name: str, row: int) -> str:
@@ -630,9 +598,9 @@ def _as_text(value: Any, name: str, row: int) -> str:
 
 def objects(values: Iterable[Any]) -> Array:
     listed = list(values)
-    found = np.empty(len(listed), dtype=object)
-    found[:] = listed
-    return found
+    result = np.empty(len(listed), dtype=object)
+    result[:] = listed
+    return result
 
 
 def number_text(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,9 @@ def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple
     """
     left_out = domains.numbers(names)
     if not left_out:
-        raise InputError("no domain is left out; name at least one.")
+        raise InputError("no domain is held out; name at least one.")
     if len(left_out) == len(domains):
-        raise InputError(f"all {len(domains)} domains are left out; leave at least one to train on.")
+        raise InputError(f"all {len(domains)} domains are held out; leave at least one to train on.")
     test = domains.select(left_out)
     keep = ~np.isin(domains.indices, test.examples())
     if not keep.any():
@@ -67,6 +68,32 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
             f"share={share} of {len(examples)} examples in {len(domains)} domains holds out nothing."
         )
     return domains.filter(~held), domains.filter(held)
+
+
+def split(
+    domains: Domains, test: Sequence[str], share: float, seed: int, entities: NDArray[Any] | None = None
+) -> dict[str, Domains]:
+    """``test`` held out (``[]``: none), and a ``share`` of every other domain for validation under its name.
+
+    ``entities`` says which entity each example is of: all examples of one are on the same side, and none that
+    is in a test domain too is trained on.
+    """
+    names = held_out_names(test, domains.names) if len(test) else []
+    rest, held_out = leave_out(domains, names) if names else (domains, None)
+    if entities is None:
+        train, validation = hold_out(rest, share, seed)
+    else:
+        if held_out is not None:
+            keep = ~np.isin(entities[rest.indices], entities[held_out.examples()])
+            if not keep.any():
+                raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
+            rest = rest.filter(keep)
+        members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
+        _, held = hold_out(Domains.from_indices(members), share, seed)
+        away = np.isin(entities[rest.indices], held.examples())
+        train, validation = rest.filter(~away), rest.filter(away)
+    result = {"train": train, "validation": validation}
+    return result if held_out is None else {**result, "test": held_out}
 
 
 def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:

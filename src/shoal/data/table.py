@@ -110,31 +110,15 @@ class Scale:
 
     @classmethod
     def from_dict(cls, about: Mapping[str, Any]) -> Scale:
-        found = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
-        if not all(map(math.isfinite, vars(found).values())) or found.scale < 0:
-            raise ValueError(f"{vars(found)}")
-        return found
+        result = cls(**{part: float(about[part]) for part in ("mean", "scale", "low", "high")})
+        if not all(map(math.isfinite, vars(result).values())) or result.scale < 0:
+            raise ValueError(f"{vars(result)}")
+        return result
 
     def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         with np.errstate(over="ignore"):  # beyond the clip it makes no difference
-            found = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
-        return np.where(np.isnan(values), 0.0, found)
-
-
-def _scaled(
-    scales: Sequence[Scale], values: Sequence[NDArray[np.float64]], missing: Array | None
-) -> NDArray[np.float32]:
-    """A feature for each scale that is not 0, and one that says where values are missing."""
-    found = [scale(v) for scale, v in zip(scales, values, strict=True) if scale.scale > 0]
-    found += [] if missing is None else [missing.astype(np.float64)]
-    return np.array(found, np.float32).reshape(len(found), len(values[0])).T
-
-
-def _format(about: Mapping[str, Any]) -> Format:
-    decimal, unit = about.get("decimal", "."), about.get("unit", "")
-    if decimal not in (".", ",") or not isinstance(unit, str):
-        raise ValueError(f"decimal {decimal!r}, unit {unit!r}")
-    return Format(decimal, unit, bool(about.get("day_first", False)))
+            result = ((values.clip(self.low, self.high) - self.mean) / self.scale).clip(-CLIP, CLIP)
+        return np.where(np.isnan(values), 0.0, result)
 
 
 @dataclass(frozen=True)
@@ -142,89 +126,66 @@ class Number:
     """A numeric or boolean column, standardised by :class:`Scale`; ``indicator``: and 1 where missing."""
 
     name: str
-    scaling: Scale
+    parts: tuple[Scale, ...]
     indicator: bool
     how: Format
     kind: str = "numeric"
 
+    @staticmethod
+    def split(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """The numbers that a value becomes, one scale each."""
+        return (values,)
+
     @classmethod
     def fit(cls, about: ColumnType, column: Column) -> Number:
         values = values_of(column, about.kind, about.how)[0]
-        return cls(about.name, Scale.fit(values), bool(np.isnan(values).any()), about.how, about.kind)
-
-    @property
-    def width(self) -> int:
-        return (self.scaling.scale > 0) + self.indicator
-
-    def values(self, column: Column, tally: Tally) -> NDArray[np.float64]:
-        found, unparsed = values_of(column, self.kind, self.how)
-        tally.add(tally.unparsed, self.name, unparsed)
-        return found
-
-    def written_as(self, decimal: str) -> Number:
-        return replace(self, how=replace(self.how, decimal=decimal))
-
-    def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
-        values = self.values(column, tally)
-        return _scaled([self.scaling], [values], np.isnan(values) if self.indicator else None)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
-        return plain | {"scaling": vars(self.scaling), "how": vars(self.how)}
-
-    @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Number:
-        how, scaling = _format(about["how"]), Scale.from_dict(about["scaling"])
-        return cls(str(about["name"]), scaling, bool(about["indicator"]), how, about["kind"])
-
-
-def _parts_of_day(days: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """The day itself, the month, the weekday (Monday is 0) and the hour of days since 1970-01-01."""
-    whole = np.floor(np.where(np.isnan(days), 0, days))
-    months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
-    found = days, months.astype(float), (whole + 3) % 7, (np.where(np.isnan(days), 0, days) - whole) * 24
-    return tuple(np.where(np.isnan(days), np.nan, part) for part in found)
-
-
-@dataclass(frozen=True)
-class Date:
-    """Day, month, weekday and hour of a date, each standardised; ``indicator``: and 1 where missing."""
-
-    name: str
-    parts: tuple[Scale, ...]
-    indicator: bool
-    how: Format
-    kind: str = "date"
-
-    @classmethod
-    def fit(cls, about: ColumnType, column: Column) -> Date:
-        days = values_of(column, "date", about.how)[0]
-        parts = tuple(Scale.fit(part) for part in _parts_of_day(days))
-        return cls(about.name, parts, bool(np.isnan(days).any()), about.how)
+        parts = tuple(map(Scale.fit, cls.split(values)))
+        return cls(about.name, parts, bool(np.isnan(values).any()), about.how, about.kind)
 
     @property
     def width(self) -> int:
         return sum(part.scale > 0 for part in self.parts) + self.indicator
 
     def values(self, column: Column, tally: Tally) -> NDArray[np.float64]:
-        found, unparsed = values_of(column, "date", self.how)
+        result, unparsed = values_of(column, self.kind, self.how)
         tally.add(tally.unparsed, self.name, unparsed)
-        return found
+        return result
 
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
-        days = self.values(column, tally)
-        return _scaled(self.parts, _parts_of_day(days), np.isnan(days) if self.indicator else None)
+        values = self.values(column, tally)
+        each = zip(self.parts, self.split(values), strict=True)
+        result = [scale(part) for scale, part in each if scale.scale > 0]
+        result += [np.isnan(values).astype(np.float64)] if self.indicator else []
+        return np.array(result, np.float32).reshape(len(result), len(values)).T
 
     def to_dict(self) -> dict[str, Any]:
+        parts = [vars(part) for part in self.parts]
+        scales = {"parts": parts} if len(parts) > 1 else {"scaling": parts[0]}
         plain = {"kind": self.kind, "name": self.name, "indicator": self.indicator}
-        return plain | {"parts": [vars(part) for part in self.parts], "how": vars(self.how)}
+        return plain | scales | {"how": vars(self.how)}
 
     @classmethod
-    def from_dict(cls, about: Mapping[str, Any]) -> Date:
-        parts = tuple(map(Scale.from_dict, about["parts"]))
-        if len(parts) != len(_parts_of_day(np.zeros(1))):
-            raise ValueError(f"{len(parts)} parts of a date")
-        return cls(str(about["name"]), parts, bool(about["indicator"]), _format(about["how"]))
+    def from_dict(cls, about: Mapping[str, Any]) -> Number:
+        parts = tuple(map(Scale.from_dict, about["parts"] if "parts" in about else [about["scaling"]]))
+        if len(parts) != len(cls.split(np.zeros(1))):
+            raise ValueError(f"{len(parts)} parts of a {about['kind']}")
+        how = Format(**{"decimal": ".", "unit": "", "day_first": False, **about["how"]})
+        if how.decimal not in (".", ",") or not isinstance(how.unit, str):
+            raise ValueError(f"decimal {how.decimal!r}, unit {how.unit!r}")
+        return cls(str(about["name"]), parts, bool(about["indicator"]), how, about["kind"])
+
+
+class Date(Number):
+    """Day, month, weekday and hour of a date, each standardised; ``indicator``: and 1 where missing."""
+
+    @staticmethod
+    def split(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+        """The day itself, the month, the weekday (Monday is 0) and the hour of days since 1970-01-01."""
+        days = np.where(np.isnan(values), 0, values)
+        whole = np.floor(days)
+        months = whole.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64) % 12 + 1
+        result = days, months.astype(float), (whole + 3) % 7, (days - whole) * 24
+        return tuple(np.where(np.isnan(values), np.nan, part) for part in result)
 
 
 @dataclass(frozen=True)
@@ -265,10 +226,10 @@ class Category:
             counts = np.bincount(codes[codes >= 0], minlength=len(names))
             tally.add(tally.unseen, self.name, {str(names[n]): int(counts[n]) for n in new if counts[n]})
         at = to[codes]
-        found = np.zeros((len(codes), self.width), np.float32)
+        result = np.zeros((len(codes), self.width), np.float32)
         rows = np.flatnonzero(at >= 0)
-        found[rows, at[rows]] = 1
-        return found
+        result[rows, at[rows]] = 1
+        return result
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "values": list(self.values), "other": self.other}
@@ -304,12 +265,12 @@ class Text:
 
     def transform(self, column: Column, tally: Tally) -> NDArray[np.float32]:
         texts = column.texts()
-        found = np.zeros((len(texts), self.width))
+        result = np.zeros((len(texts), self.width))
         for row, text in enumerate(texts):
             for place, count in _words(text, self.width).items():
-                found[row, place] = (1 + math.log(count)) * self.idf[place]
-        length = np.linalg.norm(found, axis=1, keepdims=True)
-        return (found / np.where(length > 0, length, 1)).astype(np.float32)
+                result[row, place] = (1 + math.log(count)) * self.idf[place]
+        length = np.linalg.norm(result, axis=1, keepdims=True)
+        return (result / np.where(length > 0, length, 1)).astype(np.float32)
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "name": self.name, "idf": list(self.idf)}
@@ -327,8 +288,8 @@ _WORD = re.compile(r"\w+")
 
 def _words(text: str | None, width: int) -> Counter[int]:
     """How often each place is met. Python's own hash differs from process to process."""
-    found = () if text is None or is_missing(text) else _WORD.findall(text.lower())
-    return Counter(zlib.crc32(word.encode()) % width for word in found)
+    result = () if text is None or is_missing(text) else _WORD.findall(text.lower())
+    return Counter(zlib.crc32(word.encode()) % width for word in result)
 
 
 STEPS: dict[str, Any] = {
@@ -426,13 +387,13 @@ class Preprocessing:
         own = {
             step.name: Counter(marks(some[step.name].take(first).encoded[0].tolist()))
             for step in self.steps
-            if isinstance(step, Number)
+            if isinstance(step, Number) and not isinstance(step, Date)
         }
         usual = _decimal(sum(own.values(), Counter()))
 
         def written(step: Step) -> Step:
-            decimal = _decimal(own[step.name]) or usual if isinstance(step, Number) else ""
-            return step.written_as(decimal) if isinstance(step, Number) and decimal else step
+            decimal = _decimal(own[step.name]) or usual if step.name in own else ""
+            return replace(step, how=replace(step.how, decimal=decimal)) if decimal else step  # type: ignore
 
         return replace(self, steps=tuple(map(written, self.steps)))
 
@@ -456,8 +417,8 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Preprocessing:
         if content.get("kind") != "table" or content.get("format") not in _READERS:
-            found = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
-            raise InputError(f"this is no description of a table that is known here ({found}).")
+            result = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
+            raise InputError(f"this is no description of a table that is known here ({result}).")
         columns = map(_READERS[content["format"]], content["columns"])
         return cls(
             tuple(STEPS[about["kind"]].from_dict(about) for about in columns),
@@ -469,11 +430,11 @@ class Preprocessing:
         )
 
 
-def _decimal(found: Mapping[str, int]) -> str:
+def _decimal(result: Mapping[str, int]) -> str:
     """The decimal mark that most cells show, empty where none does."""
-    if not found[","] and not found["."]:
+    if not result[","] and not result["."]:
         return ""
-    return "," if found[","] > found["."] else "."
+    return "," if result[","] > result["."] else "."
 
 
 def _version_1(about: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -489,7 +450,7 @@ _READERS: dict[int, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {1: _ver
 
 def summary(step: Step, column: Column) -> dict[str, Any]:
     """A training column in few numbers: the share that is missing, and quantiles or shares of categories."""
-    if isinstance(step, Number | Date):
+    if isinstance(step, Number):
         values = step.values(column, Tally())
         known = values[~np.isnan(values)]
         ends = np.quantile(known, np.linspace(0, 1, QUANTILES)).tolist() if len(known) else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import hashlib
 import io
 import json
@@ -17,30 +16,34 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from shoal.data.batch import Examples
 from shoal.data.folders import SAY_WHERE
 from shoal.data.hub import Source, need_transformers
-from shoal.errors import InputError
+from shoal.data.reading import check_header
+from shoal.errors import InputError, nearest
 from shoal.files import lines_of, open_regular, open_text, parse_json, write_atomically
+from shoal.settings import Range, checked
 
 VARIABLE = "SHOAL_CACHE"
 FORMAT = 1  # of what is kept on disk; another number makes old files be made anew
 LONGEST = 2**24  # characters of a field; more means that a quotation mark is never closed
-ROWS = 2**8  # taken at a time: few enough to stay in the processor's cache
 ENDS = 2**16  # bytes from either end of a file by which it is known
 SLOT = struct.Struct("<II")  # before a row's tokens: how many, and their checksum
 MULTIPLE = 8
 DISTILBERT = "distilbert-base-uncased"
 
-Item = tuple[dict[str, Tensor], int]
+Item = tuple[dict[str, Tensor], Any]
+MaxTokens = Annotated[int, Range(4, 10**6)]
+PadTo = Annotated[int, Range(1, 10**6)] | Literal["max"]
 
 
 def cache_folder() -> Path:
@@ -57,22 +60,22 @@ class Column:
 
     def numbers(self, where: str, *, missing: float | None = None) -> NDArray[np.float64]:
         """As numbers; an empty value is ``missing``, or an error."""
-        found = np.empty(len(self.values))
+        result = np.empty(len(self.values))
         for n, value in enumerate(self.values):
             try:
-                found[n] = missing if missing is not None and not value else float(value)
+                result[n] = missing if missing is not None and not value else float(value)
             except ValueError:
                 record = int(np.argmax(self.codes == n)) + 1
                 raise InputError(
                     f"{where} is {value[:40]!r} in record {record:,}; it must be a number."
                 ) from None
-        return found[self.codes]
+        return result[self.codes]
 
     def text(self) -> NDArray[np.object_]:
         """The values as an array, of which ``[codes]`` is the column."""
-        found = np.empty(len(self.values), dtype=object)
-        found[:] = self.values
-        return found
+        result = np.empty(len(self.values), dtype=object)
+        result[:] = self.values
+        return result
 
 
 def first_seen(codes: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
@@ -109,12 +112,12 @@ class Table:
         if csv.field_size_limit() < len(raw):
             csv.field_size_limit(LONGEST)
         try:
-            found = next(csv.reader([raw]), [])
+            result = next(csv.reader([raw]), [])
         except csv.Error:
-            found = []
-        if len(found) != len(self.header):
+            result = []
+        if len(result) != len(self.header):
             raise InputError(f"{str(self.path)!r} has changed since it was looked through; start anew.")
-        return found
+        return result
 
 
 def read_table(path: Path, columns: Sequence[str]) -> Table:
@@ -127,12 +130,21 @@ def read_table(path: Path, columns: Sequence[str]) -> Table:
     asked = hashlib.sha256(json.dumps([FORMAT, list(columns)]).encode()).hexdigest()[:12]
     kept = cache_folder() / "tables" / f"{path.stem}-{key}-{asked}.npz"
     try:
-        with np.load(kept, allow_pickle=False) as found:
-            return _unpacked(path, columns, key, found)
+        with np.load(kept, allow_pickle=False) as stored:
+            header, values = parse_json(stored["texts"].tobytes())
+            read = dict(zip(columns, map(Column, stored["codes"], values), strict=True))
+            return Table(path, tuple(header), stored["starts"], stored["lengths"], read, key)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         table = scan(path, columns, key)
     content = io.BytesIO()
-    np.savez(content, **_packed(table))  # type: ignore[arg-type]
+    made = list(table.columns.values())
+    np.savez(
+        content,
+        starts=table.starts,
+        lengths=table.lengths,
+        codes=np.array([column.codes for column in made], np.int32),
+        texts=np.frombuffer(json.dumps([table.header, [c.values for c in made]]).encode(), np.uint8),
+    )
     try:
         write_atomically(kept, content.getvalue())
     except OSError as error:
@@ -155,38 +167,20 @@ def _key(path: Path) -> str:
         raise InputError(
             f"{str(path)!r} cannot be read ({error.strerror or error}); {SAY_WHERE} to look."
         ) from error
-    told = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    described_by = json.dumps([path.name, about.st_size, about.st_mtime_ns, ends])
+    return hashlib.sha256(described_by.encode()).hexdigest()[:16]
 
 
-def _packed(table: Table) -> dict[str, NDArray[Any]]:
-    found: dict[str, NDArray[Any]] = {"starts": table.starts, "lengths": table.lengths}
-    found["header"] = _bytes(list(table.header))
-    for n, column in enumerate(table.columns.values()):
-        found[f"codes{n}"], found[f"values{n}"] = column.codes, _bytes(column.values)
-    return found
-
-
-def _unpacked(path: Path, columns: Sequence[str], key: str, found: Mapping[str, NDArray[Any]]) -> Table:
-    values = {
-        name: Column(found[f"codes{n}"], parse_json(found[f"values{n}"].tobytes()))
-        for n, name in enumerate(columns)
-    }
-    header = tuple(parse_json(found["header"].tobytes()))
-    return Table(path, header, found["starts"], found["lengths"], values, key)
-
-
-def _bytes(values: list[str]) -> NDArray[np.uint8]:
-    return np.frombuffer(json.dumps(values).encode(), np.uint8)
-
-
-def scan(path: Path, columns: Sequence[str], key: str = "") -> Table:
-    """The same from the file itself, in one pass over it."""
+def scan(path: Path, columns: Sequence[str], key: str = "", strict: bool = False) -> Table:
+    """The same from the file itself, in one pass over it; ``strict`` refuses what is not UTF-8."""
     limit = csv.field_size_limit(LONGEST)
     try:
         # One character a byte, so that lengths are bytes; what is kept is read as UTF-8 below.
         with open_text(path, "latin-1") as file:
-            return _scanned(path, _Counted(lines_of(file, path)), columns, key)
+            table = _scanned(path, _Counted(lines_of(file, path)), columns, key)
+        if strict and any("\ufffd" in value for column in table.columns.values() for value in column.values):
+            raise InputError(f"{str(path)!r} cannot be read: it is not text in UTF-8.")
+        return table
     except csv.Error as error:
         raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
     except OSError as error:
@@ -216,60 +210,32 @@ class _Counted:
 def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> Table:
     reader = csv.reader(lines)
     header = [_utf8(name) for name in next(reader, [])]
-    places = [_place(path, header, name) for name in columns]
-    known: list[defaultdict[str, int]] = [defaultdict() for _ in places]
+    check_header(header, repr(str(path)))
+    known: list[defaultdict[str, int]] = [defaultdict() for _ in columns]
     for numbers in known:
         numbers.default_factory = numbers.__len__  # a value not met before gets the next number
-    codes = [array("i") for _ in places]
-    starts, lengths, before = [np.empty(0, np.int64)], [np.empty(0, np.int32)], lines.end
-    while True:
-        rows, ends = _some(reader, lines)
-        if not rows:
-            break
-        ended = np.array(ends, np.int64)
-        begun = np.concatenate([[before], ended[:-1]])
-        before = ends[-1]
-        if set(map(len, rows)) != {len(header)}:
-            full = [len(row) > 0 for row in rows]
-            rows, begun, ended = [r for r in rows if r], begun[full], ended[full]
-            for row, at in zip(rows, begun.tolist(), strict=True):
-                if len(row) != len(header):
-                    raise InputError(
-                        f"{str(path)!r}, at byte {at:,}: {len(row)} values ({','.join(row)[:40]!r}) where "
-                        f"the first line names {len(header)} columns."
-                    )
-        if not rows:
-            continue
-        starts.append(begun)
-        lengths.append((ended - begun).astype(np.int32))
-        values = list(zip(*rows, strict=True))
-        for place, numbers, found in zip(places, known, codes, strict=True):
-            found.extend(map(numbers.__getitem__, values[place]))
-    count = sum(map(len, starts))
-    if not count:
-        raise InputError(f"{str(path)!r} has no rows below its line of names.")
-    return Table(
-        path,
-        tuple(header),
-        np.concatenate(starts),
-        np.concatenate(lengths),
-        {
-            name: Column(np.array(found, np.int32), [_utf8(value) for value in numbers])
-            for name, numbers, found in zip(columns, known, codes, strict=True)
-        },
-        key,
-    )
-
-
-def _some(reader: Any, lines: _Counted) -> tuple[list[list[str]], list[int]]:
-    """Some records, and where each of them ends."""
-    rows, ends = [], []
+    codes = [array("i") for _ in columns]
+    each = list(zip([_place(path, header, name) for name in columns], known, codes, strict=True))
+    starts, ends, end, width = array("q"), array("q"), lines.end, len(header)
     for row in reader:
-        rows.append(row)
-        ends.append(lines.end)
-        if len(rows) == ROWS:
-            break
-    return rows, ends
+        start, end = end, lines.end
+        if len(row) != width:
+            if not row:
+                continue
+            raise InputError(
+                f"{str(path)!r}, at byte {start:,}: {len(row)} values ({','.join(row)[:40]!r}) where the "
+                f"first line names {width} columns."
+            )
+        starts.append(start)
+        ends.append(end)
+        for place, numbers, codes_of in each:
+            codes_of.append(numbers[row[place]])
+    if not starts:
+        raise InputError(f"{str(path)!r} has no rows below its line of names.")
+    begin = np.array(starts, np.int64)
+    made = [Column(np.array(c, np.int32), list(map(_utf8, n))) for c, n in zip(codes, known, strict=True)]
+    lengths = (np.array(ends, np.int64) - begin).astype(np.int32)
+    return Table(path, tuple(header), begin, lengths, dict(zip(columns, made, strict=True)), key)
 
 
 def _utf8(text: str) -> str:
@@ -279,10 +245,10 @@ def _utf8(text: str) -> str:
 def _place(path: Path, header: list[str], name: str) -> int:
     if name in header:
         return header.index(name)
-    near = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
-    hint = f" Is it {near[0]!r}?" if near else ""
-    there = ", ".join(repr(column) for column in header[:30])
-    raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {there or 'none'}.")
+    near = nearest(name, header)
+    hint = f" Is it {near!r}?" if near else ""
+    columns = ", ".join(repr(column) for column in header[:30])
+    raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {columns or 'none'}.")
 
 
 class _Files:
@@ -365,9 +331,9 @@ class TokenCache:
             return None
         return np.frombuffer(tokens, self.dtype).astype(np.int64)
 
-    def put(self, row: int, tokens: Sequence[int]) -> None:
+    def put(self, row: int, tokens: Sequence[int] | NDArray[np.int64]) -> None:
         start, stop = int(self.at[row]), int(self.at[row + 1])
-        if self.files is None or not self.writable or not tokens:
+        if self.files is None or not self.writable or not len(tokens):
             return
         content = np.asarray(tokens, self.dtype).tobytes()
         if SLOT.size + len(content) > stop - start:
@@ -378,12 +344,11 @@ class TokenCache:
             self._give_up(error)
 
 
-class TextRows(Dataset[Item]):
-    """Rows of a table as examples: a column's text as token ids, beside them a mask of ones, and a label.
+class TextExamples(Examples):
+    """Text as token ids, beside them a mask of ones, and a label; subclasses say what :meth:`text` is.
 
     An example's ids are as many as its text has tokens, ``max_tokens`` at most; :meth:`collate` pads a batch
-    of them. ``rows`` are those of the table's that count, by default all. ``metadata`` is one number a row
-    for each name; ``names`` says what the numbers stand for, where they are codes.
+    of them.
 
     Args:
         tokenizer: of which model, by name or by the folder its files are in. It is loaded when the first
@@ -393,6 +358,52 @@ class TextRows(Dataset[Item]):
             all have the same shapes.
     """
 
+    @checked
+    def __init__(
+        self, labels: Any, *, tokenizer: str, max_tokens: MaxTokens = 512, pad_to: PadTo = MULTIPLE
+    ) -> None:
+        self.labels, self.tokenizer, self.max_tokens, self.pad_to = labels, tokenizer, max_tokens, pad_to
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def known_labels(self) -> NDArray[Any]:
+        return np.asarray(self.labels)
+
+    def __getitem__(self, index: int) -> Item:
+        ids = torch.from_numpy(self.tokens(index))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, self.labels[index].item()
+
+    def text(self, index: int) -> str:
+        raise NotImplementedError
+
+    @cached_property
+    def made(self) -> Any:
+        """The tokenizer itself."""
+        return load_tokenizer(self.tokenizer)
+
+    @property
+    def padding(self) -> int:
+        return int(self.made.pad_token_id or 0)
+
+    def tokens(self, index: int) -> NDArray[np.int64]:
+        """An example's token ids."""
+        ids = self.made(self.text(index), truncation=True, max_length=self.max_tokens)["input_ids"]
+        return np.array(ids or [self.padding], np.int64)  # a model cannot attend to nothing
+
+    def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
+        """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
+        x = padded([x["input_ids"] for x, _ in items], self.max_tokens, self.pad_to, self.padding)
+        return x, torch.tensor([y for _, y in items])
+
+
+class TextRows(TextExamples):
+    """A column of a :class:`Table`, whose tokens are made once and then read from the disk.
+
+    ``rows`` are those of the table's that count, by default all. ``metadata`` is one number a row for each
+    name; ``names`` says what the numbers stand for, where they are codes.
+    """
+
     def __init__(
         self,
         table: Table,
@@ -400,41 +411,26 @@ class TextRows(Dataset[Item]):
         labels: NDArray[np.int64],
         *,
         rows: NDArray[Any] | None = None,
-        tokenizer: str = DISTILBERT,
-        max_tokens: int = 512,
-        pad_to: int | str = MULTIPLE,
         metadata: Mapping[str, NDArray[Any]] | None = None,
         names: Mapping[str, NDArray[Any]] | None = None,
+        tokenizer: str = DISTILBERT,
+        max_tokens: int = 512,
+        pad_to: PadTo = MULTIPLE,
     ) -> None:
-        if not isinstance(max_tokens, int) or isinstance(max_tokens, bool) or max_tokens < 4:
-            raise InputError(f"max_tokens={max_tokens!r}; it must be a whole number of at least 4.")
-        if pad_to != "max" and (not isinstance(pad_to, int) or isinstance(pad_to, bool) or pad_to < 1):
-            raise InputError(f"pad_to={pad_to!r}; it must be a whole number such as 8, or max.")
+        super().__init__(labels, tokenizer=str(tokenizer), max_tokens=max_tokens, pad_to=pad_to)
         self.table, self.column = table, _place(table.path, list(table.header), text)
         self.rows = np.arange(len(table)) if rows is None else rows
         if len(self.rows) != len(labels):
             raise InputError(f"there are {len(self.rows)} rows and {len(labels)} labels; give one for each.")
-        self.labels = labels
         self.metadata, self.names = dict(metadata or {}), dict(names or {})
-        self.tokenizer, self.max_tokens, self.pad_to = str(tokenizer), max_tokens, pad_to
-        self._made: tuple[Any, TokenCache, int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Item:
-        ids = torch.from_numpy(self.tokens(index))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, int(self.labels[index])
 
     def text(self, index: int) -> str:
         return self.table.record(int(self.rows[index]))[self.column]
 
     def path(self, index: int) -> str:
-        """The file that an example is in."""
         return str(self.table.path)
 
     def problem(self, index: int) -> str | None:
-        """Why a text cannot be read, if it cannot."""
         try:
             self.text(index)
         except (InputError, OSError, csv.Error) as error:
@@ -442,32 +438,18 @@ class TextRows(Dataset[Item]):
         return None
 
     def tokens(self, index: int) -> NDArray[np.int64]:
-        """An example's token ids, made once and then read from the disk."""
-        make, cache, padding = self._tools()
         row = int(self.rows[index])
-        found = cache.get(row)
-        if found is None:
-            ids = make(self.text(index), truncation=True, max_length=self.max_tokens)["input_ids"]
-            ids = ids or [padding]  # a model cannot attend to nothing
-            cache.put(row, ids)
-            found = np.array(ids, np.int64)
-        return found
+        ids = self.cache.get(row)
+        if ids is None:
+            ids = super().tokens(index)
+            self.cache.put(row, ids)
+        return ids
 
-    def collate(self, items: Sequence[Item]) -> tuple[dict[str, Tensor], Tensor]:
-        """A batch: ids padded to the longest of them (see ``pad_to``) and a mask that is 0 there."""
-        every = [x["input_ids"] for x, _ in items]
-        x = padded(every, self.max_tokens, self.pad_to, self._tools()[2])
-        return x, torch.tensor([y for _, y in items])
-
-    def _tools(self) -> tuple[Any, TokenCache, int]:
-        """The tokenizer, the cache of its tokens, and the id it pads with."""
-        if self._made is None:
-            made = load_tokenizer(self.tokenizer)
-            name = f"{self.table.path.stem}-{self.table.key}-{identity(made)}-{self.max_tokens}-{self.column}"
-            place = cache_folder() / "tokens" / f"{name}.ids"
-            cache = TokenCache(place, self.table.lengths, self.max_tokens, len(made))
-            self._made = made, cache, int(made.pad_token_id or 0)
-        return self._made
+    @cached_property
+    def cache(self) -> TokenCache:
+        words = f"{identity(self.made)}-{self.max_tokens}-{self.column}"
+        place = cache_folder() / "tokens" / f"{self.table.path.stem}-{self.table.key}-{words}.ids"
+        return TokenCache(place, self.table.lengths, self.max_tokens, len(self.made))
 
 
 def padded(every: Sequence[Tensor], max_tokens: int, pad_to: int | str, filler: int) -> dict[str, Tensor]:
@@ -490,18 +472,20 @@ def identity(tokenizer: Any) -> str:
     """Stands for all that decides what tokens a text becomes."""
     inside = getattr(tokenizer, "backend_tokenizer", None)
     if inside is not None:
-        told = {k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")}
+        described_by = {
+            k: v for k, v in parse_json(inside.to_str()).items() if k not in ("truncation", "padding")
+        }
     else:
-        told = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
-    return hashlib.sha256(json.dumps([FORMAT, told], sort_keys=True).encode()).hexdigest()[:16]
+        described_by = {"vocabulary": tokenizer.get_vocab(), "kind": repr(tokenizer)}
+    return hashlib.sha256(json.dumps([FORMAT, described_by], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def described(
     tokenizer: str, max_tokens: int, pad_to: int | str = MULTIPLE, column: str = ""
 ) -> dict[str, Any]:
     """How a text becomes what a model takes, as plain data; see :mod:`shoal.data.inputs`."""
-    found = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
-    return {**found, "column": column} if column else found
+    result = {"kind": "text", "tokenizer": str(tokenizer), "max_tokens": max_tokens, "pad_to": pad_to}
+    return {**result, "column": column} if column else result
 
 
 def load_tokenizer(name: str) -> Any:

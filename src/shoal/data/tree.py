@@ -21,7 +21,7 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LEFT_BEHIND = ("thumbs.db", "desktop.ini")  # by file managers; and hidden files
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "dev", "test", "testing", "images")
 """Folders that are called so hold parts of a dataset, and no places that it comes from."""
-SHAPE = "the layout is folder/domain/class/picture"
+SHAPE = "the layout is folder/domain/class/image"
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,22 @@ class FileList:
     @classmethod
     def of(cls, root: str | Path, rows: Iterable[tuple[str, str, str]]) -> FileList:
         """From (path below ``root``, domain, class); domains in order of appearance, classes sorted."""
-        letters, ends, labels, groups = bytearray(), array("q", [0]), array("i"), array("i")
+        labels, groups = array("i"), array("i")
         classes: dict[str, int] = {}
         domains: dict[str, int] = {}
-        for path, domain, label in rows:
-            letters += os.fsencode(path)
-            ends.append(len(letters))
-            labels.append(classes.setdefault(label, len(classes)))
-            groups.append(domains.setdefault(domain, len(domains)))
+
+        def paths() -> Iterator[str]:
+            for path, domain, label in rows:
+                labels.append(classes.setdefault(label, len(classes)))
+                groups.append(domains.setdefault(domain, len(domains)))
+                yield path
+
+        letters, ends = packed(paths())
         names = in_order(classes)
         number = np.empty(len(names), np.int32)
         number[[classes[name] for name in names]] = np.arange(len(names))
-        return cls(
-            str(root),
-            np.frombuffer(bytes(letters), np.uint8),
-            np.array(ends, np.int64),
-            number[np.array(labels, np.int32)],
-            np.array(groups, np.int32),
-            tuple(names),
-            tuple(domains),
-        )
+        codes = number[np.array(labels, np.int32)]
+        return cls(str(root), letters, ends, codes, np.array(groups, np.int32), tuple(names), tuple(domains))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -89,6 +85,15 @@ class FileList:
         return {name: np.flatnonzero(self.groups == d) for d, name in enumerate(self.domains)}
 
 
+def packed(paths: Iterable[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The letters of all paths, and where each begins."""
+    letters, ends = bytearray(), array("q", [0])
+    for path in paths:
+        letters += os.fsencode(path)
+        ends.append(len(letters))
+    return np.frombuffer(bytes(letters), np.uint8), np.array(ends, np.int64)
+
+
 def domain_folders(root: str | Path) -> list[str]:
     """The folders in ``root``, each a domain; refused where their names are those of splits."""
     names = subfolders(root)
@@ -111,10 +116,10 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = None) -> FileList:
-    """The pictures in ``root/domain/class``, sorted by name in each folder.
+    """The images in ``root/domain/class``, sorted by name in each folder.
 
     ``domains`` maps a domain to its folders below ``root``, each of which has classes in it; by default every
-    folder is a domain. What is not a picture, and a class that some domain lacks, is told in a warning.
+    folder is a domain. What is not an image, and a class that some domain lacks, is told in a warning.
     """
     if domains is None:
         domains = {name: [name] for name in subfolders(root)}
@@ -123,12 +128,12 @@ def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = No
     for name in domains:
         if name not in files.domains:
             where = os.path.join(root, domains[name][0])
-            raise InputError(f"there is no picture in the class folders of {str(where)!r}; {SHAPE}.")
+            raise InputError(f"there is no image in the class folders of {str(where)!r}; {SHAPE}.")
     if not len(files):
-        raise InputError(f"there is no picture in {str(root)!r}; {SHAPE}.")
+        raise InputError(f"there is no image in {str(root)!r}; {SHAPE}.")
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        warnings.warn(f"{others[0]!r}{more} left out: pictures end in {', '.join(ENDINGS)}.", stacklevel=2)
+        warnings.warn(f"{others[0]!r}{more} left out: images end in {', '.join(ENDINGS)}.", stacklevel=2)
     warn_missing(files)
     return files
 
@@ -138,7 +143,7 @@ def warn_missing(files: FileList) -> None:
     if lacking := files.missing():
         shown = ", ".join(f"{label!r} in {domain!r}" for domain, label in lacking[:3])
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        warnings.warn(f"there is no picture of class {shown}{more}.", stacklevel=3)
+        warnings.warn(f"there is no image of class {shown}{more}.", stacklevel=3)
 
 
 def _rows(
@@ -148,7 +153,7 @@ def _rows(
         for folder in folders:
             for label in subfolders(os.path.join(root, folder)):
                 below = os.path.join(folder, label)
-                for name in pictures(root, below, others):
+                for name in image_names(root, below, others):
                     yield f"{below}{os.sep}{name}", domain, label
 
 
@@ -161,26 +166,26 @@ def subfolders(place: str | Path) -> list[str]:
         raise InputError(f"the folder {str(place)!r} cannot be read: {error.strerror}.") from error
 
 
-def pictures(root: str, below: str, others: list[str]) -> list[str]:
+def image_names(root: str, below: str, others: list[str]) -> list[str]:
     """The names of the images in a folder, sorted; ``others`` gets what else is there."""
-    place, found = os.path.join(root, below), []
+    place, result = os.path.join(root, below), []
     try:
         with os.scandir(place) as entries:
             for entry in entries:
                 if entry.name.startswith(".") or entry.name.lower() in LEFT_BEHIND:
                     continue
                 if entry.name.lower().endswith(ENDINGS) and entry.is_file():
-                    found.append(entry.name)
+                    result.append(entry.name)
                 else:
                     others.append(os.path.join(below, entry.name))
     except OSError as error:
         raise InputError(f"the folder {place!r} cannot be read: {error.strerror}.") from error
-    return sorted(found)
+    return sorted(result)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a published dataset's pictures are, and how many there should be."""
+    """Where a published dataset's images are, and how many there should be."""
 
     title: str
     name: str
@@ -191,7 +196,7 @@ class Layout:
     """The domains, each with the other names its folder goes by."""
     classes: int
     counts: Mapping[str, int]
-    """Pictures of each domain."""
+    """Images of each domain."""
     source: str
     """Who counted."""
     page: str
@@ -212,28 +217,28 @@ class Layout:
 
         ``folder`` may be the dataset's own, the one it is in, or ``None`` for ``$SHOAL_DATA``.
         """
-        top = roots(f"the pictures of {self.title}", folder, self.folders[0], self.name)
+        top = roots(f"the images of {self.title}", folder, self.folders[0], self.name)
         places = [place for root in top for place in self._places(root, 2)]
-        found = [(place, self._domains(place)) for place in dict.fromkeys(places)]
-        if not any(domains for _, domains in found):
+        result = [(place, self._domains(place)) for place in dict.fromkeys(places)]
+        if not any(domains for _, domains in result):
             where = f"{str(folder)!r}" if folder is not None else "the data folder"
             wanted = ", ".join(self.domains)
             raise InputError(
                 f"{self.title} is not in {where}: there are no folders {wanted}. {SAY_WHERE} to look; "
                 f"it can be got {self.how}."
             )
-        return max(found, key=lambda one: len(one[1]))
+        return max(result, key=lambda one: len(one[1]))
 
     def read(self, folder: str | Path | None) -> FileList:
-        """Its pictures; all domains must be there."""
-        root, found = self.find(folder)
-        lacking = [name for name in self.domains if name not in found]
+        """Its images; all domains must be there."""
+        root, result = self.find(folder)
+        lacking = [name for name in self.domains if name not in result]
         if lacking:
             raise InputError(
                 f"{self.title} in {str(root)!r} has no folder for {', '.join(lacking)}; "
                 f"it can be got {self.how}."
             )
-        return read_tree(root, found)
+        return read_tree(root, result)
 
     def _places(self, root: Path, depth: int) -> Iterator[Path]:
         if not root.is_dir():
@@ -246,12 +251,12 @@ class Layout:
 
     def _domains(self, place: Path) -> dict[str, list[str]]:
         there = {plain(name): name for name in subfolders(place)}
-        found = {}
+        result = {}
         for domain, others in self.domains.items():
             name = next((there[n] for n in map(plain, (domain, *others)) if n in there), None)
             if name is not None:
-                found[domain] = self._with_parts(place, name)
-        return found
+                result[domain] = self._with_parts(place, name)
+        return result
 
     def _with_parts(self, place: Path, name: str) -> list[str]:
         there = subfolders(place / name) if self.parts else []
@@ -264,7 +269,8 @@ class Layout:
         """Who counted what is there: for each source, the domains in which it counted otherwise."""
         sources = {self.source: self.counts, **self.other_counts}
         return {
-            who: {d: said[d] for d in said if counts.get(d, 0) != said[d]} for who, said in sources.items()
+            who: {d: published[d] for d in published if counts.get(d, 0) != published[d]}
+            for who, published in sources.items()
         }
 
 

@@ -5,16 +5,10 @@ Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, IC
 
 from __future__ import annotations
 
-import csv
-import os
 import re
-import sys
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import islice
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +16,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset
 
 from shoal.data.augment import Box
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.folders import SAY_WHERE, roots
-from shoal.data.images import ImageFiles, Unreadable
-from shoal.data.tree import FileList, subfolders
+from shoal.data.images import ImageFiles, Unreadable, by_chunks, described
+from shoal.data.text import Column, Table, TextRows, scan
+from shoal.data.text import described as described_text
+from shoal.data.tree import FileList, packed, subfolders
 from shoal.errors import InputError, unknown_name
-from shoal.files import check_regular, lines_of, open_text
+from shoal.files import check_regular, read_yaml
 
 HOME = "wilds"
 PAGE = "https://wilds.stanford.edu/downloads"
@@ -43,10 +39,6 @@ SPLITS = {
     "test": "test",
 }
 """What WILDS calls a split, and what we do."""
-ROWS = 2**15  # of a table, taken at a time
-FEW = 10_000  # strings of a column that are remembered, to keep equal ones once
-CHUNK = 256  # files that a process looks at before it says so
-LARGEST = 2.0**63  # whole number
 ROW_NUMBER = ("", "Unnamed: 0")  # what pandas calls the column of row numbers
 
 
@@ -72,6 +64,9 @@ class Published:
     tables: Mapping[str, str] = field(default_factory=dict)
     """What that file is called in other versions."""
 
+    names: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of classes, countries and the like."""
+
     @property
     def versions(self) -> tuple[str, ...]:
         return tuple(self.counts)
@@ -79,6 +74,21 @@ class Published:
     @property
     def how(self) -> str:
         return f"from {PAGE} (`{self.name}_v{self.versions[-1]}`)"
+
+
+def published(name: str) -> Published:
+    """The dataset ``name`` as ``wilds.yaml`` describes it."""
+    about = _declared()[name]
+    by_version = about["counts"]
+    counts = {
+        v: Counts(**(by_version[own] if isinstance(own, str) else own)) for v, own in by_version.items()
+    }
+    return Published(name=name, **{**about, "counts": counts})
+
+
+@cache
+def _declared() -> dict[str, Any]:
+    return dict(read_yaml(Path(__file__).with_name("wilds.yaml")))
 
 
 class Place(NamedTuple):
@@ -105,10 +115,10 @@ def find(published: Published, folder: str | Path | None, version: str | float |
         return max(fitting, key=lambda place: published.versions.index(place.version))
     where = " or ".join(repr(str(root)) for root in top)
     if there:
-        found = ", ".join(dict.fromkeys(place.version or "unknown" for place in there))
+        result = ", ".join(dict.fromkeys(place.version or "unknown" for place in there))
         say = wanted or f"one of {', '.join(published.versions)}"
         raise InputError(
-            f"{published.title} in {where} is of version {found}; wanted is {say}. A folder's name "
+            f"{published.title} in {where} is of version {result}; wanted is {say}. A folder's name "
             f"({name}_v{published.versions[-1]}) or version= says which it is."
         )
     raise InputError(
@@ -130,7 +140,7 @@ def _places(published: Published, root: Path, wanted: str | None) -> Iterator[Pl
             yield Place(place, match[1])
         elif not re.fullmatch(r"[\w-]+_v[0-9.]+", place.absolute().name):  # renamed, and no other dataset
             released = [re.fullmatch(r"RELEASE_v([0-9.]+)\.txt", path.name) for path in place.iterdir()]
-            yield Place(place, next((said[1] for said in released if said), wanted or ""))
+            yield Place(place, next((one[1] for one in released if one), wanted or ""))
 
 
 class Columns(dict[str, NDArray[Any]]):
@@ -140,113 +150,45 @@ class Columns(dict[str, NDArray[Any]]):
 
 
 def read_columns(path: Path, kinds: Mapping[str, type], others: Sequence[str] = ()) -> Columns:
-    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, mostly shared.
+    """Columns of a CSV file as arrays: of int64, float64, or (for ``str``) of objects, equal ones shared.
 
-    A million rows take seconds, and little memory beside what is returned. An empty number is an error, an
-    empty text is ``""``. Rows that do not fit are counted, and the first is named by its line. ``others``
-    are columns that the file may have beside these; any more are ``unused``.
+    An empty number is an error, an empty text is ``""``. ``others`` are columns that the file may have beside
+    these; any more are ``unused``.
     """
-    parts: dict[str, list[NDArray[Any]]] = {name: [] for name in kinds}
-    shared: dict[str, dict[str, str]] = {name: {} for name, kind in kinds.items() if kind is str}
-    header: list[str] = []
-    for header, rows in chunks(path, tuple(kinds)):
-        columns = zip(*rows, strict=True)
-        for name, values in zip(header, columns, strict=True):
-            if name in shared:
-                kept = shared[name]
-                part = np.empty(len(values), object)
-                if len(kept) <= FEW:
-                    part[:] = [kept.setdefault(value, value) for value in values]
-                else:  # nearly every value is another
-                    part[:] = values
-                parts[name].append(part)
-            elif name in kinds:
-                parts[name].append(_numbers(path, name, kinds[name], values))
-    if not header:
-        raise InputError(f"{str(path)!r} has no rows; it must have a line of names and one for each example.")
-    found = Columns((name, np.concatenate(parts.pop(name))) for name in kinds)
-    found.unused = tuple(name for name in header if name not in (*kinds, *others, *ROW_NUMBER))
-    return found
+    table = scan(path, tuple(kinds), strict=True)
+    result = Columns((name, _typed(path, name, kind, table.columns[name])) for name, kind in kinds.items())
+    result.unused = tuple(name for name in table.header if name not in (*kinds, *others, *ROW_NUMBER))
+    return result
 
 
-def chunks(path: Path, names: Sequence[str]) -> Iterator[tuple[list[str], list[list[str]]]]:
-    """The line of names, which must have ``names``, and some ten thousand rows at a time, all as long."""
-    csv.field_size_limit(sys.maxsize)
-    try:
-        with open_text(path) as lines:
-            table = csv.reader(lines_of(lines, path))
-            header = next(table, [])
-            _check_header(path, header, names)
-            while rows := list(islice(table, ROWS)):
-                if set(map(len, rows)) != {len(header)}:
-                    rows = [row for row in rows if row]
-                    if any(len(row) != len(header) for row in rows):
-                        _explain(path, lambda row: len(row) != len(header), f"not {len(header)} values")
-                if rows:
-                    yield header, rows
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {str(path)!r}; {SAY_WHERE} to look.") from error
-    except (OSError, csv.Error, UnicodeDecodeError) as error:
-        raise InputError(f"{str(path)!r} cannot be read ({error}).") from error
-
-
-def _check_header(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
-    lacking = [name for name in names if name not in header]
-    if lacking:
-        there = ", ".join(repr(name) for name in header if name) or "none"
+def _typed(path: Path, name: str, kind: type, column: Column) -> NDArray[Any]:
+    if kind is str:
+        return column.text()[column.codes]
+    values, wrong = np.zeros(len(column.values), np.int64 if kind is int else np.float64), []
+    for n, text in enumerate(column.values):
+        try:
+            values[n] = kind(text)
+        except (ValueError, OverflowError):
+            if kind is int and re.fullmatch(r"\s*[+-]?[0-9]{1,15}\.0*\s*", text):  # written as 1.0
+                values[n] = int(float(text))
+            else:
+                wrong.append(n)
+    if wrong:
+        rows = np.flatnonzero(np.isin(column.codes, wrong))
+        what = "a whole number" if kind is int else "a number"
         raise InputError(
-            f"{str(path)!r} has no column {', '.join(map(repr, lacking))}; its columns are {there}."
+            f"{str(path)!r} has {len(rows):,} rows with {name} that is not {what}, the first in record "
+            f"{rows[0] + 1:,}: {column.values[column.codes[rows[0]]][:60]!r}."
         )
-    if len(set(header)) < len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"{str(path)!r} has two columns {twice!r}; rename one.")
+    return values[column.codes]
 
 
-def _numbers(path: Path, name: str, kind: type, values: Sequence[str]) -> NDArray[Any]:
-    dtype = np.int64 if kind is int else np.float64
-    try:
-        return np.fromiter(map(kind, values), dtype, len(values))
-    except (ValueError, OverflowError):
-        pass
-    try:  # whole numbers that were written as 1.0
-        numbers = np.fromiter(map(float, values), np.float64, len(values))
-        if kind is int and (abs(numbers) < LARGEST).all() and (numbers == np.floor(numbers)).all():
-            return numbers.astype(np.int64)
-    except ValueError:
-        pass
-    column = _header(path).index(name)
-    what = "a whole number" if kind is int else "a number"
-    _explain(path, lambda row: not _is_number(row[column], kind), f"{name} that is not {what}")
-    raise AssertionError("the file changed while it was read")
-
-
-def _is_number(text: str, kind: type) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
-        return False
-    return kind is float or (value.is_integer() and abs(value) < LARGEST)
-
-
-def _header(path: Path) -> list[str]:
-    with open_text(path) as lines:
-        return next(csv.reader(lines))
-
-
-def _explain(path: Path, is_bad: Any, what: str) -> None:
-    """Reads the file once more to say which rows are bad."""
-    bad, first, shown = 0, 0, []
-    with open_text(path) as lines:
-        table = csv.reader(lines)
-        next(table, None)
-        for row in table:
-            if row and is_bad(row):
-                bad += 1
-                if bad == 1:
-                    first, shown = table.line_num, row
-    text = ",".join(shown)
-    text = text if len(text) <= 60 else f"{text[:60]}…"
-    raise InputError(f"{str(path)!r} has {bad:,} rows with {what}, the first in line {first}: {text!r}.")
+def coded(path: Path, name: str, values: NDArray[Any], known: Mapping[str, int]) -> NDArray[np.int64]:
+    """The numbers that a column's texts stand for; ``known`` has all there may be."""
+    if unknown := sorted(set(values) - set(known)):
+        some = ", ".join(list(known)[:6]) + (", …" if len(known) > 6 else "")
+        raise InputError(f"{str(path)!r}: {name} is {str(unknown[0])!r}; it must be one of {some}.")
+    return np.fromiter((known[value] for value in values), np.int64, len(values))
 
 
 def by_group(codes: NDArray[Any], name: Callable[[int], str], where: NDArray[Any]) -> Domains:
@@ -255,6 +197,13 @@ def by_group(codes: NDArray[Any], name: Callable[[int], str], where: NDArray[Any
     grouped = Domains.from_labels(np.asarray(codes)[chosen])
     names = [name(int(code)) for code in grouped.names]
     return Domains(names, grouped.offsets, chosen[grouped.indices])
+
+
+def by_groups(
+    codes: NDArray[Any], name: Callable[[int], str], splits: Mapping[str, NDArray[Any]]
+) -> dict[str, Domains]:
+    """The same for every split that is not empty."""
+    return {split: by_group(codes, name, where) for split, where in splits.items() if where.any()}
 
 
 def check_splits(published: Published, place: Path, splits: Mapping[str, Domains]) -> None:
@@ -270,81 +219,45 @@ def notes(place: Place, *tables: Columns, **others: str) -> dict[str, str]:
     return {"examples": f"version {place.version}{more}", **others}
 
 
-def file_list(
-    root: Path, names: Iterable[str], labels: NDArray[Any], groups: NDArray[Any], classes: int
-) -> FileList:
-    """Paths below ``root`` in the arrays of a :class:`FileList`; ``groups`` are numbers of domains."""
-    letters, ends = bytearray(), array("q", [0])
-    for name in names:
-        letters += os.fsencode(name)
-        ends.append(len(letters))
-    return FileList(
-        str(root),
-        np.frombuffer(letters, np.uint8),
-        np.frombuffer(ends, np.int64),
-        labels.astype(np.int32),
-        groups.astype(np.int32),
-        tuple(map(str, range(classes))),
-        tuple(map(str, range(int(groups.max()) + 1))),
-    )
-
-
 class WildsImages(ImageFiles):
-    """Pictures of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each."""
+    """Images of a dataset of WILDS, in the order of its table; ``metadata`` has a number for each.
 
-    def __init__(self, files: FileList, metadata: Mapping[str, NDArray[Any]], **options: Any) -> None:
-        super().__init__(files, **options)
-        self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
-
-    @property
-    def labels(self) -> NDArray[np.int32]:
-        return self.files.labels
-
-    def path(self, index: int) -> str:
-        """Where a picture is."""
-        return self.files.path(index)
-
-    def problem(self, index: int) -> str | None:
-        """Why a picture cannot be read, if it cannot."""
-        try:
-            self._decoded(index, None)
-        except Unreadable as error:
-            return str(error)
-        return None
-
-
-class StackedImages(WildsImages):
-    """Pictures that lie ``each`` to an array: number ``i`` is row ``i % each`` of array ``i // each``.
-
-    ``rows`` are their numbers; a picture's path is that of its array.
+    With ``stacks=(rows, each)`` they lie ``each`` to an array: image ``i`` is row ``rows[i] % each`` of
+    its array, whose path is the image's.
     """
 
     def __init__(
         self,
         files: FileList,
         metadata: Mapping[str, NDArray[Any]],
-        *,
-        rows: NDArray[np.int64],
-        each: int,
+        stacks: tuple[NDArray[np.int64], int] | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(files, metadata, **{**options, "cache": False})  # the system keeps what was read
-        self.rows, self.each = rows, each
+        self.stacks = stacks
+        super().__init__(files, **(options if stacks is None else {**options, "cache": False}))
+        self.metadata = {name: values.astype(np.int32) for name, values in metadata.items()}
 
     def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Any, Box]:
+        if self.stacks is None:
+            return super()._decoded(index, crop)
         from PIL import Image
 
-        stack = mapped(self.files.path(index))
-        row = int(self.rows[index]) % self.each
-        if row >= len(stack):
-            raise Unreadable(f"it has {len(stack)} pictures; number {row} is wanted")
-        image = Image.fromarray(np.array(stack[row]))
+        rows, each = self.stacks
+        image = Image.fromarray(np.array(row_of(self.files.path(index), int(rows[index]) % each)))
         return image, crop(*image.size) if crop else (0, 0, *image.size)
 
 
+def row_of(path: str, row: int) -> NDArray[Any]:
+    """One of the images in an array, of which only what is asked for is read."""
+    stack = _mapped(path)
+    if row >= len(stack):
+        raise Unreadable(f"it has {len(stack)} images; number {row} is wanted")
+    result: NDArray[Any] = stack[row]
+    return result
+
+
 @lru_cache(maxsize=128)
-def mapped(path: str) -> NDArray[Any]:
-    """An array in a file, of which only what is asked for is read; each process opens it for itself."""
+def _mapped(path: str) -> NDArray[Any]:
     try:
         check_regular(path)
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -356,10 +269,10 @@ def mapped(path: str) -> NDArray[Any]:
 
 
 def need_folder(published: Published, folder: Path) -> None:
-    """Refuses a dataset whose table is there and whose pictures are not."""
+    """Refuses a dataset whose table is there and whose images are not."""
     if not folder.is_dir():
         raise InputError(
-            f"{published.title} has a table but no pictures: there is no folder {str(folder)!r}; "
+            f"{published.title} has a table but no images: there is no folder {str(folder)!r}; "
             f"it can be got {published.how}."
         )
 
@@ -367,39 +280,80 @@ def need_folder(published: Published, folder: Path) -> None:
 def image_data(
     published: Published,
     place: Place,
-    examples: WildsImages,
+    table: Columns,
+    folder: Path,
+    names: Iterable[str],
+    metadata: Mapping[str, NDArray[Any]],
+    groups: NDArray[Any],
     splits: Mapping[str, Domains],
     *,
     classes: int,
-    **others: Any,
+    options: Mapping[str, Any],
+    **about: Any,
 ) -> DomainData:
-    """Pictures with a class each as the loop and the benchmarks take them."""
+    """The images ``names`` in ``folder``, each of the class ``metadata["y"]`` and of one of ``groups``."""
+    need_folder(published, folder)
     check_splits(published, place.folder, splits)
+    labels, number = tuple(map(str, range(classes))), tuple(map(str, range(int(groups.max()) + 1)))
+    (letters, ends), codes = packed(names), [a.astype(np.int32) for a in (metadata["y"], groups)]
+    files = FileList(str(folder), letters, ends, *codes, labels, number)  # type: ignore[call-arg, arg-type]
+    examples = WildsImages(files, metadata, **options)
     return DomainData(
-        examples=examples.marked(splits),
+        examples=examples.in_splits(splits),
         splits=splits,
         classes=classes,
         input_shape=(3, examples.size, examples.size),
-        **others,
+        notes=notes(place, table),
+        inputs=described(examples.size),
+        **about,
     )
 
 
-class _Subsets(Dataset[tuple[Any, Tensor]]):
+def text_data(
+    published: Published,
+    place: Place,
+    table: Table,
+    column: str,
+    metadata: Mapping[str, NDArray[Any]],
+    splits: Mapping[str, Domains],
+    *,
+    options: Mapping[str, Any],
+    rows: NDArray[Any] | None = None,
+    names: Mapping[str, NDArray[Any]] | None = None,
+    **about: Any,
+) -> DomainData:
+    """The text in a column of a table, each with the label ``metadata["y"]``."""
+    check_splits(published, place.folder, splits)
+    y, tokens = metadata["y"], options["max_tokens"]
+    return DomainData(
+        examples=TextRows(table, column, y, rows=rows, metadata=metadata, names=names, **options),
+        splits=splits,
+        input_shape=(tokens,),
+        model=options["tokenizer"],
+        inputs=described_text(options["tokenizer"], tokens, options["pad_to"], column),
+        notes=notes(place),
+        **about,
+    )
+
+
+class _Subsets(Examples):
     """Subsets of the `wilds` package one after the other, without the third part of every item."""
 
     def __init__(self, subsets: Sequence[Any], metadata: Mapping[str, NDArray[Any]], is_class: bool) -> None:
-        self.subsets, self.metadata, self.is_class = subsets, metadata, is_class
-        self.ends = np.cumsum([len(subset) for subset in subsets])
+        self.joined: ConcatDataset[Any] = ConcatDataset(subsets)
+        self.metadata = metadata
+        self.dtype = torch.int64 if is_class else torch.float32
         self.labels = np.concatenate([np.asarray(subset.y_array).reshape(len(subset)) for subset in subsets])
 
     def __len__(self) -> int:
-        return int(self.ends[-1])
+        return len(self.joined)
+
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        part = int(np.searchsorted(self.ends, index, side="right"))
-        subset = self.subsets[part]
-        x, y, _ = subset[index - int(self.ends[part]) + len(subset)]
-        return x, torch.as_tensor(y, dtype=torch.int64 if self.is_class else torch.float32).reshape(())
+        x, y, _ = self.joined[index]
+        return x, torch.as_tensor(y, dtype=self.dtype).reshape(())
 
 
 def from_wilds(
@@ -463,34 +417,19 @@ def _shape(examples: _Subsets) -> tuple[int, ...]:
     return tuple(x.shape)
 
 
-def unreadable(examples: Any, workers: int, tell: Callable[[int], None]) -> dict[int, str]:
+def unreadable(examples: Examples, workers: int, tell: Callable[[int], None]) -> dict[int, str]:
     """Reads every file, in ``workers`` processes (0: in this one), and says which cannot be and why.
 
     ``tell`` is told how many were read.
     """
-    chunks_ = [range(i, min(i + CHUNK, len(examples))) for i in range(0, len(examples), CHUNK)]
-    if not workers:
-        _remember(examples)
-        return _collect(map(_problems, chunks_), tell)
-    with ProcessPoolExecutor(workers, initializer=_remember, initargs=(examples,)) as pool:
-        return _collect(pool.map(_problems, chunks_), tell)
-
-
-def _collect(answers: Iterable[tuple[int, dict[int, str]]], tell: Callable[[int], None]) -> dict[int, str]:
-    found, done = {}, 0
-    for count, bad in answers:
-        found.update(bad)
-        done += count
+    result: dict[int, str] = {}
+    done = 0
+    for chunk in by_chunks(_problems, examples, range(len(examples)), workers):
+        result.update({i: why for i, why in chunk if why is not None})
+        done += len(chunk)
         tell(done)
-    return found
+    return result
 
 
-_looked_at: list[Any] = []
-
-
-def _remember(examples: Any) -> None:
-    _looked_at[:] = [examples]
-
-
-def _problems(chunk: Sequence[int]) -> tuple[int, dict[int, str]]:
-    return len(chunk), {i: why for i in chunk if (why := _looked_at[0].problem(i)) is not None}
+def _problems(examples: Examples, chunk: Sequence[int]) -> list[tuple[int, str | None]]:
+    return [(i, examples.problem(i)) for i in chunk]

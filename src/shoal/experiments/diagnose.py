@@ -26,8 +26,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shoal.data.batch import DomainData, cut, tensors_in
-from shoal.data.loader import collate_of, seeded, to_device
+from shoal.data.batch import DomainData, InMemory, collate_of, cut, tensors_in
+from shoal.data.loader import seeded, to_device
 from shoal.data.sampler import key, permute
 from shoal.data.splits import _in_smallest_domain
 from shoal.data.table import Category, Preprocessing
@@ -317,7 +317,7 @@ def _loaded(
 ) -> tuple[Any, Tensor]:
     """The first of these examples, as many as could be read in time."""
     examples: Any = data.examples
-    if hasattr(examples, "batch"):
+    if isinstance(examples, InMemory):
         x, y = examples.batch(torch.as_tensor(index, device=examples.device))
     else:
         end, read = time.perf_counter() + seconds, []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from shoal.data.batch import DomainData, TensorData
+from shoal.data.batch import DomainData, Examples, TensorData
 from shoal.data.images import ImageFiles
 from shoal.data.text import cache_folder
 from shoal.errors import InputError
@@ -36,7 +36,7 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
     if not isinstance(model.features, Frozen):
         raise InputError("only timm's models can be frozen; give one in --model.")
     examples: Any = data.examples
-    examples = examples.evaluation() if hasattr(examples, "evaluation") else examples
+    examples = examples.evaluation() if isinstance(examples, Examples) else examples
     key = _key(examples, model)
     if key not in _last:
         _last.clear()
@@ -86,7 +86,7 @@ def _key(examples: Any, model: FeatureModel) -> str:
         files = examples.files
         digest.update(repr((examples.size, examples.bad, files.classes, files.domains)).encode())
         parts = [files.letters, files.labels, files.groups, examples.split * (examples.bad == "skip")]
-        parts += [examples.scale.numpy(), examples.shift.numpy()]
+        parts += [examples.to_tensor.scale.numpy(), examples.to_tensor.shift.numpy()]
         stats = [os.stat(files.path(i)) for i in range(len(files))]
         parts.append(np.array([(s.st_size, s.st_mtime_ns) for s in stats], np.int64))
     elif isinstance(examples, TensorData):

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from shoal import models
 from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.data import sets
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, InMemory
 from shoal.data.folders import VARIABLE
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names, unknown_name
@@ -61,7 +61,7 @@ def _loaded(
     if holdout is not None:
         data = validated(data, holdout)
     examples: Any = data.examples
-    return replace(data, examples=examples.to(device)) if hasattr(examples, "batch") else data
+    return replace(data, examples=examples.to(device)) if isinstance(examples, InMemory) else data
 
 
 def validated(data: DomainData, share: float) -> DomainData:

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -153,7 +153,7 @@ def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[s
         for part in ("y", "points", "predicted", "output"):
             if (values := getattr(outcome, part)) is not None and len(values):
                 parts[part] = values[which]
-        one = replace(outcome, **parts)
+        one = outcome._replace(**parts)
         for metric in metrics:
             found[metric.name][str(name)] = value if math.isfinite(value := metric(one)) else None
     return found

@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, Task, tensors_in
+from shoal.data.batch import DomainData, Examples, InMemory, Task, collate_of, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
-from shoal.data.loader import collate_of, to_device
+from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureModel
@@ -42,12 +42,12 @@ class Examined(NamedTuple):
 
 def in_memory(examples: Any) -> bool:
     """Whether batches are gathered from tensors, as :class:`~shoal.data.TensorData` does."""
-    return all(hasattr(type(examples), name) for name in ("batch", "device", "to"))
+    return isinstance(examples, InMemory)
 
 
 def evaluation_of(examples: Any) -> Any:
     """The examples as they are for evaluation: without augmentation."""
-    return examples.evaluation() if callable(getattr(type(examples), "evaluation", None)) else examples
+    return examples.evaluation() if isinstance(examples, Examples) else examples
 
 
 def examine(

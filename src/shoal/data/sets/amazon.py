@@ -1,4 +1,4 @@
-"""Amazon-WILDS: how many stars does a review give, by a reviewer never seen?"""
+"""Amazon-WILDS: how many stars does a review give, by a held-out reviewer?"""
 
 from __future__ import annotations
 
@@ -9,39 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.text import DISTILBERT, MULTIPLE, Column, TextRows, described, first_seen, read_table
-from shoal.data.wilds import SPLITS, Counts, Published, by_group, check_splits, find, notes
+from shoal.data.text import DISTILBERT, MULTIPLE, Column, first_seen, read_table
+from shoal.data.wilds import SPLITS, by_groups, find, published, text_data
 from shoal.errors import InputError
 from shoal.settings import Count
 
 SUMMARY = "Amazon-WILDS: 539,502 reviews of 1 to 5 stars by 3,920 reviewers. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Ni et al., EMNLP 2019"
 
-V2 = Counts(
-    examples={
-        "train": 245_502,
-        "id_validation": 46_950,
-        "validation": 100_050,
-        "id_test": 46_950,
-        "test": 100_050,
-    },
-    domains={"train": 1_252, "validation": 1_334, "test": 1_334},
-    source="WILDS 2, as commonly given",
-)
-PUBLISHED = Published(
-    title="Amazon-WILDS",
-    name="amazon",
-    table="reviews.csv",
-    counts={
-        "1.0": Counts(
-            examples={"train": 1_000_124, "validation": 100_050, "test": 100_050},
-            domains={"train": 5_008, "validation": 1_334, "test": 1_334},
-            source="the paper of Fish",
-        ),
-        "2.0": V2,
-        "2.1": V2,
-    },
-)
+PUBLISHED = published("amazon")
 OUTSIDE = -1  # the split of reviews that are left out
 NUMBERS = {"train": 0, "val": 1, "id_val": 2, "test": 3, "id_test": 4}
 COLUMNS = {"user": "reviewerID", "product": "asin", "category": "category"}
@@ -84,31 +60,20 @@ def load(
         wrong = stars[~np.isin(stars, np.arange(1, STARS + 1))][0]
         raise InputError(f"{str(path)!r}: overall is {wrong:g}; it must be 1, 2, 3, 4 or 5.")
     metadata |= {"year": year - year.min(), "y": stars.astype(np.int64) - 1}
-    splits = {
-        ours: by_group(metadata["user"], names["user"].__getitem__, where)
-        for theirs, ours in SPLITS.items()
-        if (where := split == NUMBERS[theirs]).any()
-    }
-    check_splits(PUBLISHED, place.folder, splits)
-    return DomainData(
-        examples=TextRows(
-            table,
-            "reviewText",
-            metadata["y"],
-            rows=rows,
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            pad_to=pad_to,
-            metadata=metadata,
-            names=names,
-        ),
-        splits=splits,
+    where = {ours: split == NUMBERS[theirs] for theirs, ours in SPLITS.items()}
+    splits = by_groups(metadata["user"], names["user"].__getitem__, where)
+    return text_data(
+        PUBLISHED,
+        place,
+        table,
+        "reviewText",
+        metadata,
+        splits,
+        rows=rows,
+        names=names,
+        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
         classes=STARS,
-        input_shape=(max_tokens,),
-        model=tokenizer,
         class_names=tuple(f"{n} star{'s' * (n > 1)}" for n in range(1, STARS + 1)),
-        inputs=described(tokenizer, max_tokens, pad_to, "reviewText"),
-        notes=notes(place),
         measures=("10th-percentile accuracy", "accuracy"),
     )
 
@@ -131,6 +96,6 @@ def _numbered(
     """A column's values at ``rows``, numbered as they come in ``order``, and what the numbers stand for."""
     codes = column.codes[rows]
     used, numbers = first_seen(codes[order])
-    found = np.empty(len(rows), np.int64)
-    found[order] = numbers
-    return found, column.text()[used]
+    result = np.empty(len(rows), np.int64)
+    result[order] = numbers
+    return result, column.text()[used]

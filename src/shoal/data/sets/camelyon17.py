@@ -1,4 +1,4 @@
-"""Camelyon17-WILDS: is there a tumour in a patch of tissue, from a hospital never seen?"""
+"""Camelyon17-WILDS: is there a tumour in a patch of tissue, from a held-out hospital?"""
 
 from __future__ import annotations
 
@@ -7,49 +7,19 @@ from typing import Literal
 import numpy as np
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    Counts,
-    Published,
-    WildsImages,
-    by_group,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    read_columns,
-)
+from shoal.data.wilds import by_groups, find, image_data, published, read_columns
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
 SUMMARY = "Camelyon17-WILDS: 455,954 patches of tissue of five hospitals, tumour or not. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Bandi et al., IEEE TMI 2018"
 
-PUBLISHED = Published(
-    title="Camelyon17-WILDS",
-    name="camelyon17",
-    table="metadata.csv",
-    counts={
-        "1.0": Counts(
-            examples={"train": 302_436, "id_validation": 33_560, "validation": 34_904, "test": 85_054},
-            domains={"train": 3, "id_validation": 3, "validation": 1, "test": 1},
-            source="WILDS; all but id_validation also in the paper of Fish",
-        )
-    },
-)
+PUBLISHED = published("camelyon17")
 SIZE = 96
 VALIDATION, TEST = 1, 2  # hospitals
-COLUMNS = {
-    "patient": str,
-    "node": int,
-    "x_coord": int,
-    "y_coord": int,
-    "tumor": int,
-    "slide": int,
-    "center": int,
-    "split": int,
-}
+COLUMNS = {"patient": str} | dict.fromkeys(
+    ("node", "x_coord", "y_coord", "tumor", "slide", "center", "split"), int
+)
 
 
 def load(
@@ -67,13 +37,12 @@ def load(
     Args:
         folder: ``camelyon17_v1.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 1.0.
-        size: of the pictures, in pixels each way: 96 as published; the authors of Fish made them 224.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; all of them take 13 GB.
+        size: of the images, in pixels each way: 96 as published; the authors of Fish made them 224.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; all of them take 13 GB.
     """
     place = find(PUBLISHED, folder, version)
     table = read_columns(place.folder / PUBLISHED.table, COLUMNS)
-    need_folder(PUBLISHED, place.folder / "patches")
     hospital, y = table["center"], table["tumor"]
     if not np.isin(y, (0, 1)).all():
         raise InputError(f"{str(place.folder / PUBLISHED.table)!r} has a tumor that is neither 0 nor 1.")
@@ -85,22 +54,18 @@ def load(
         "test": hospital == TEST,
     }
     slides = zip(table["patient"], table["node"], table["x_coord"], table["y_coord"], strict=True)
-    names = (f"patient_{p}_node_{n}/patch_patient_{p}_node_{n}_x_{x}_y_{y}.png" for p, n, x, y in slides)
-    files = file_list(place.folder / "patches", names, y, hospital, classes=2)
-    metadata = {"hospital": hospital, "slide": table["slide"], "y": y}
     return image_data(
         PUBLISHED,
         place,
-        WildsImages(files, metadata, size=size, bad=bad, cache=cache),
-        {
-            name: by_group(hospital, "hospital {}".format, where)
-            for name, where in splits.items()
-            if where.any()
-        },
+        table,
+        place.folder / "patches",
+        (f"patient_{p}_node_{n}/patch_patient_{p}_node_{n}_x_{x}_y_{y}.png" for p, n, x, y in slides),
+        {"hospital": hospital, "slide": table["slide"], "y": y},
+        hospital,
+        by_groups(hospital, "hospital {}".format, splits),
         classes=2,
+        options={"size": size, "bad": bad, "cache": cache},
         model="densenet121",
         measures=("accuracy",),
-        notes=notes(place, table),
         class_names=("no tumour", "tumour"),
-        inputs=described(size),
     )

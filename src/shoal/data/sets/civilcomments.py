@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
-from shoal.data.text import DISTILBERT, MULTIPLE, TextRows, described, read_table
-from shoal.data.wilds import SPLITS, Counts, Published, check_splits, find, notes
+from shoal.data.text import DISTILBERT, MULTIPLE, read_table
+from shoal.data.wilds import SPLITS, find, published, text_data
 from shoal.errors import InputError, check_names
 from shoal.settings import Count
 
@@ -20,17 +20,7 @@ SUMMARY = (
 )
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Borkan et al. 2019, arXiv:1903.04561"
 
-PUBLISHED = Published(
-    title="CivilComments-WILDS",
-    name="civilcomments",
-    table="all_data_with_identities.csv",
-    counts={
-        "1.0": Counts(
-            examples={"train": 269_038, "validation": 45_180, "test": 133_782},
-            source="the paper of Fish; that WILDS 2 has the same was not checked",
-        ),
-    },
-)
+PUBLISHED = published("civilcomments")
 IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
 OTHERS = (
     *("identity_any", "severe_toxicity", "obscene", "threat", "insult"),
@@ -71,10 +61,11 @@ def load(
     path = place.folder / PUBLISHED.table
     table = read_table(path, ("split", "toxicity", *IDENTITIES, *OTHERS))
     toxic = table.columns["toxicity"].numbers(f"{str(path)!r}: toxicity") >= 0.5
-    metadata = {
-        name: _at_least_half(table.columns[name].numbers(f"{str(path)!r}: {name}", missing=np.nan))
+    shares = {
+        name: table.columns[name].numbers(f"{str(path)!r}: {name}", missing=0.0)
         for name in (*IDENTITIES, *OTHERS)
     }
+    metadata: dict[str, NDArray[Any]] = {n: (share >= 0.5).astype(np.int64) for n, share in shares.items()}
     metadata["y"] = toxic.astype(np.int64)
     split = table.columns["split"]
     if unknown := sorted(set(split.values) - set(SPLITS)):
@@ -87,24 +78,16 @@ def load(
     }
     if group_by == "black" and "train" in splits:
         splits["train"] = by_black(metadata["black"], metadata["y"], splits["train"].examples())
-    check_splits(PUBLISHED, place.folder, splits)
-    return DomainData(
-        examples=TextRows(
-            table,
-            "comment_text",
-            metadata["y"],
-            tokenizer=tokenizer,
-            max_tokens=max_tokens,
-            pad_to=pad_to,
-            metadata=metadata,
-        ),
-        splits=splits,
+    return text_data(
+        PUBLISHED,
+        place,
+        table,
+        "comment_text",
+        metadata,
+        splits,
+        options={"tokenizer": tokenizer, "max_tokens": max_tokens, "pad_to": pad_to},
         classes=2,
-        input_shape=(max_tokens,),
-        model=tokenizer,
         class_names=TOXIC,
-        inputs=described(tokenizer, max_tokens, pad_to, "comment_text"),
-        notes=notes(place),
         measures=("worst-group accuracy", "accuracy"),
         uncounted=UNCOUNTED,
     )
@@ -113,21 +96,17 @@ def load(
 def groups(mentioned: NDArray[np.bool_], toxic: NDArray[np.bool_], where: NDArray[np.bool_]) -> Domains:
     """The comments at which ``where`` is true by identity (of which some are in several) and toxicity."""
     who = dict(zip(IDENTITIES, mentioned, strict=True)) | {NONE: ~mentioned.any(axis=0)}
-    found = {
+    result = {
         f"{name}, {TOXIC[label]}": np.flatnonzero(where & is_mentioned & (toxic == label))
         for (name, is_mentioned), label in product(who.items(), (0, 1))
     }
-    return Domains.from_indices({name: rows for name, rows in found.items() if len(rows)})
+    return Domains.from_indices({name: rows for name, rows in result.items() if len(rows)})
 
 
 def by_black(black: NDArray[Any], y: NDArray[Any], rows: NDArray[Any]) -> Domains:
     """Four groups that do not overlap."""
-    found = {
+    result = {
         f"{('not black', 'black')[who]}, {TOXIC[label]}": rows[(black[rows] == who) & (y[rows] == label)]
         for who, label in product((0, 1), (0, 1))
     }
-    return Domains.from_indices({name: own for name, own in found.items() if len(own)})
-
-
-def _at_least_half(share: NDArray[np.float64]) -> NDArray[np.int64]:
-    return (share >= 0.5).astype(np.int64)  # a missing one is not
+    return Domains.from_indices({name: own for name, own in result.items() if len(own)})

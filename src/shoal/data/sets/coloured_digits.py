@@ -17,7 +17,7 @@ DOMAINS = tuple(COLOUR_NOISE)
 
 
 def load(*, test: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to three domains and colour them; ``test`` is the domain left out.
+    """Shuffle the digits, deal them to three domains and colour them; ``test`` is the held-out domain.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
     probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.

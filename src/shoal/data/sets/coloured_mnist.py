@@ -32,7 +32,7 @@ def load(
     probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
 
     Args:
-        test: the domain left out.
+        test: the held-out domain.
         seed: for the shuffle and both kinds of noise.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each domain, the first ones.

@@ -1,4 +1,4 @@
-"""FMoW-WILDS: what is this land used for, in years and regions never seen?"""
+"""FMoW-WILDS: what is this land used for, in held-out years and regions?"""
 
 from __future__ import annotations
 
@@ -10,43 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    Counts,
-    Published,
-    StackedImages,
-    WildsImages,
-    by_group,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    read_columns,
-)
+from shoal.data.wilds import by_group, by_groups, coded, find, image_data, published, read_columns
 from shoal.errors import InputError, check_names
 from shoal.settings import Pixels
 
-SUMMARY = "FMoW-WILDS: 141,696 satellite pictures of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
+SUMMARY = "FMoW-WILDS: 141,696 satellite images of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
 
-COUNTS = Counts(
-    examples={
-        "train": 76_863,
-        "id_validation": 11_483,
-        "validation": 19_915,
-        "id_test": 11_327,
-        "test": 22_108,
-    },
-    domains={"validation": 6, "test": 6},
-    source="the paper of Fish; id_validation, id_test and the six regions are not checked",
-)
-PUBLISHED = Published(
-    title="FMoW-WILDS",
-    name="fmow",
-    table="rgb_metadata.csv",
-    counts={"1.0": COUNTS, "1.1": COUNTS},
-)
+PUBLISHED = published("fmow")
 SIZE = 224
 FIRST_YEAR, LAST_YEAR = 2002, 2017  # that WILDS numbers
 VALIDATION, TEST = 2013, 2016  # from these years on
@@ -56,23 +27,9 @@ OTHERS = (
     *("img_filename", "img_path", "spatial_reference", "epsg", "visible", "img_width", "img_height"),
     *("cloud_cover", "lat", "lon", "region"),
 )
-STACKS = 100  # version 1.0 has a hundred arrays of pictures, and one with the rest
+STACKS = 100  # version 1.0 has a hundred arrays of images, and one with the rest
 
-CATEGORIES = (
-    *("airport", "airport_hangar", "airport_terminal", "amusement_park", "aquaculture"),
-    *("archaeological_site", "barn", "border_checkpoint", "burial_site", "car_dealership"),
-    *("construction_site", "crop_field", "dam", "debris_or_rubble", "educational_institution"),
-    *("electric_substation", "factory_or_powerplant", "fire_station", "flooded_road", "fountain"),
-    *("gas_station", "golf_course", "ground_transportation_station", "helipad", "hospital"),
-    *("impoverished_settlement", "interchange", "lake_or_pond", "lighthouse", "military_facility"),
-    *("multi-unit_residential", "nuclear_powerplant", "office_building", "oil_or_gas_facility", "park"),
-    *("parking_lot_or_garage", "place_of_worship", "police_station", "port", "prison", "race_track"),
-    *("railway_bridge", "recreational_facility", "road_bridge", "runway", "shipyard", "shopping_mall"),
-    *("single-unit_residential", "smokestack", "solar_farm", "space_facility", "stadium", "storage_tank"),
-    *("surface_mine", "swimming_pool", "toll_booth", "tower", "tunnel_opening", "waste_disposal"),
-    *("water_treatment_facility", "wind_farm", "zoo"),
-)
-
+CATEGORIES = tuple(PUBLISHED.names["classes"])
 GROUP_BY = ("year and region", "year")
 
 
@@ -85,30 +42,29 @@ def load(
     bad: Literal["stop", "skip"] = "stop",
     cache: bool = False,
 ) -> DomainData:
-    """Read the pictures; those before 2013 are trained on, those from 2016 on are the test split.
+    """Read the images; those before 2013 are trained on, those from 2016 on are the test split.
 
     Training domains are a year in a region, other splits are scored by region; the region ``Other``, of a
-    few dozen pictures, is never the worst. Rows in no split keep their places, so that indices are WILDS'.
+    few dozen images, is never the worst. Rows in no split keep their places, so that indices are WILDS'.
 
     Args:
         folder: ``fmow_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1, or 1.0, whose pictures lie in arrays; by default the newest that is there.
+        version: 1.1, or 1.0, whose images lie in arrays; by default the newest that is there.
         group_by: what a training domain is: ``year and region``, or ``year``, as for WILDS' own baselines.
-        size: of the pictures, in pixels each way.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; all of them take 21 GB.
+        size: of the images, in pixels each way.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; all of them take 21 GB.
     """
     check_names("group_by", [group_by], GROUP_BY)
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_columns(path, COLUMNS, OTHERS)
-    count = len(table["split"])
     region, regions = _regions(place.folder / "country_code_mapping.csv", table["country_code"])
     rows = np.flatnonzero(table["split"] != "seq")
     if not len(rows):
         raise InputError(f"{str(path)!r} has no row of a split other than seq.")
     year = _years(path, table["timestamp"])[rows]
-    y = _codes(path, "category", table["category"], CATEGORIES)[rows]
+    y = coded(path, "category", table["category"], {c: n for n, c in enumerate(CATEGORIES)})[rows]
     part, region = table["split"][rows], region[rows]
     early = year < VALIDATION
     splits = {
@@ -119,53 +75,36 @@ def load(
         "test": (year >= TEST) & (part == "test"),
     }
     numbered = np.where((year >= FIRST_YEAR) & (year <= LAST_YEAR), year - FIRST_YEAR, -1)
-    metadata = {"region": region, "year": numbered, "y": y}
     both = year * len(regions) + region
-    domains = {}
-    for name, where in splits.items():
-        if name == "train" and where.any() and group_by == "year":
-            domains[name] = by_group(year, str, where)
-        elif name == "train" and where.any():
-            domains[name] = by_group(both, lambda code: _year_and_region(code, regions), where)
-        elif where.any():
-            domains[name] = by_group(region, lambda code: regions[code], where)
-    images: dict[str, Any] = {"metadata": metadata, "size": size, "bad": bad, "cache": cache}
+    domains = by_groups(region, regions.__getitem__, splits)
+    if "train" in domains:
+        name = str if group_by == "year" else lambda code: _year_and_region(code, regions)
+        domains["train"] = by_group(year if group_by == "year" else both, name, splits["train"])
+    images, stacks = place.folder / "images", None
+    names = (f"rgb_img_{row}.png" for row in rows.tolist())
+    if place.version == "1.0":
+        images, stacks = place.folder, (rows, each := max(1, len(table["split"]) // STACKS))
+        names = (f"rgb_all_imgs_{row // each}.npy" for row in rows.tolist())
     return image_data(
         PUBLISHED,
         place,
-        _images(place.folder, place.version, rows, count, y, both - both.min(), images),
+        table,
+        images,
+        names,
+        {"region": region, "year": numbered, "y": y},
+        both - both.min(),
         domains,
         classes=len(CATEGORIES),
+        options={"size": size, "bad": bad, "cache": cache, "stacks": stacks},
         model="densenet121",
         measures=("worst-group accuracy", "accuracy"),
         uncounted=frozenset({OTHER}),
-        notes=notes(place, table),
         class_names=CATEGORIES,
-        inputs=described(size),
     )
 
 
 def _year_and_region(code: int, regions: tuple[str, ...]) -> str:
     return f"{code // len(regions)}, {regions[code % len(regions)]}"
-
-
-def _images(
-    folder: Path,
-    version: str,
-    rows: NDArray[np.int64],
-    count: int,
-    y: NDArray[Any],
-    groups: NDArray[Any],
-    options: dict[str, Any],
-) -> WildsImages:
-    if version != "1.0":
-        need_folder(PUBLISHED, folder / "images")
-        names = (f"rgb_img_{row}.png" for row in rows.tolist())
-        return WildsImages(file_list(folder / "images", names, y, groups, len(CATEGORIES)), **options)
-    each = max(1, count // STACKS)
-    names = (f"rgb_all_imgs_{row // each}.npy" for row in rows.tolist())
-    files = file_list(folder, names, y, groups, len(CATEGORIES))
-    return StackedImages(files, rows=rows, each=each, **options)
 
 
 def _regions(path: Path, countries: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -182,23 +121,11 @@ def _regions(path: Path, countries: NDArray[Any]) -> tuple[NDArray[np.int64], tu
 def _years(path: Path, timestamps: NDArray[Any]) -> NDArray[np.int64]:
     """The years of times in UTC, such as 2015-07-25T08:45:12Z."""
     known = re.compile(r"([0-9]{4})-[0-9]{2}-[0-9]{2}([T ][0-9:.]+)?(Z|\+00:?00)?")
-    years = np.empty(len(timestamps), np.int64)
-    for i, text in enumerate(timestamps):
-        match = known.fullmatch(text)
-        if match is None:
-            raise InputError(
-                f"{str(path)!r}: timestamp is {text!r} in the {i + 1}. example; it must be a time in UTC "
-                "such as 2015-07-25T08:45:12Z."
-            )
-        years[i] = int(match[1])
-    return years
-
-
-def _codes(path: Path, column: str, values: NDArray[Any], known: tuple[str, ...]) -> NDArray[np.int64]:
-    number = {name: code for code, name in enumerate(known)}
-    unknown = sorted(set(values) - set(number))
-    if unknown:
+    result = [known.fullmatch(text) for text in timestamps]
+    if None in result:
+        i = result.index(None)
         raise InputError(
-            f"{str(path)!r}: {column} is {unknown[0]!r}, which is none of the {len(known)} known."
+            f"{str(path)!r}: timestamp is {timestamps[i]!r} in example {i + 1}; it must be a time in UTC "
+            "such as 2015-07-25T08:45:12Z."
         )
-    return np.fromiter((number[value] for value in values), np.int64, len(values))
+    return np.array([int(match[1]) for match in result if match], np.int64)

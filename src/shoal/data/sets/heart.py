@@ -1,4 +1,4 @@
-"""Heart disease at four hospitals: is a patient ill, at a hospital never seen?"""
+"""Heart disease at four hospitals: is a patient ill, at a held-out hospital?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
 from shoal.data.download import Download, Source
 from shoal.data.folders import SAY_WHERE, find_files
-from shoal.data.splits import held_out_names, hold_out, leave_out
+from shoal.data.splits import held_out_names, split
 from shoal.errors import InputError
 from shoal.files import lines_of, open_text
 from shoal.settings import Seed
@@ -90,19 +90,18 @@ def load(*, test: str | list[str] = "va", seed: Seed = 0, folder: str | None = N
     paths = find_files(list(FILES), folder=folder, home="heart_disease", get="heart")
     tables = [read(path) for path in paths]
     sizes = {name: len(table) for name, table in zip(DOMAINS, tables, strict=True)}
-    rest, left_out = leave_out(Domains.from_sizes(sizes), names)
-    train, validation = hold_out(rest, 0.2, seed)
-    table = np.concatenate(tables)
-    x = features(table, table[train.examples()])
+    splits = split(Domains.from_sizes(sizes), names, 0.2, seed)
+    table, held_out = np.concatenate(tables), splits["test"].indices
+    x = features(table, table[splits["train"].examples()])
     y = table[:, COLUMNS.index("num")] > 0
     return DomainData(
         examples=TensorData(torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))),
-        splits={"train": train, "validation": validation, "test": left_out},
+        splits=splits,
         classes=2,
         input_shape=x.shape[1:],
         model="mlp",
         notes={
-            "test": f"{y[left_out.indices].sum()} of its {len(left_out.indices)} patients are ill",
+            "test": f"{y[held_out].sum()} of its {len(held_out)} patients are ill",
             "examples": f"numbers are scaled by the hospitals other than {' and '.join(names)}",
         },
     )

@@ -1,17 +1,16 @@
-"""Pictures of your own, in folder/domain/class."""
+"""Images of your own, in folder/domain/class."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Literal
 
 from shoal.data.batch import DomainData
+from shoal.data.folders import needed
 from shoal.data.images import SIZE, image_data, leave_one_out
 from shoal.data.tree import domain_folders, read_tree, subfolders
-from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
-SUMMARY = "Pictures of your own, laid out as folder/domain/class/picture: jpg, png, webp or bmp."
+SUMMARY = "Images of your own, laid out as folder/domain/class/image: jpg, png, webp or bmp."
 PAPER = "yours"
 RESPLIT = True
 
@@ -27,33 +26,31 @@ def load(
     cache: bool | None = None,
     splits_are_domains: bool = False,
 ) -> DomainData:
-    """Read the pictures below ``folder``; the classes are those of all domains together, sorted by name.
+    """Read the images below ``folder``; the classes are those of all domains together, sorted by name.
 
     A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes pictures of any size.
+    small network that takes images of any size.
 
     Args:
-        folder: has a folder for each domain, which has one for each class, which has pictures.
+        folder: has a folder for each domain, which has one for each class, which has images.
         test: the held-out domain or a list of them, by default the last by name; ``[]`` holds none out.
         seed: for the choice of the validation examples.
         size: to which images are resized, in pixels each way.
-        augment: whether training pictures are cropped, mirrored and recoloured at random.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory; small ones are by default.
+        augment: whether training images are cropped, mirrored and recoloured at random.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory; small ones are by default.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
-    files = read_tree(_said(folder), {name: [name] for name in names})
+    files = read_tree(
+        needed("image-folder", "folder", folder, "images of yours"), {name: [name] for name in names}
+    )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
     """Those that ``test`` can hold out."""
-    return (subfolders if splits_are_domains else domain_folders)(_said(folder))
-
-
-def _said(folder: str | None) -> Path:
-    if folder is None:
-        raise InputError("dataset 'image-folder' reads pictures of yours: `--data folder=DIR` says where.")
-    return Path(str(folder)).expanduser()
+    return (subfolders if splits_are_domains else domain_folders)(
+        needed("image-folder", "folder", folder, "images of yours")
+    )

@@ -1,4 +1,4 @@
-"""iWildCam2020-WILDS: which animal is this, at a camera never seen?"""
+"""iWildCam2020-WILDS: which animal is this, at a held-out camera?"""
 
 from __future__ import annotations
 
@@ -9,51 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.data.batch import DomainData
-from shoal.data.images import described
-from shoal.data.wilds import (
-    SPLITS,
-    Columns,
-    Counts,
-    Published,
-    WildsImages,
-    by_group,
-    file_list,
-    find,
-    image_data,
-    need_folder,
-    notes,
-    read_columns,
-)
+from shoal.data.wilds import SPLITS, Columns, by_groups, find, image_data, published, read_columns
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
 SUMMARY = "iWildCam2020-WILDS: 203,029 photos of 182 kinds of animal by 323 camera traps. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Beery et al. 2020, arXiv:2004.10340"
 
-PUBLISHED = Published(
-    title="iWildCam2020-WILDS",
-    name="iwildcam",
-    table="metadata.csv",
-    tables={"1.0": "train.csv"},
-    counts={
-        "1.0": Counts(
-            examples={"train": 142_202, "validation": 20_784, "test": 38_943},
-            domains={"train": 245, "validation": 32, "test": 47},
-            source="the paper of Fish",
-        ),
-        "2.0": Counts(
-            examples={
-                "train": 129_809,
-                "id_validation": 7_314,
-                "validation": 14_961,
-                "id_test": 8_154,
-                "test": 42_791,
-            },
-            domains={"train": 243, "validation": 32, "test": 48},
-            source="of WILDS 2.0; only train and id_test were found written, the others are not checked",
-        ),
-    },
-)
+PUBLISHED = published("iwildcam")
 SIZE = 448
 COLUMNS = {
     "filename": str,
@@ -93,30 +56,27 @@ def load(
     Args:
         folder: ``iwildcam_v2.0`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
         version: 2.0, or 1.0, which the paper used; by default the newest that is there.
-        size: of the pictures, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
-        bad: ``stop`` at a picture that cannot be read, or ``skip`` it.
-        cache: whether decoded pictures are kept in memory.
+        size: of the images, in pixels each way: 448 as in WILDS 2.0; the authors of Fish took 224.
+        bad: ``stop`` at an image that cannot be read, or ``skip`` it.
+        cache: whether decoded images are kept in memory.
     """
     place = find(PUBLISHED, folder, version)
     table, metadata, location = (_old if place.version == "1.0" else _new)(place.folder)
-    need_folder(PUBLISHED, place.folder / "train")
-    y, classes = metadata["y"], int(metadata["y"].max()) + 1
-    splits = {
-        ours: by_group(location, "location {}".format, where)
-        for theirs, ours in SPLITS.items()
-        if (where := table["split"] == theirs).any()
-    }
-    files = file_list(place.folder / "train", table["filename"], y, metadata["location"], classes)
+    classes = int(metadata["y"].max()) + 1
+    where = {ours: table["split"] == theirs for theirs, ours in SPLITS.items()}
     return image_data(
         PUBLISHED,
         place,
-        WildsImages(files, metadata, size=size, bad=bad, cache=cache),
-        splits,
+        table,
+        place.folder / "train",
+        table["filename"],
+        metadata,
+        metadata["location"],
+        by_groups(location, "location {}".format, where),
         classes=classes,
+        options={"size": size, "bad": bad, "cache": cache},
         model="resnet50",
         measures=("macro F1", "accuracy", "macro recall"),
-        notes=notes(place, table),
-        inputs=described(size),
     )
 
 

@@ -1,4 +1,4 @@
-"""PovertyMap-WILDS: how wealthy is a village, by satellite, in a country never seen?"""
+"""PovertyMap-WILDS: how wealthy is a village, by satellite, in a held-out country?"""
 
 from __future__ import annotations
 
@@ -12,66 +12,38 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.images import Unreadable
 from shoal.data.wilds import (
-    Counts,
-    Published,
     by_group,
+    by_groups,
     check_splits,
+    coded,
     find,
-    mapped,
     need_folder,
     notes,
+    published,
     read_columns,
+    row_of,
 )
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_zip
 
-SUMMARY = "PovertyMap-WILDS: 19,669 satellite pictures of 23 countries, and wealth there. Reads WILDS' files."
+SUMMARY = "PovertyMap-WILDS: 19,669 satellite images of 23 countries, and wealth there. Reads WILDS' files."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Yeh et al., Nature Comm. 2020"
 
-COUNTS = Counts(
-    examples={
-        "train": 9_797,
-        "id_validation": 1_000,
-        "validation": 3_909,
-        "id_test": 1_000,
-        "test": 3_963,
-    },
-    domains={"train": 13, "id_validation": 2, "validation": 2, "id_test": 2, "test": 2},
-    source="WILDS, fold A",
-)
-PUBLISHED = Published(
-    title="PovertyMap-WILDS",
-    name="poverty",
-    table="dhs_metadata.csv",
-    counts={"1.0": COUNTS, "1.1": COUNTS},
-)
+PUBLISHED = published("poverty")
 BANDS = ("blue", "green", "red", "swir1", "swir2", "temperature", "nir", "nightlights")
 SHAPE = (len(BANDS), 224, 224)
 COLUMNS = {"country": str, "wealthpooled": float, "urban": str}
 OTHERS = ("lat", "lon", "year", "nl_mean", "nl_center", "households")
-STACK = "landsat_poverty_imgs.npy"  # all pictures of version 1.0
+STACK = "landsat_poverty_imgs.npy"  # all images of version 1.0
 EVALUATED = 2_000  # examples of training countries held out, half for validation and half for test
 URBAN = {"true": 1, "false": 0, "1": 1, "0": 0, "1.0": 1, "0.0": 0}
 
-COUNTRIES = (
-    *("angola", "benin", "burkina_faso", "cameroon", "cote_d_ivoire", "democratic_republic_of_congo"),
-    *("ethiopia", "ghana", "guinea", "kenya", "lesotho", "malawi", "mali", "mozambique", "nigeria"),
-    *("rwanda", "senegal", "sierra_leone", "tanzania", "togo", "uganda", "zambia", "zimbabwe"),
-)
-# Every country is left out in one fold and validates in another; these are the groups and the folds.
-GROUPS = {
-    "west": "benin burkina_faso guinea sierra_leone tanzania",
-    "angola": "angola cote_d_ivoire ethiopia mali rwanda",
-    "cameroon": "cameroon ghana malawi zimbabwe",
-    "congo": "democratic_republic_of_congo mozambique nigeria togo uganda",
-    "kenya": "kenya lesotho senegal zambia",
-}
+COUNTRIES = tuple(PUBLISHED.names["countries"])
 FOLDS = {
     "A": ("west", "angola"),
     "B": ("cameroon", "west"),
@@ -91,21 +63,21 @@ def load(
     augment: bool = True,
     size: int = 224,
 ) -> DomainData:
-    """Read the pictures of eight bands, which come normalised; the label is a village's wealth.
+    """Read the images of eight bands, which come normalised; the label is a village's wealth.
 
     Training domains are countries, other splits are scored by urban and rural villages. A thousand examples
     of the training countries are ``id_validation``, and a thousand ``id_test``.
 
     WILDS changes only the three visible bands in training: it mirrors them and shifts their colours, after
-    cutting the normalised numbers to bytes. Here the whole picture is mirrored and no colour changed.
+    cutting the normalised numbers to bytes. Here the whole image is mirrored and no colour changed.
 
     Args:
         folder: ``poverty_v1.1`` or the folder it is in; ``$SHOAL_DATA/wilds`` by default.
-        version: 1.1, or 1.0, whose pictures lie in one array; by default the newest that is there.
-        fold: which countries are left out, A to E.
+        version: 1.1, or 1.0, whose images lie in one array; by default the newest that is there.
+        fold: which countries are held out, A to E.
         nightlights: whether the band of nightly light is shown; else it is 0.
-        augment: whether training pictures are mirrored at random, both ways.
-        size: of the pictures, in pixels each way; fewer than the files' 224 are means over them.
+        augment: whether training images are mirrored at random, both ways.
+        size: of the images, in pixels each way; fewer than the files' 224 are means over them.
     """
     if not isinstance(size, int) or not 8 <= size <= SHAPE[-1]:
         raise InputError(f"size={size!r}; it must be a whole number from 8 to {SHAPE[-1]}.")
@@ -114,17 +86,16 @@ def load(
     place = find(PUBLISHED, folder, version)
     path = place.folder / PUBLISHED.table
     table = read_columns(path, COLUMNS, OTHERS)
-    urban, country = _urban(path, table["urban"]), _countries(path, table["country"])
+    urban = coded(path, "urban", np.char.lower(table["urban"].astype(str)), URBAN)
+    country = coded(path, "country", table["country"], {name: n for n, name in enumerate(COUNTRIES)})
     if not np.isfinite(table["wealthpooled"]).all():
         raise InputError(f"{str(path)!r} has a wealthpooled that is not a number.")
     if place.version != "1.0":
         need_folder(PUBLISHED, place.folder / "images")
-    splits = {}
-    for name, where in split_by_fold(country, fold).items():
-        if name == "train" and where.any():
-            splits[name] = by_group(country, lambda code: COUNTRIES[code].replace("_", " "), where)
-        elif where.any():
-            splits[name] = by_group(urban, lambda code: ("rural", "urban")[code], where)
+    chosen = split_by_fold(country, fold)
+    splits = by_groups(urban, ("rural", "urban").__getitem__, chosen)
+    if "train" in splits:
+        splits["train"] = by_group(country, lambda code: COUNTRIES[code].replace("_", " "), chosen["train"])
     check_splits(PUBLISHED, place.folder, splits)
     examples = Villages(
         place.folder,
@@ -135,7 +106,7 @@ def load(
         size=size,
     )
     return DomainData(
-        examples=examples.marked(splits),
+        examples=examples.in_splits(splits),
         splits=splits,
         classes=None,
         input_shape=(len(BANDS), size, size),
@@ -148,7 +119,7 @@ def load(
 def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool_]]:
     """Which examples are in which split; those held out of the training countries are drawn as in WILDS."""
     validation, test = (
-        np.isin(country, [COUNTRIES.index(name) for name in GROUPS[group].split()]) for group in FOLDS[fold]
+        np.isin(country, [COUNTRIES.index(name) for name in PUBLISHED.names[group]]) for group in FOLDS[fold]
     )
     order = np.flatnonzero(~(validation | test))
     np.random.default_rng(ord(fold) + 541_433).shuffle(order)
@@ -166,8 +137,8 @@ def split_by_fold(country: NDArray[Any], fold: str) -> dict[str, NDArray[np.bool
     }
 
 
-class Villages(Dataset[tuple[Tensor, Tensor]]):
-    """Pictures as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
+class Villages(Examples):
+    """Images as float32 (8, ``size``, ``size``), at 224 as in the files, with the wealth of each."""
 
     def __init__(
         self,
@@ -192,7 +163,7 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
             x = torch.from_numpy(self._bands(index))
         except Unreadable as error:
             raise InputError(
-                f"the picture {self.path(index)!r} cannot be read ({error}). Fetch it again; "
+                f"the image {self.path(index)!r} cannot be read ({error}). Fetch it again; "
                 "`shoal data check` finds all such."
             ) from error
         if not self.nightlights:
@@ -203,13 +174,16 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
             x = x.flip([axis for axis, chance in zip((1, 2), torch.rand(2), strict=True) if chance < 0.5])
         return x, torch.tensor(self.labels[index])
 
+    def known_labels(self) -> NDArray[Any]:
+        return self.labels
+
     def path(self, index: int) -> str:
-        """Where a picture is."""
+        """Where an image is."""
         name = STACK if self.stacked else f"images/landsat_poverty_img_{index}.npz"
         return str(Path(self.folder, name))
 
     def problem(self, index: int) -> str | None:
-        """Why a picture cannot be read, if it cannot."""
+        """Why an image cannot be read, if it cannot."""
         try:
             self._bands(index)
         except Unreadable as error:
@@ -217,26 +191,21 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
         return None
 
     def _bands(self, index: int) -> NDArray[np.float32]:
-        if self.stacked:
-            stack = mapped(self.path(index))
-            if index >= len(stack):
-                raise Unreadable(f"it has {len(stack)} pictures; number {index} is wanted")
-            bands = np.moveaxis(stack[index], -1, 0)
-        else:
-            bands = _unpacked(self.path(index))
+        path = self.path(index)
+        bands = np.moveaxis(row_of(path, index), -1, 0) if self.stacked else _unpacked(path)
         if bands.shape != SHAPE:
             raise Unreadable(f"its shape is {bands.shape}, not {SHAPE}")
         return np.array(bands, np.float32)
 
-    def marked(self, splits: Mapping[str, Domains]) -> Self:
-        """The same pictures in other splits: those of ``"train"`` are mirrored."""
+    def in_splits(self, splits: Mapping[str, Domains]) -> Self:
+        """The same images in other splits: those of ``"train"`` are mirrored."""
         same = copy.copy(self)
         same.trained = np.zeros(len(self), bool)
         same.trained[splits["train"].examples()] = True
         return same
 
     def evaluation(self) -> Self:
-        """The same pictures, none of them mirrored."""
+        """The same images, none of them mirrored."""
         same = copy.copy(self)
         same.augment = False
         return same
@@ -245,25 +214,10 @@ class Villages(Dataset[tuple[Tensor, Tensor]]):
 def _unpacked(path: str) -> NDArray[Any]:
     try:
         check_zip(path)
-        with np.load(path, allow_pickle=False) as found:
-            bands: NDArray[Any] = found["x"]
+        with np.load(path, allow_pickle=False) as result:
+            bands: NDArray[Any] = result["x"]
     except FileNotFoundError as error:
         raise Unreadable("there is no such file") from error
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise Unreadable(f"{type(error).__name__}: {error}") from error
     return bands
-
-
-def _countries(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-    number = {name: code for code, name in enumerate(COUNTRIES)}
-    if unknown := sorted(set(values) - set(number)):
-        raise InputError(f"{str(path)!r}: country is {unknown[0]!r}, which is none of the 23 known.")
-    return np.fromiter((number[value] for value in values), np.int64, len(values))
-
-
-def _urban(path: Path, values: NDArray[Any]) -> NDArray[np.int64]:
-    known = {value: URBAN.get(value.lower()) for value in set(values)}
-    for value, code in known.items():
-        if code is None:
-            raise InputError(f"{str(path)!r}: urban is {value!r}; it must be True or False.")
-    return np.fromiter((known[value] for value in values), np.int64, len(values))

@@ -1,4 +1,4 @@
-"""Rotated digits: which digit is it, at an angle never seen?"""
+"""Rotated digits: which digit is it, at a held-out angle?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOMAINS = tuple(ANGLES)
 
 
 def load(*, test: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to six angles and turn them; ``test`` is the angle left out."""
+    """Shuffle the digits, deal them to six angles and turn them; ``test`` is the held-out angle."""
     images, digits = shuffled_digits(torch.Generator().manual_seed(seed))
     splits = deal(DOMAINS, len(digits), test)
     return DomainData(

@@ -1,4 +1,4 @@
-"""RotatedMNIST: which digit is it, at an angle never seen?"""
+"""RotatedMNIST: which digit is it, at a held-out angle?"""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(
     """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
 
     Args:
-        test: the angle left out.
+        test: the held-out angle.
         seed: for the shuffle.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each angle, the first ones.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.data.batch import DomainData
+from shoal.data.folders import needed
 from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
 from shoal.errors import InputError
@@ -51,7 +52,7 @@ def load(
         file: Parquet (.parquet), Excel (.xlsx), or CSV in UTF-8 with a line of names first (.csv, .csv.gz …).
         label: the column to predict.
         domain: the column that tells where a row is from.
-        test: the domain left out, by default the last; ``[]`` leaves none out.
+        test: the held-out domain, by default the last; ``[]`` holds none out.
         seed: for the choice of the validation examples.
         group: the column that names the entity of a row; an entity's rows are on one side of every split.
         columns: the features, as [a, b] or a,b; by default all but label, domain and group.
@@ -62,20 +63,20 @@ def load(
         task: classification or regression, by default as the label looks.
         digest: what :func:`digest_of` said of the file; another file is refused.
     """
-    path, told = _said(file), _named(label, domain)
+    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
     if digest is not None and (now := digest_of(path)) != digest:
         raise InputError(f"{str(path)!r} is not the file it was: its digest is {now}, not {digest}.")
     if test is None:
         test = domains(file=file, label=label, domain=domain)[-1]
     return from_table(
         path,
-        label=told["label"],
-        domain=told["domain"],
+        label=roles["label"],
+        domain=roles["domain"],
         test=test,
         group=None if group is None else str(group),
         columns=None if columns is None else _several(columns),
         drop=_several(drop or ()),
-        kinds=_kinds(kinds),
+        kinds=kinds,
         decimal=decimal,
         day_first=day_first,
         task=task,
@@ -86,11 +87,11 @@ def load(
 def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
-    """Those that ``test`` can leave out."""
-    path, told = _said(file), _named(label, domain)
+    """Those that ``test`` can hold out."""
+    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
     columns = read_table(path)
-    need_column(told["label"], columns, "label")
-    return domains_of(columns[need_column(told["domain"], columns, "domain")], told["domain"]).names
+    need_column(roles["label"], columns, "label")
+    return domains_of(columns[need_column(roles["domain"], columns, "domain")], roles["domain"]).names
 
 
 def comparison(data: DomainData) -> dict[str, Any]:
@@ -112,12 +113,6 @@ def digest_of(path: str | Path) -> str:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
 
 
-def _said(file: str | None) -> Path:
-    if file is None:
-        raise InputError("dataset 'table' reads a table of yours: `--data file=FILE` says which.")
-    return Path(str(file)).expanduser()
-
-
 def _named(label: str | None, domain: str | None) -> dict[str, str]:
     """The two columns that must be named, as the header spells them."""
     for name, value, what in (("label", label, "to predict"), ("domain", domain, "with the domains")):
@@ -132,9 +127,3 @@ def _several(names: Any) -> list[str]:
         names = [names]
     parts = names.split(",") if isinstance(names, str) else [str(name) for name in names]
     return [part.strip() for part in parts if part.strip()]
-
-
-def _kinds(kinds: Any) -> dict[str, str]:
-    if kinds is None or isinstance(kinds, Mapping):
-        return {str(name): str(kind) for name, kind in (kinds or {}).items()}
-    raise InputError(f"kinds must say a kind for each column, such as {{age: numeric}}; got {kinds!r}.")

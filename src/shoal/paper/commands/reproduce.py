@@ -234,8 +234,8 @@ def _wilds_options(parser: argparse.ArgumentParser) -> None:
 
 def _ablation_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "To try it: shoal data fake wilds fake; shoal reproduce wilds --datasets camelyon17 --data-dir fake "
-        "--epochs 1 --model small-cnn --seeds 1"
+        "To try it: shoal reproduce wilds --datasets camelyon17 --data-dir ~/data --epochs 0.01 "
+        "--model small-cnn --seeds 1"
     )
     _table_options(parser)
 

@@ -25,12 +25,12 @@ from shoal.errors import InputError, unknown_name
 SIZES = {"small": 1, "medium": 4}
 """How many times the fewest examples there are."""
 WILDS = {
-    "amazon": "shoal.data.fake_text",
-    "camelyon17": "shoal.data.fake",
-    "civilcomments": "shoal.data.fake_text",
-    "fmow": "shoal.data.fake",
-    "iwildcam": "shoal.data.fake",
-    "poverty": "shoal.data.fake",
+    "amazon": "imitations.wilds_text",
+    "camelyon17": "imitations.wilds",
+    "civilcomments": "imitations.wilds_text",
+    "fmow": "imitations.wilds",
+    "iwildcam": "imitations.wilds",
+    "poverty": "imitations.wilds",
 }
 """Where the function ``fake_NAME`` of each is."""
 KEPT = 0.95  # the chance that the tint is the label's, in training domains
@@ -237,12 +237,12 @@ def fake_poverty(folder: Path, seed: int = 0, size: str = "small") -> Path:
     Elsewhere the tint says the opposite. Villages share pictures, as links to one file, and differ a little
     in wealth.
     """
-    from shoal.data.sets.poverty import COUNTRIES, FOLDS, GROUPS
+    from shoal.data.sets.poverty import COUNTRIES, FOLDS, PUBLISHED
 
     more, rng = times(size), np.random.default_rng(seed)
     place = new_folder(folder, "poverty", "1.1")
     (place / "images").mkdir()
-    left_out = {country for group in FOLDS["A"] for country in GROUPS[group].split()}
+    left_out = {country for group in FOLDS["A"] for country in PUBLISHED.names[group]}
     rows: list[Sequence[Any]] = []
     views: list[tuple[int, int]] = [
         (country, i % (VIEWS * more)) for country in range(len(COUNTRIES)) for i in range(VILLAGES * more)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.data.fake import new_folder, times, write_table
+from imitations.wilds import new_folder, times, write_table
 from shoal.errors import InputError
 
 MODEL = "tiny-bert"

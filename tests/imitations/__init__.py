@@ -1,0 +1,1 @@
+"""Small imitations of published datasets, in their layouts, for tests and benchmarks."""
