@@ -144,7 +144,10 @@ class _Ranking:
     def _sums(self, weights: Array) -> tuple[Array, Array]:
         """Weights of positive and negative rows down to each group."""
         ordered = weights[self.order]
-        return (np.cumsum(ordered * self.positive)[self.ends], np.cumsum(ordered * ~self.positive)[self.ends])
+        return (
+            np.cumsum(ordered * self.positive)[self.ends],
+            np.cumsum(ordered * ~self.positive)[self.ends],
+        )
 
     def precision(self, weights: Array) -> float:
         """Σ (recall_k − recall_{k−1}) precision_k."""
