@@ -16,7 +16,7 @@ from shoal.api.fit import as_domain_data
 from shoal.data import Domains, TensorData
 from shoal.data.examples import understand
 from shoal.report.runs import run_table
-from shoal.training.evaluate import MOST_DOMAINS, Evaluator, known_labels, sample
+from shoal.training.evaluate import MOST_DOMAINS, Evaluator, class_labels, sample
 from shoal.training.examine import examine
 from shoal.training.loop import Training
 from shoal.training.options import Options
@@ -85,12 +85,12 @@ def test_a_million_domains_are_bounded() -> None:
 
 def test_labels_that_are_known_without_reading() -> None:
     x, y = torch.randn(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
-    assert known_labels(TensorData(x, y)).tolist() == y.tolist()  # type: ignore[union-attr]
-    assert known_labels(TensorData(x, x[:, 0])) is None
+    assert class_labels(TensorData(x, y)).tolist() == y.tolist()  # type: ignore[union-attr]
+    assert class_labels(TensorData(x, x[:, 0])) is None
     items = [(a, int(b)) for a, b in zip(x, y, strict=True)]
     mixed = understand({"a": (x, y), "b": items}).examples
     assert isinstance(mixed, ConcatDataset)
-    assert known_labels(mixed).tolist() == [*y.tolist(), *y.tolist()]  # type: ignore[union-attr]
+    assert class_labels(mixed).tolist() == [*y.tolist(), *y.tolist()]  # type: ignore[union-attr]
 
 
 def images(dtype: torch.dtype, size: int = 8) -> dict[str, tuple[Tensor, Tensor]]:

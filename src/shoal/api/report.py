@@ -263,7 +263,7 @@ def _strips(run: Run, number: int) -> list[dict[str, Any]]:
     """A few images of every domain, mistakes first."""
     import torch
 
-    from shoal.data.batch import InMemory, collate_of
+    from shoal.data.batch import batch_of
     from shoal.experiments.run import prepare
     from shoal.training.checkpoint import load_weights
     from shoal.training.folder import check_files
@@ -283,10 +283,7 @@ def _strips(run: Run, number: int) -> list[dict[str, Any]]:
     for split, name in places:
         domains = data.splits[split]
         which = [int(i) for i in domains.indices_of(domains.number(name))[:LOOKED]]
-        if isinstance(examples, InMemory):
-            x, y = examples.batch(torch.tensor(which, device=examples.device))
-        else:
-            x, y = tuple(collate_of(examples)([examples[i] for i in which]))
+        x, y = batch_of(examples, which)
         if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.shape[1] > 3 or data.classes is None:
             raise InputError("the examples are no images of classes.")
         with torch.inference_mode():

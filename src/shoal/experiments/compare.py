@@ -23,7 +23,7 @@ import numpy as np
 
 from shoal.algorithms import algorithm_class
 from shoal.data import sets
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
@@ -33,7 +33,6 @@ from shoal.experiments.search import candidates, draw
 from shoal.experiments.selection import lower_is_better
 from shoal.experiments.statistics import mean_of, paired_interval, spread, t_limit
 from shoal.training.metrics import metric as metric_of
-from shoal.training.predictions import known_labels
 
 BASELINE, MAJORITY = "erm", "majority"
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")

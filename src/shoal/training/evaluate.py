@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import cut, widest
+from shoal.data.batch import cut, known_labels, widest
 from shoal.data.domains import Domains
-from shoal.data.examples import Items
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
@@ -189,7 +187,7 @@ class Evaluator:
         self.truth: dict[str, np.ndarray] = {}
         self.watch, self.pieces = watch, 1
         limits = limits or {}
-        labels = known_labels(examples) if limits and classification else None
+        labels = class_labels(examples) if limits and classification else None
         self.splits = {n: sample(d, limits[n], labels) if n in limits else d for n, d in splits.items()}
         self.classification, self.loss, self.autocast = classification, loss, autocast
         self.processes = processes or Processes("cpu")
@@ -329,29 +327,10 @@ def _out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def known_labels(examples: Any) -> np.ndarray | None:
+def class_labels(examples: Any) -> np.ndarray | None:
     """The class of every example, −1 where it is unknown; ``None`` where none is known without reading."""
-    if isinstance(examples, ConcatDataset):
-        several = [known_labels(part) for part in examples.datasets]
-        sizes = np.diff([0, *examples.cumulative_sizes])
-        found = [np.full(n, -1) if one is None else one for one, n in zip(several, sizes, strict=True)]
-        return None if all(one is None for one in several) else np.concatenate(found)
-    if isinstance(examples, Items):
-        labels = np.full(len(examples), -1)
-        labels[examples.seen[0]] = examples.seen[1]
-        return labels
-    whole = ((v.dtype.kind in "iu" and v.shape == (len(examples),), v) for v in stored_labels(examples))
-    return next((value for sound, value in whole if sound), None)
-
-
-def stored_labels(examples: Any) -> Iterator[np.ndarray]:
-    """Arrays that may hold all labels, of examples that have them in memory."""
-    for holder in (examples, getattr(examples, "files", None)):
-        for name in ("labels", "y"):
-            value = getattr(holder, name, None)
-            value = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-            if isinstance(value, np.ndarray):
-                yield value
+    labels = known_labels(examples)
+    return labels if labels is not None and labels.dtype.kind in "iu" and labels.ndim == 1 else None
 
 
 def sample(domains: Domains, limit: int, labels: np.ndarray | None = None) -> Domains:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, Examples, InMemory, Task, collate_of, tensors_in
+from shoal.data.batch import DomainData, InMemory, Task, batch_of, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
 from shoal.data.loader import to_device
@@ -40,16 +40,6 @@ class Examined(NamedTuple):
     """The most that one example becomes in any operation of the model."""
 
 
-def in_memory(examples: Any) -> bool:
-    """Whether batches are gathered from tensors, as :class:`~shoal.data.TensorData` does."""
-    return isinstance(examples, InMemory)
-
-
-def evaluation_of(examples: Any) -> Any:
-    """The examples as they are for evaluation: without augmentation."""
-    return examples.evaluation() if isinstance(examples, Examples) else examples
-
-
 def examine(
     model: nn.Module,
     data: DomainData,
@@ -66,7 +56,7 @@ def examine(
     with Largest() as largest:
         output = _trial(model, x)
     numbers = max(largest.numbers // len(y), _numbers(x))
-    if not in_memory(examples):  # they may differ in size
+    if not isinstance(examples, InMemory):  # they may differ in size
         size = {int(i): _numbers(_batch(examples, [i], None)[0]) for i in _some(domains)}
         longest = max(size, key=lambda i: size[i])
         if size[longest] > _numbers(x):
@@ -215,7 +205,4 @@ def _some(domains: Domains) -> Any:
 
 def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, Tensor]:
     """These examples as a batch."""
-    which = [int(i) for i in which]
-    if in_memory(examples):
-        return to_device(examples.batch(torch.tensor(which, device=examples.device)), device)
-    return to_device(tuple(collate_of(examples)([examples[i] for i in which])), device)
+    return to_device(batch_of(examples, which), device)

@@ -15,7 +15,7 @@ import torch
 
 from shoal.data.batch import widest
 from shoal.training.callbacks import State
-from shoal.training.evaluate import known_labels
+from shoal.training.evaluate import class_labels
 from shoal.training.history import Point
 from shoal.training.progress import losses_note, scores_note
 from shoal.training.setup import Setup
@@ -212,7 +212,7 @@ class Monitor:
     def constant(self) -> tuple[float, float, float] | None:
         """On the training examples that are evaluated: how good the best constant guess is, two standard
         errors of that, and the classes' entropy. ``None`` where labels are not known without reading."""
-        labels = known_labels(self.setup.examples) if self.setup.task.is_classification else None
+        labels = class_labels(self.setup.examples) if self.setup.task.is_classification else None
         which = self.setup.evaluator.which["train"]
         if labels is None or (own := labels[which]).min() < 0:
             return None

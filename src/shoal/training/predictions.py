@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, known_labels
 from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
 from shoal.settings import plain_number
-from shoal.training.evaluate import Scores, scored, stored_labels
+from shoal.training.evaluate import Scores, scored
 from shoal.training.metrics import NONE, Metric, Outcome, metric
 
 if TYPE_CHECKING:
@@ -112,15 +112,10 @@ def read(path: Path, classes: int | None) -> Array:
 def labels_of(examples: Any, which: Array) -> Array:
     """The labels of these examples; nothing else of them is read where the examples know them by heart."""
     known = known_labels(examples)
-    if known is not None:
+    if known is not None and (known.dtype.kind == "f" or bool((known[which] >= 0).all())):
         return known[which]
     found = (examples[int(i)][1] for i in which)
     return np.stack([np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y) for y in found])
-
-
-def known_labels(examples: Any) -> Array | None:
-    """All labels, of examples that know them by heart."""
-    return next(stored_labels(examples), None)
 
 
 def split_of(data: DomainData, split: str) -> tuple[str, Domains]:

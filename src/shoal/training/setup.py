@@ -12,7 +12,7 @@ from torch import nn
 
 from shoal.algorithms import Algorithm, algorithm_class, build
 from shoal.algorithms.base import trained_parameters
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, InMemory, evaluation_view
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
@@ -26,9 +26,7 @@ from shoal.training.examine import (
     check_comparison,
     check_loss,
     check_scored,
-    evaluation_of,
     examine,
-    in_memory,
 )
 from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
@@ -70,7 +68,7 @@ class Setup:
         self.model = model.to(self.device)
         self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
         examples: Any = data.examples
-        self.gathers = in_memory(examples)
+        self.gathers = isinstance(examples, InMemory)
         """A batch is gathered where the examples are."""
         self.examples: Any = examples.to(self.device) if self.gathers else examples
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
@@ -174,7 +172,7 @@ class Setup:
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
         return Evaluator(
-            evaluation_of(self.examples),
+            evaluation_view(self.examples),
             {split: self.data.splits[split] for split in splits},
             classification=self.task.is_classification,
             loss=self.loss,

@@ -19,11 +19,10 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.data.batch import DomainData
+from shoal.data.batch import DomainData, evaluation_view
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
-from shoal.training.examine import evaluation_of
 from shoal.training.loop import Training
 
 
@@ -119,7 +118,7 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
-    examples: Any = evaluation_of(training.examples)
+    examples: Any = evaluation_view(training.examples)
     with seeded(training.options.seed):  # reading an example may draw random numbers
         x = examples[int(training.data.splits["train"].indices[0])][0]
     if not isinstance(x, torch.Tensor):
