@@ -1,8 +1,9 @@
-"""A sweep under fire: workers, nodes and the command itself are killed; is every run recorded once, the same?
+"""Lists of runs while processes are killed: is every run recorded once, with the same result?
 
-Run: python benchmarks/under_fire.py [--runs 200] [--kills 10] [--seed 0]. The same `shoal sweep` is done four
-times: with the local engine and on a Ray cluster of two nodes on this machine, each in peace and with kills
-(SIGKILL) spread over it at random. Whenever the command has ended before all runs are recorded it is given
+Run: python benchmarks/under_fire.py [--commands sweep compare train] [--runs 200] [--kills 10] [--seed 0].
+`shoal sweep`, `shoal compare` and `shoal train --seeds` are each done with the local engine and on a Ray
+cluster of two nodes on this machine, undisturbed and with kills (SIGKILL) of workers, nodes and the command
+itself spread over it at random. Whenever the command has ended before all runs are recorded it is given
 again, at once, so that what a killed one has left may still be at work. Meanwhile the records are looked at
 every 20 ms: none may change once it is there. Exits with 1 unless every run has one record, equal to the
 undisturbed one but for clocks, and all tables are equal byte for byte.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -26,13 +28,28 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kills import timeless
 
-DOMAINS, ALGORITHMS, TRIALS = 3, ["erm", "fish"], 2
-SWEEP = ["linear", "--data", "per_domain=100", "--algorithms", *ALGORITHMS]
-SWEEP += ["--seeds", str(TRIALS), "--steps", "600", "--eval-every", "60", "--device", "cpu"]
+DATA = ["linear", "--data", "per_domain=100", "--steps", "600", "--eval-every", "60", "--device", "cpu"]
+TRIED = ["--algorithms", "erm", "fish", "--seeds", "2", "--search"]
+
+
+class Command(NamedTuple):
+    """What is typed; ``each`` runs come of one unit of the number in its last option."""
+
+    words: list[str]
+    each: int
+    records: str
+    working: str
+
+
+COMMANDS = {
+    "sweep": Command(["sweep", *DATA, *TRIED], 12, "runs/*.json", "runs/working/*"),
+    "compare": Command(["compare", *DATA, "--no-baselines", *TRIED], 4, "runs/*.json", "runs/working/*"),
+    "train": Command(["train", "fish", *DATA, "--seeds"], 1, "seed-*/record.json", "seed-*"),
+}
 PATIENCE = 1800.0
 """Seconds in which a sweep must come to its end, kills included."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -40,28 +57,29 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--runs", type=int, default=200, help="rounded up to a multiple of 12")
-    parser.add_argument("--kills", type=int, default=10, help="of each engine's sweep")
+    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
+    parser.add_argument("--runs", type=int, default=200, help="of each command, rounded up")
+    parser.add_argument("--kills", type=int, default=10, help="of each command with each engine")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["local", "ray"], help="kill only this engine's sweep")
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    draws = math.ceil(given.runs / (DOMAINS * len(ALGORITHMS) * TRIALS))
     chance, done = random.Random(given.seed), list[Sweep]()
     with tempfile.TemporaryDirectory(prefix="shoal-under-fire-") as folder:
-        for engine in ("local", "ray"):
-            for kills in (0, given.kills):
-                if given.only and given.only != engine and (kills or engine == "ray"):
-                    continue
-                kinds = ["driver", "worker"] if engine == "local" else ["node", "driver", "worker"]
-                aims = [kinds[n % len(kinds)] for n in range(kills)]
-                chance.shuffle(aims)
-                with nodes(engine) as cluster:
-                    done.append(Sweep(Path(folder) / f"{engine}-{kills}", draws, cluster, aims, chance))
-                    done[-1].run()
-                print(f"{done[-1].name}: {done[-1].seconds:.0f} s", file=sys.stderr, flush=True)
+        for name, engine, kills in itertools.product(given.commands, ("local", "ray"), (0, given.kills)):
+            if given.only and given.only != engine and (kills or engine == "ray"):
+                continue
+            kinds = ["driver", "worker"] if engine == "local" else ["node", "driver", "worker"]
+            aims = [kinds[n % len(kinds)] for n in range(kills)]
+            chance.shuffle(aims)
+            number = math.ceil(given.runs / COMMANDS[name].each)
+            with nodes(engine) as cluster:
+                out = Path(folder) / f"{name}-{engine}-{kills}"
+                done.append(Sweep(name, out, number, cluster, aims, chance))
+                done[-1].run()
+            print(f"{done[-1].name}: {done[-1].seconds:.0f} s", file=sys.stderr, flush=True)
         for sweep in done:
-            sweep.compare(done[0])
+            sweep.compare(next(s for s in done if s.command == sweep.command))
     print_table(done)
     return 0 if all(not s.differences for s in done) else 1
 
@@ -85,10 +103,11 @@ def nodes(engine: str) -> Any:
 
 @dataclass
 class Sweep:
-    """One sweep to its end, ``aims`` being what is killed on the way."""
+    """One command to its end, ``aims`` being what is killed on the way."""
 
+    command: str
     out: Path
-    draws: int
+    number: int
     cluster: Any
     aims: list[str]
     chance: random.Random
@@ -100,15 +119,15 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        manner = "under fire" if self.aims or self.struck else "in peace"
-        return f"{'ray' if self.cluster else 'local'}, {manner}"
+        manner = "kills" if self.aims or self.struck else "undisturbed"
+        return f"{self.command}, {'ray' if self.cluster else 'local'}, {manner}"
 
     @property
     def runs(self) -> int:
-        return DOMAINS * len(ALGORITHMS) * TRIALS * self.draws
+        return COMMANDS[self.command].each * self.number
 
     def run(self) -> None:
-        command = [sys.executable, "-m", "shoal", "sweep", *SWEEP, "--search", str(self.draws)]
+        command = [sys.executable, "-m", "shoal", *COMMANDS[self.command].words, str(self.number)]
         command += ["--out", str(self.out)]
         if self.cluster:
             command += ["--engine", "ray", "--address", self.cluster.address]
@@ -170,7 +189,7 @@ class Sweep:
     def _workers(self, driver: int) -> list[int]:
         """The processes of this sweep that have a run: the driver's children, or those in Ray's hands."""
         found = []
-        for lock in (self.out / "runs" / "working").glob("*/.lock"):
+        for lock in self.out.glob(f"{COMMANDS[self.command].working}/.lock"):
             with contextlib.suppress(OSError, IndexError, ValueError):
                 process = int(lock.read_text().split()[0])
                 words = Path(f"/proc/{process}/cmdline").read_text()
@@ -179,22 +198,23 @@ class Sweep:
                     found.append(process)
         return found
 
+    def _files(self) -> dict[str, Path]:
+        found = self.out.glob(COMMANDS[self.command].records)
+        return {str(path.relative_to(self.out)): path for path in found}
+
     def _recorded(self) -> int:
-        return len(
-            [p for p in (self.out / "runs").glob("*.json") if b'"failed"' not in p.read_bytes()[-3000:]]
-        )
+        return sum(b'"status": "failed"' not in path.read_bytes() for path in self._files().values())
 
     def _watch(self, over: threading.Event) -> None:
         """Notes records that are written again: another file, size or time than at first sight."""
         seen: dict[str, tuple[int, int, int]] = {}
         while not over.wait(0.02):
-            with contextlib.suppress(FileNotFoundError), os.scandir(self.out / "runs") as entries:
-                for entry in entries:
-                    if entry.name.endswith(".json"):
-                        state = entry.stat()
-                        now = (state.st_ino, state.st_size, state.st_mtime_ns)
-                        if seen.setdefault(entry.name, now) != now:
-                            self.rewritten.add(entry.name)
+            for name, path in self._files().items():
+                with contextlib.suppress(FileNotFoundError):
+                    state = path.stat()
+                    now = (state.st_ino, state.st_size, state.st_mtime_ns)
+                    if seen.setdefault(name, now) != now:
+                        self.rewritten.add(name)
 
     def compare(self, peace: Sweep) -> None:
         mine, theirs = self.records(), peace.records()
@@ -208,15 +228,19 @@ class Sweep:
         }
         self.differences += [what for what, right in checks.items() if not right]
         self.differences += [f"record {i}" for i in theirs if i in mine and mine[i] != theirs[i]]
-        tables = sorted(p.name for p in peace.out.glob("sweep*"))
-        assert len(tables) == 9
+        tables = [
+            p.name for end in ("md", "tex", "csv", "html", "json") for p in peace.out.glob(f"*-*.{end}")
+        ]
+        tables = [n for n in tables if n.startswith((f"{self.command}-", "sweep"))]
+        if self.command != "train" and not tables:
+            self.differences.append("no tables")
         for table in tables:
             own = self.out / table
             if not own.exists() or own.read_bytes() != (peace.out / table).read_bytes():
                 self.differences.append(table)
 
     def records(self) -> dict[str, Any]:
-        return {p.name: timeless(json.loads(p.read_text())) for p in (self.out / "runs").glob("*.json")}
+        return {name: timeless(json.loads(path.read_text())) for name, path in self._files().items()}
 
 
 def print_table(sweeps: list[Sweep]) -> None:
@@ -225,19 +249,21 @@ def print_table(sweeps: list[Sweep]) -> None:
     ray = next((__import__("ray").__version__ for s in sweeps if s.cluster), "–")
     print(f"Python {platform.python_version()}, torch {torch.__version__}, ray {ray}, {os.cpu_count()} cores")
     print(
-        f"{'sweep':<18} {'runs':>5} {'driver':>7} {'worker':>7} {'node':>5} {'commands':>9} {'seconds':>8} "
+        f"{'command':<26} {'runs':>5} {'driver':>7} {'worker':>7} {'node':>5} {'commands':>9} {'seconds':>8} "
         f"{'ratio':>6} {'rewritten':>10}  identical"
     )
     for s in sweeps:
-        peace = next(p for p in sweeps if bool(p.cluster) == bool(s.cluster))
+        peace = next(p for p in sweeps if (p.command, bool(p.cluster)) == (s.command, bool(s.cluster)))
         kills = [s.struck[kind] for kind in ("driver", "worker", "node")]
         verdict = "no: " + "; ".join(s.differences[:5]) if s.differences else "yes"
         print(
-            f"{s.name:<18} {s.runs:5} {kills[0]:7} {kills[1]:7} {kills[2]:5} {s.commands:9} {s.seconds:8.0f} "
+            f"{s.name:<26} {s.runs:5} {kills[0]:7} {kills[1]:7} {kills[2]:5} {s.commands:9} {s.seconds:8.0f} "
             f"{s.seconds / peace.seconds:6.2f} {len(s.rewritten):10}  {verdict}"
         )
     struck = sum(sum(s.struck.values()) for s in sweeps)
-    print(f"\n{struck} kills; 'ratio' is to the same engine in peace; 'identical' to the first line's sweep.")
+    print(
+        f"\n{struck} kills; 'ratio': to the same engine undisturbed; 'identical': to the command's first line."
+    )
 
 
 if __name__ == "__main__":
