@@ -228,10 +228,7 @@ class Sweep:
         }
         self.differences += [what for what, right in checks.items() if not right]
         self.differences += [f"record {i}" for i in theirs if i in mine and mine[i] != theirs[i]]
-        tables = [
-            p.name for end in ("md", "tex", "csv", "html", "json") for p in peace.out.glob(f"*-*.{end}")
-        ]
-        tables = [n for n in tables if n.startswith((f"{self.command}-", "sweep"))]
+        tables = [p.name for p in peace.out.glob(f"{self.command}*") if p.suffix in (".csv", ".tex", ".html")]
         if self.command != "train" and not tables:
             self.differences.append("no tables")
         for table in tables:
@@ -261,9 +258,7 @@ def print_table(sweeps: list[Sweep]) -> None:
             f"{s.seconds / peace.seconds:6.2f} {len(s.rewritten):10}  {verdict}"
         )
     struck = sum(sum(s.struck.values()) for s in sweeps)
-    print(
-        f"\n{struck} kills; 'ratio': to the same engine undisturbed; 'identical': to the command's first line."
-    )
+    print(f"\n{struck} kills; 'ratio': to the same engine undisturbed; 'identical': to the command's first.")
 
 
 if __name__ == "__main__":
