@@ -541,7 +541,7 @@ class TestShow:
         """While another process holds the lock, which ends with it."""
         with stopping(10):
             main([*LINEAR, "--out", "run"])
-        hold = "from shoal.training.folder import RunFolder; RunFolder('run').__enter__(); input('held')"
+        hold = "from shoal.training.folder import RunFolder; folder = RunFolder('run'); folder.__enter__(); input('held')"
         command = [sys.executable, "-c", hold]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
@@ -1134,7 +1134,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
     ("arguments", "message"),
     [
         (["nowhere"], "there is no folder 'nowhere'"),
-        (["."], "there is no picture in"),
+        (["."], "there is no image in"),
         ([".", "--dataset", "pacs"], "PACS is not in"),
         ([".", "--dataset", "linear"], "linear has no folder of images; these have: domainnet,"),
         ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),

@@ -330,6 +330,7 @@ sys.path[:0] = sys.argv[3:]
 from shoal.vision import allow_torchvision
 allow_torchvision()
 import torch
+from shoal.training.processes import leave
 from importlib import import_module
 from hospitals import difference, network, ours
 from torch import distributed
@@ -342,9 +343,8 @@ for name in names:
     model = example.main(**({"devices": 2, "strategy": "ddp"} if name == "lightning_trainer" else {}))
     torch.save(model.state_dict(), f"{folder}/{name}-{distributed.get_rank()}.pt")
 torch.save(ours(network()).state_dict(), f"{folder}/ours-{distributed.get_rank()}.pt")
-# Without this, gloo's threads may still run while the interpreter ends, which aborts the process.
-distributed.barrier()
-distributed.destroy_process_group()
+# Gloo's threads may still run while the interpreter ends, which now and then aborts the process.
+leave(0)
 """
 
 

@@ -372,7 +372,7 @@ def test_the_command(runs: dict[str, Path], tmp_path: Path, capsys: Captured) ->
     saved = json.loads((tmp_path / "deep" / "score.json").read_text())
     assert {group["name"] for group in saved["domains"]} == {"<script>", "a\x1b[31mb\nc", "kyoto"}
     assert main([*command, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == saved
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, **saved}
     assert main([*command, "--out", str(tmp_path / "deep")]) == 0
     assert main([*command, "--out", str(path / "x.json")]) == 2
     assert "cannot be written" in capsys.readouterr().err

@@ -135,7 +135,7 @@ class TestData:
             ({"criterion": "median"}, "criterion of compare must be"),
             ({"domains_per_step": 3}, "domains_per_step=3, but there are 2 to train on"),
             ({"freeze_backbone": True}, "freeze_backbone= needs one of timm's models"),
-            ({"engine": "local", "address": "auto"}, "address belongs to engine='ray'"),
+            ({"engine": "local", "address": "auto"}, "address= belongs to engine='ray'"),
         ],
     )
     def test_wrong_options_name_python_arguments(

@@ -641,7 +641,8 @@ def test_the_command(
     shown = capsys.readouterr()
     content = json.loads(shown.out)
     assert "short trainings" in shown.err
-    assert json.loads((out / "diagnosis.json").read_text(encoding="utf-8")) == content
+    saved = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
+    assert {"schema": 1, **saved} == content
     assert "labels" in content["alarms"]
     assert content["reading"][0] == "There is a shift: of labels."
     assert content["domains"][-1]["name"] == "<script>$x$"

@@ -490,7 +490,7 @@ class TestSchema:
             )
         found = load(tmp_path)
         assert not found.broken
-        assert found.column("dataset") == ["(python)"] * 2
+        assert found.column("dataset") == ["python"] * 2
         assert [name.lower() for name in found.column("algorithm")] == ["erm"] * 2
         assert found.column("steps") == [4, 4]
         assert all(0 <= value <= 1 for value in found.column("test"))

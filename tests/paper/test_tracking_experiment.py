@@ -416,6 +416,6 @@ def test_ctrl_c_keeps_finished_seeds(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Finished runs are kept; the same command resumes." in said
+    assert "Finished runs are kept. The same command resumes." in said
     assert "Traceback" not in said
     assert list(tmp_path.glob(RECORDS))

@@ -914,7 +914,7 @@ def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
         return torch.optim.AdamW(made[-1], 0.05, weight_decay=100.0)
 
     done = trained(name, network(), optimizer=maker, clip=1e-9)
-    own = {id(p) for p in done.algorithm.judges()}  # type: ignore[operator]
+    own = {id(p) for p in done.algorithm.adversary_parameters()}  # type: ignore[operator]
     users = {id(p) for p in done.engine.params}
     assert own
     assert not own & users
@@ -924,7 +924,7 @@ def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
     fresh = training(name, network()).algorithm
     moved = max(
         float((a - b).detach().abs().max())
-        for a, b in zip(done.algorithm.judges(), fresh.judges(), strict=True)  # type: ignore[operator]
+        for a, b in zip(done.algorithm.adversary_parameters(), fresh.adversary_parameters(), strict=True)  # type: ignore[operator]
     )
     assert 1e-3 < moved < 2 * 6e-3
     assert {int(s["step"]) for s in done.engine.helpers["adversary"].state.values()} == {6}
@@ -959,7 +959,7 @@ def test_an_adversary_learns_in_the_trainings_own_steps() -> None:
 def test_a_captured_step_needs_helpers_that_can_skip(fused: bool) -> None:
     class Quick(algorithm_class("dann")):  # type: ignore[misc]
         def helpers(self) -> dict[str, torch.optim.Optimizer]:
-            return {"adversary": Adam(self.judges(), 1e-3, fused=fused)}
+            return {"adversary": Adam(self.adversary_parameters(), 1e-3, fused=fused)}
 
     algorithm = Quick(network(), cross_entropy, Task(S, 2, 8))
     helpers = algorithm.helpers()

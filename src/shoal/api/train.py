@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shoal.api.source import OF_TABLE, Source, datasets_in, find_source, make_folder
-from shoal.errors import InputError
+from shoal.errors import InputError, TableWarning
 from shoal.settings import Count, Few, Range, Rate, Seed, checked
 
 if TYPE_CHECKING:
@@ -276,7 +277,8 @@ def train(
     options = dict(locals())
     with datasets_in(data_dir):
         config, source, chosen = configuration(options)
-        return _train(config, source, chosen, options)
+        with warnings.catch_warnings():
+            return _train(config, source, chosen, options)
 
 
 def defaults() -> dict[str, Any]:
@@ -364,7 +366,9 @@ def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str,
     folder = Path(options["out"] or Path("runs") / name)
     executor = make_executor(**{name: options[name] for name in EXECUTION}) if several else None
     rate = [f"{chosen[0].upper()}{chosen[1:]}."] if chosen else []
-    note(source.notes() if progress else [])
+    if progress:
+        note(source.notes())
+        warnings.simplefilter("ignore", TableWarning)  # of columns, which were shown
     make_folder(folder, source.given, run=not several)
     how = {name: options[name] for name in HOW}
     try:

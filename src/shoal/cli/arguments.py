@@ -188,7 +188,7 @@ def as_options(message: str, names: Iterable[str]) -> str:
 
 def as_json(content: Mapping[str, Any]) -> str:
     """What --json prints, with the version of its format."""
-    return json.dumps(finite({**content, "schema": SCHEMA}), default=dict, allow_nan=False)
+    return json.dumps(finite({"schema": SCHEMA, **content}), default=dict, allow_nan=False)
 
 
 def typed(kind: Any) -> Callable[[str], Any]:

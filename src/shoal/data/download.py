@@ -323,7 +323,7 @@ def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
         if part.usable(part.url):  # another address would begin anew
             break
     had = part.usable(part.url)
-    kept = f" {amount(had)} of it are kept; the same command goes on from there." if had else ""
+    kept = f" {amount(had)} of it are kept; the same command resumes." if had else ""
     by_hand = f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
     raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or by_hand}")
 
@@ -441,7 +441,7 @@ def _writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise InputError(
             f"{str(path)!r} cannot be written: {error.strerror}. What came is kept; make room, and the same "
-            "command goes on from there."
+            "command resumes."
         ) from error
 
 

@@ -20,7 +20,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
-from shoal.training.metrics import NONE, Metric, Outcome
+from shoal.training.metrics import METRICS, NONE, Metric, Outcome
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
@@ -143,7 +143,7 @@ def scored(
 
 def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[str, float | None]]:
     """Each metric in each domain, ``None`` where it is undefined; without those that are of groups."""
-    metrics = [m for m in metrics if m.by_group is None and m.needs != "loss"]
+    metrics = [m for m in metrics if m.name in METRICS and m.by_group is None and m.needs != "loss"]
     found: dict[str, dict[str, float | None]] = {m.name: {} for m in metrics}
     for number, name in enumerate(outcome.groups.names):
         which = outcome.groups.indices_of(number)
