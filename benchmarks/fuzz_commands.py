@@ -657,6 +657,7 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
         "runs": [draw.choice((_run(draw), "runs", "runs/compared"))],
         "out": "out.html",
     },
+    ("completion",): lambda draw, context: {"shell": draw.choice(("bash", "zsh", "fish"))},
     ("list",): lambda draw, context: {"what": draw.choice(("algorithms", "datasets")), "names": []},
     ("evaluate",): lambda draw, context: {"predictions": [world.PREDICTIONS[0]]},
     ("data", "check"): _check,

@@ -177,6 +177,25 @@ OF_GRADIENTS: dict[str, Sequence[str]] = {
     "model": ("None",),
     "average": ("None",),
 }
+FRAMES: dict[str, Sequence[str]] = {
+    "data": TABLE[:2],
+    "label": ("'ill'",),
+    "domain": ("'hospital'",),
+    "held_out": ("None", "['kyoto']"),
+}
+RUNS: dict[str, Sequence[str]] = {
+    "steps": ("1", "2"),
+    "device": ("'cpu'",),
+    "jobs": ("1",),
+    "engine": ("'local'",),
+    "out": ("'out'",),
+    "progress": ("False",),
+    "search": ("1",),
+    "seeds": ("1",),
+    "budget": ("None",),
+    "wandb": ("None",),
+}
+OF_RUNS = ("steps", "device", "jobs", "out", "progress")
 SUBJECTS = (
     Subject(
         "shoal.fit",
@@ -236,7 +255,35 @@ SUBJECTS = (
             "seed": ("0",),
         },
         ("model", "data"),
-        "{}.text()",
+        "str({})",
+    ),
+    Subject(
+        "shoal.compare",
+        {**FRAMES, **RUNS, "algorithms": ("['erm']", "('fish',)"), "folds": ("None", "2"), "run": ("False",)},
+        (*OF_RUNS, "data", "label", "domain", "algorithms", "run", "search", "seeds"),
+        "str({})",
+    ),
+    Subject(
+        "shoal.train",
+        {**FRAMES, **RUNS, "algorithm": ("'erm'", "'fish'", "'majority'"), "seeds": ("None",)},
+        (*OF_RUNS, "algorithm", "data", "label", "domain"),
+        "str({})",
+    ),
+    Subject(
+        "shoal.diagnose",
+        {**FRAMES, **RUNS, "examples": ("40",), "budget": ("1.0",), "lr": ("1e-3",)},
+        ("data", "label", "domain", "steps", "examples", "budget", "device", "progress"),
+        "str({})",
+    ),
+    Subject(
+        "shoal.sweep",
+        {**RUNS, "datasets": ("'linear'", "['linear']"), "algorithms": ("['erm']",), "run": ("False",)},
+        (*OF_RUNS, "datasets", "algorithms", "run", "search", "seeds"),
+        "str({})",
+    ),
+    Subject("shoal.results", {"folder": ("'runs'", "Path('runs/compared')")}, ("folder",), "str({})"),
+    Subject(
+        "shoal.report", {"out": ("'out/page.html'",), "runs": ("'runs/fit'", "['runs']")}, ("runs", "out")
     ),
     Subject("data.from_table", OF_DATA, ("table", "label", "domain")),
     Subject("check_table", OF_DATA, ("table",)),

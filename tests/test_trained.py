@@ -662,7 +662,9 @@ def test_what_holds_no_weights(copy: Path, tmp_path: Path) -> None:
 
 
 def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
-    from shoal.cli.train import add_arguments, configuration
+    from shoal.api.train import configuration, defaults, train
+    from shoal.cli.arguments import options_of
+    from shoal.cli.train import add_arguments
 
     config = RunConfig(
         "rotated-digits",
@@ -685,9 +687,9 @@ def test_records_without_weights_say_how_to_get_some(tmp_path: Path) -> None:
         shoal.load(store.path(RunConfig("linear", "erm", 2)))
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    given = parser.parse_args(shlex.split(train_command(config))[2:])
-    given.bad_images = None
-    assert configuration(given) == config
+    args = parser.parse_args(shlex.split(train_command(config))[2:])
+    options = options_of(args, train) | {"algorithm": args.algorithm, "data": args.dataset}
+    assert configuration(defaults() | options)[0] == config
 
 
 @pytest.mark.parametrize(
