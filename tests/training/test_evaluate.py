@@ -14,9 +14,10 @@ import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset
 
 import shoal
-from shoal.data import DomainData, Domains, TensorData
+from shoal.data import DomainData, Domains, Examples, TensorData
 from shoal.errors import InputError
 from shoal.training import predictions
 from shoal.training.evaluate import Evaluator, Scores
@@ -390,11 +391,17 @@ def test_a_system_without_colons_gets_dashes(tmp_path: Path, monkeypatch: pytest
         fit(network(), example_data(), folder=tmp_path / "full", predictions=True)
 
 
-class Known:
+class Known(Examples):
     """Examples whose labels are known without reading any."""
 
     def __init__(self, y: np.ndarray) -> None:
         self.labels = y
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def known_labels(self) -> np.ndarray:
+        return self.labels
 
     def __getitem__(self, index: int) -> Any:
         raise AssertionError("an example was read")
@@ -412,10 +419,8 @@ def test_labels() -> None:
     y = np.arange(10) % 3
     which = np.array([1, 5, 9])
 
-    class Files:
-        files = Known(y)
-
-    for examples in (Known(y), Files(), TensorData(torch.zeros(10), torch.tensor(y))):
+    several = ConcatDataset([Known(y[:4]), Known(y[4:])])
+    for examples in (Known(y), several, TensorData(torch.zeros(10), torch.tensor(y))):
         assert predictions.labels_of(examples, which).tolist() == [1, 2, 0]
     for wrap in (int, torch.tensor, lambda v: torch.tensor([v]).float()):
         assert predictions.labels_of(Unknown(y, wrap), which).ravel().tolist() == [1, 2, 0]

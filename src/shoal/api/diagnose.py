@@ -157,10 +157,10 @@ def diagnose(
         "domain": domain,
         "group": group,
         "task": task,
-        "drop": list(drop),
+        "drop": list(drop) or None,
     }
     columns |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
-    columns = {name: value for name, value in columns.items() if value not in (None, [])}
+    columns = {name: value for name, value in columns.items() if value is not None}
     loaded, name = _loaded(data, columns, dict(data_options or {}))
     if isinstance(loaded.examples, Examples):
         loaded = replace(loaded, examples=loaded.examples.unguarded())

@@ -315,7 +315,7 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
     """Takes a training to its end and puts the selected weights into the model."""
     training.run(journal)
     selected = training.restore_selected()
-    record = RunRecord(config=_config(training), **summary(training)).to_dict()
+    record = RunRecord(config=_config(training, journal), **summary(training)).to_dict()
     config = journal.begun() if journal and training.processes.main else describe(training, where=False)
     recipe = getattr(training.model, "recipe", None)
     return Fit(
@@ -333,8 +333,11 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
     )
 
 
-def _config(training: Training) -> RunConfig:
-    """What was trained, as far as a run's configuration can say it; ``dataset`` is "python"."""
+def _config(training: Training, journal: Journal | None) -> RunConfig:
+    """What was trained, as far as a run's configuration can say it; ``dataset`` is "python".
+
+    Data and models are not part of it: runs are told apart by their folders.
+    """
     optimizer = training.engine.optimizer
     kind = type(getattr(optimizer, "inner", optimizer)).__name__
     names = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
@@ -347,7 +350,7 @@ def _config(training: Training) -> RunConfig:
     return RunConfig(
         dataset="python",
         algorithm=training.label,
-        data_options={"domains": plain["domains"]},
+        data_options={"domains": plain["domains"], "folder": str(journal.folder.path) if journal else None},
         model=plain["model"],
         optimizer=names.get(kind, "adam"),
         optimizer_options=settings if kind in names else {"class": kind, **settings},

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.settings import checked
+
 if TYPE_CHECKING:
     from shoal.experiments.results import Results
 
 
+@checked
 def results(folder: str | Path) -> Results:
     """The runs in ``folder`` and below, whoever started them: each once, of several records the newest.
 
