@@ -541,7 +541,7 @@ class TestShow:
         """While another process holds the lock, which ends with it."""
         with stopping(10):
             main([*LINEAR, "--out", "run"])
-        hold = "from shoal.training.folder import RunFolder; folder = RunFolder('run'); folder.__enter__(); input('held')"
+        hold = "from shoal.training.folder import RunFolder\nwith RunFolder('run'): input('held')"
         command = [sys.executable, "-c", hold]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None

@@ -6,6 +6,7 @@ import hashlib
 import html
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -324,7 +325,7 @@ def row_of(record: RunRecord) -> Row:
         row["step"] = record.history[record.selected]["step"]
         if record.status == "finished":
             row |= _scores(record.history[record.selected], "") | _scores(record.history[-1], "_last")
-    return {name: value for name, value in row.items() if value is not None}
+    return {sys.intern(name): value for name, value in row.items() if value is not None}
 
 
 def _left_out(record: RunRecord) -> str | None:

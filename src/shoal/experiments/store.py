@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import re
 import secrets
 import shutil
 import sqlite3
+import sys
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -275,7 +280,7 @@ INDEX = ".results.sqlite"
 INDEX_FROM = 100
 """Fewer records are read as fast without an index."""
 _FORMAT = [
-    1,
+    2,
     SCHEMA,
     *(f.name for f in fields(RunConfig)),
     *(f.name for f in fields(RunRecord)),
@@ -284,8 +289,42 @@ _FORMAT = [
 """An index that another version of these has written is made anew: it may hold what is now refused."""
 
 
-def read_row(path: Path) -> Row:
-    return row_of(RunRecord.from_dict(read_json(path)))
+PARALLEL_FROM = 5000
+"""So many records that are new to the index are read by several processes."""
+
+
+def read_row(path: str | Path) -> Row:
+    """Of the measurements only those that a row shows are looked at."""
+    content = read_json(path)
+    if isinstance(content, dict) and isinstance(history := content.get("history"), list) and len(history) > 2:
+        selected = content.get("selected")
+        if type(selected) is int and -1 <= selected < len(history):
+            content |= {"history": [history[selected], history[-1]], "selected": 0, "warm_up": []}
+    return row_of(RunRecord.from_dict(content))
+
+
+def _try_row(path: str) -> Row | str | None:
+    """The row of the record in a file, or what is wrong with it; ``None`` where there is no file."""
+    try:
+        return read_row(path)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        return f"is not a run record ({summary(error)})."
+    except OSError as error:
+        return f"cannot be read: {error.strerror}."
+
+
+def _read_rows(paths: Sequence[str]) -> Iterable[Row | str | None]:
+    # A child of a program with threads may inherit a lock that one of them holds; torch has threads.
+    forks = "fork" in multiprocessing.get_all_start_methods() and "torch" not in sys.modules
+    if len(paths) < PARALLEL_FROM or not forks or threading.active_count() > 1:
+        return map(_try_row, paths)
+    try:
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
+            return list(pool.map(_try_row, paths, chunksize=500))
+    except (OSError, BrokenProcessPool):  # no processes to be had, or one was killed
+        return map(_try_row, paths)
 
 
 class Index:
@@ -302,20 +341,13 @@ class Index:
     def read(self) -> tuple[dict[str, Entry], dict[str, str]]:
         """Entries by path, and the files that are no records, each with what is wrong."""
         files, known = record_files(self.folder), self.known()
-        entries, broken, changed = dict[str, Entry](), dict[str, str](), dict[str, Entry]()
-        for path in sorted(files):
-            kept = (known or {}).get(path)
-            if kept is not None and kept.stamp == files[path]:
-                entries[path] = kept
-                continue
-            try:
-                entries[path] = changed[path] = Entry(files[path], read_row(self.folder / path))
-            except FileNotFoundError:
-                continue
-            except ValueError as error:
-                broken[path] = f"{path!r} is not a run record ({summary(error)})."
-            except OSError as error:
-                broken[path] = f"{path!r} cannot be read: {error.strerror}."
+        same = {p: e for p, e in (known or {}).items() if files.get(p) == e.stamp}
+        new = sorted(files.keys() - same.keys())
+        rows = dict(zip(new, _read_rows([str(self.folder / path) for path in new]), strict=True))
+        changed = {path: Entry(files[path], row) for path, row in rows.items() if isinstance(row, dict)}
+        broken = {path: f"{path!r} {row}" for path, row in rows.items() if isinstance(row, str)}
+        every = same | changed
+        entries = {path: every[path] for path in sorted(every)}
         gone = (known or {}).keys() - entries.keys()
         if (changed or gone) and len(entries) >= INDEX_FROM:
             self._write(changed, gone, anew=known is None)
@@ -331,33 +363,38 @@ class Index:
                 if database.execute("PRAGMA user_version").fetchone()[0] != self._version():
                     return None
                 found = database.execute("SELECT * FROM records").fetchall()
+                database_shapes = database.execute("SELECT * FROM shapes").fetchall()
             if any(zlib.crc32(text.encode()) != checksum for *_, checksum, text in found):
                 return None
-            rows = json.loads(f"[{','.join(text for *_, text in found)}]")
-            if any(type(row) is not dict for row in rows):
-                return None
-            pairs = zip(found, rows, strict=True)
+            shapes = {number: json.loads(names) for number, names in database_shapes}
+            values = json.loads(f"[{','.join(text for *_, text in found)}]")
             return {
-                path: Entry((size, modified, inode), row) for (path, size, modified, inode, *_), row in pairs
+                path: Entry((size, modified, inode), dict(zip(shapes[shape], row, strict=True)))
+                for (path, size, modified, inode, shape, *_), row in zip(found, values, strict=True)
             }
-        except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, RecursionError):
+        except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
             return None
 
     def _write(self, changed: Mapping[str, Entry], gone: Iterable[str], anew: bool) -> None:
-        rows = []
+        rows, shapes = [], dict[tuple[str, ...], int]()
         for path, (stamp, row) in changed.items():
-            text = json.dumps(row, separators=(",", ":"))
-            rows.append((path, *stamp, zlib.crc32(text.encode()), text))
+            text = json.dumps(list(row.values()), separators=(",", ":"))
+            if (shape := shapes.get(names := tuple(row))) is None:
+                shape = shapes[names] = zlib.crc32(json.dumps(names).encode())
+            rows.append((path, *stamp, shape, zlib.crc32(text.encode()), text))
         try:
             if anew:
                 for ending in ("", "-journal"):
                     Path(f"{self.path}{ending}").unlink(missing_ok=True)
             with contextlib.closing(self._connected()) as database, database:
-                columns = "path TEXT PRIMARY KEY, size INT, modified INT, inode INT, checksum INT, row TEXT"
-                database.execute(f"CREATE TABLE IF NOT EXISTS records ({columns})")
+                columns = "path TEXT PRIMARY KEY, size INT, modified INT, inode INT, shape INT, checksum INT"
+                database.execute(f"CREATE TABLE IF NOT EXISTS records ({columns}, row TEXT)")
+                database.execute("CREATE TABLE IF NOT EXISTS shapes (number INT PRIMARY KEY, names TEXT)")
                 database.execute(f"PRAGMA user_version = {self._version()}")
                 database.executemany("DELETE FROM records WHERE path = ?", [(path,) for path in gone])
-                database.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)", rows)
+                database.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+                pairs = [(number, json.dumps(names)) for names, number in shapes.items()]
+                database.executemany("INSERT OR REPLACE INTO shapes VALUES (?, ?)", pairs)
         except (sqlite3.Error, OSError, ValueError, OverflowError):  # no right to write, a full disk, in use
             pass
 
