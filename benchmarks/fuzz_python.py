@@ -283,7 +283,7 @@ SUBJECTS = (
     ),
     Subject("shoal.results", {"folder": ("'runs'", "Path('runs/compared')")}, ("folder",), "str({})"),
     Subject(
-        "shoal.report", {"out": ("'out/page.html'",), "runs": ("'runs/fit'", "['runs']")}, ("runs", "out")
+        "shoal.report", {"folders": ("'runs/fit'", "['runs']"), "out": ("'o.html'",)}, ("folders", "out")
     ),
     Subject("data.from_table", OF_DATA, ("table", "label", "domain")),
     Subject("check_table", OF_DATA, ("table",)),

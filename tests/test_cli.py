@@ -165,7 +165,7 @@ def test_train_saves_what_it_says(tmp_path: Path, capsys: Captured) -> None:
     assert main([*arguments, "--out", str(tmp_path / "run"), "--warm-start", "3", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     saved = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert shown == {**saved, "schema": 1}
+    assert shown == saved
     assert saved["config"]["settings"] == {"meta_lr": 0.5}
     assert saved["config"]["warm_start"] == 3
     assert len(saved["warm_up"]) == 1

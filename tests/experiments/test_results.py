@@ -75,8 +75,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     read = stores.read_row
 
-    def counted(path: Path) -> Row:
-        found.append(path.name)
+    def counted(path: str) -> Row:
+        found.append(Path(path).name)
         return read(path)
 
     monkeypatch.setattr(stores, "read_row", counted)

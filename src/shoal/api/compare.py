@@ -211,7 +211,7 @@ def compare(
         run: ``False`` shows the results of finished runs and runs nothing.
         plan: write the plan of runs and stop; later calls with this folder must match it.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(120, 3))

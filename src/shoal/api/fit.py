@@ -25,7 +25,7 @@ from shoal.data.examples import understand, warn_of
 from shoal.data.sampler import Draw
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.experiments.config import OPTIMIZERS, RunConfig
-from shoal.experiments.record import RunRecord
+from shoal.experiments.record import PYTHON, RunRecord
 from shoal.files import write_atomically
 from shoal.settings import coerce
 from shoal.training import predictions as written
@@ -315,7 +315,7 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
     """Takes a training to its end and puts the selected weights into the model."""
     training.run(journal)
     selected = training.restore_selected()
-    record = RunRecord(config=_config(training, journal), **summary(training)).to_dict()
+    record = RunRecord(config=_config(training), **summary(training)).to_dict()
     config = journal.begun() if journal and training.processes.main else describe(training, where=False)
     recipe = getattr(training.model, "recipe", None)
     return Fit(
@@ -333,10 +333,10 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
     )
 
 
-def _config(training: Training, journal: Journal | None) -> RunConfig:
+def _config(training: Training) -> RunConfig:
     """What was trained, as far as a run's configuration can say it; ``dataset`` is "python".
 
-    Data and models are not part of it: runs are told apart by their folders.
+    Data and models are not part of it: readers tell these runs apart by their folders.
     """
     optimizer = training.engine.optimizer
     kind = type(getattr(optimizer, "inner", optimizer)).__name__
@@ -348,9 +348,9 @@ def _config(training: Training, journal: Journal | None) -> RunConfig:
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(
-        dataset="python",
+        dataset=PYTHON,
         algorithm=training.label,
-        data_options={"domains": plain["domains"], "folder": str(journal.folder.path) if journal else None},
+        data_options={"domains": plain["domains"]},
         model=plain["model"],
         optimizer=names.get(kind, "adam"),
         optimizer_options=settings if kind in names else {"class": kind, **settings},

@@ -87,7 +87,7 @@ def report(
     Returns:
         A :class:`Report`.
 
-    Example:
+    Examples:
         >>> import shoal
         >>> _ = shoal.sweep("linear", "erm", seeds=1, search=1, steps=2, out="tiny", progress=False)
         >>> shoal.report("tiny").runs

@@ -22,7 +22,7 @@ def results(folder: str | Path) -> Results:
         Results: a table that shows itself in a notebook; see its methods ``where``, ``sorted``, ``group``,
         ``to_frame`` and ``save``.
 
-    Example:
+    Examples:
         >>> import shoal
         >>> shoal.results("runs").where('status == "failed"').column("error")  # doctest: +SKIP
         []

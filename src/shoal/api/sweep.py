@@ -190,7 +190,7 @@ def sweep(
     Returns:
         A :class:`Sweep`; its tables are of the runs that did not fail.
 
-    Example:
+    Examples:
         >>> import shoal
         >>> result = shoal.sweep("linear", ["erm", "fish"], out="new", run=False)
         >>> print(result.plan)

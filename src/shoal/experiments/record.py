@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
-import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,7 +16,7 @@ from shoal.files import read_json
 
 SCHEMA = 2
 """Version of the records written here; those without a number are of version 1."""
-PYTHON = "(python)"
+PYTHON = "python"
 """The dataset of a run that `shoal.fit` did with data from Python."""
 Measurement = dict[str, Any]
 """One evaluation: ``step``, ``passes``, ``loss``, and ``scores`` by split (see :class:`Scores.to_dict`)."""
@@ -125,18 +123,16 @@ def html_table(caption: str, rows: Iterable[Iterable[object]]) -> str:
 
 
 def _of_fit(content: Mapping[str, Any]) -> RunConfig:
-    """The configuration in a record of `shoal.fit`; what came out tells apart runs on different data."""
+    """The configuration in a record of `shoal.fit`, of version 1."""
     config, options = content["config"], _mapping("options", content["config"]["options"])
     known = {f.name: str(f.type) for f in fields(RunConfig)}
     plain = {k: v for k, v in options.items() if k in known and type(v) in (str, int, float)}
     settings = options.get("settings")
-    result = json.dumps([config, content["history"]], sort_keys=True, default=repr)
     own = {
         "dataset": config.get("dataset", PYTHON),
         "algorithm": config.get("algorithm", "?"),
         "steps": options.get("steps", 0),
         "settings": settings if isinstance(settings, Mapping) else {},
-        "data_options": {"result": hashlib.sha256(result.encode()).hexdigest()[:8]},
     }
     unlike = ("optimizer", "schedule", "metric", "weights", "warm_start")
     return RunConfig.from_dict({k: v for k, v in plain.items() if k not in unlike} | own)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import Row, html_table
+from shoal.experiments.record import PYTHON, Row, html_table
 from shoal.experiments.statistics import mean_sd, spread  # noqa: F401  # it was here
 from shoal.experiments.store import Index
 from shoal.files import write_atomically
@@ -47,7 +47,8 @@ def load(folder: str | Path) -> Results:
         raise InputError(f"{str(folder)!r} cannot be read: {error.strerror}.") from error
     newest: dict[str, tuple[int, str]] = {}
     for path, (stamp, row) in entries.items():
-        newest[row["identity"]] = max(newest.get(row["identity"], (-1, "")), (stamp[1], path))
+        which = path if row["dataset"] == PYTHON else row["identity"]
+        newest[which] = max(newest.get(which, (-1, "")), (stamp[1], path))
     rows = [{**entries[path].row, "path": path} for _, path in newest.values()]
     rows.sort(key=lambda r: (str(r["dataset"]), str(r["name"]), r.get("left_out", ""), r["seed"], r["path"]))
     return Results(rows, len(entries) - len(rows), broken)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, judged
+from shoal.experiments.record import PYTHON, RunRecord, judged
 from shoal.experiments.selection import lower_is_better
 from shoal.experiments.statistics import mean_of, spread
 
@@ -37,7 +37,9 @@ class Run:
 
     @cached_property
     def identity(self) -> str:
-        return self.record.config.identity
+        """Of runs from Python code, whose data and model are not recorded, the place is a part of it."""
+        config = self.record.config
+        return f"{config.identity} {self.path}" if config.dataset == PYTHON else config.identity
 
 
 @dataclass(frozen=True)
