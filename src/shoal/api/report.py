@@ -106,6 +106,8 @@ def report(
     runs, kept, troubles = collect(paths)
     check_output(out, [*filter(Path.is_file, paths), *(Path(run.path) for run in runs)], "out")
     if only is not None:
+        if not isinstance(only, Collection) or not all(isinstance(name, str) for name in only):
+            raise InputError("only= must be the identities of runs, a list of text.")
         runs = [r for r in runs if r.identity in only]
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
     groups = grouped(runs, kept, troubles)
