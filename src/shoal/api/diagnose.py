@@ -15,6 +15,7 @@ from shoal.experiments import diagnosis
 from shoal.files import dump_json, write_atomically
 from shoal.report import diagnose as view
 from shoal.report import plots
+from shoal.settings import coerce
 from shoal.terminal import clear_line
 
 if TYPE_CHECKING:
@@ -150,6 +151,8 @@ def diagnose(
     from shoal.experiments.diagnose import diagnose as run
     from shoal.models import build
 
+    out, progress = coerce(str | Path | None, out, "out"), coerce(bool, progress, "progress")
+    data_options = coerce(Mapping[str, Any] | None, data_options, "data_options")
     if out is not None:
         _folder(out)
     columns: dict[str, Any] = {
