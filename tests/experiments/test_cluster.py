@@ -247,6 +247,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to be found")
+@pytest.mark.slow
 def test_runs_go_to_gpus_where_there_are_some(nodes: Any, store: Store) -> None:
     """Ray believes what it is told: here that there is a GPU, which torch then does not find."""
     other, (config,) = nodes.add_node(**NODE, num_gpus=1), configs(60)

@@ -146,7 +146,7 @@ def test_one_that_succeeds_later_leaves_no_failure(tmp_path: Path) -> None:
 
 def test_workers_that_are_killed(tmp_path: Path) -> None:
     """Ten times, at random instants; runs go on from their checkpoints and end the same."""
-    wanted, kills, stop = configs(6, 1500), list[int](), threading.Event()
+    wanted, kills, stop = configs(4, 1200), list[int](), threading.Event()
 
     def kill() -> None:
         chance = random.Random(3)
@@ -272,18 +272,18 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_sweep import QUICK, TWO, Store, configs, execute
 if __name__ == "__main__":
-    execute(configs(6, 1500), Store(Path(sys.argv[1])), TWO, how=QUICK)
+    execute(configs(4, 1200), Store(Path(sys.argv[1])), TWO, how=QUICK)
     print("finished")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     command = [sys.executable, str(script), str(tmp_path / "runs"), str(Path(__file__).parent)]
-    wanted, store = configs(6, 1500), Store(tmp_path / "runs")
-    for patience in (7.0, 9.0, 120.0):
+    wanted, store = configs(4, 1200), Store(tmp_path / "runs")
+    for patience in (5.5, 7.0, 120.0):
         driver = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
