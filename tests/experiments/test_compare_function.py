@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from test_compare_tables import table
 
+import shoal
 from shoal.api.compare import Comparison
 from shoal.api.compare import compare as run_comparison
 from shoal.cli import main
@@ -304,3 +307,23 @@ class TestBudget:
         config = compare.RunConfig("linear", "erm", 3000, eval_every=300, holdout=0.2, batch_size=4)
         assert 0 < compare.seconds_of(config, "cpu") < 300
         assert compare.seconds_of(compare.RunConfig("linear", "erm", 1), "cpu") > 0
+
+
+@pytest.mark.parametrize("piped", [False, True])
+def test_a_script_needs_no_guard(tmp_path: Path, piped: bool) -> None:
+    """Worker processes do not import the script that started them, be it a file or standard input."""
+    script = """
+import numpy as np, shoal
+x = np.random.default_rng(0).normal(size=(96, 2))
+data = x, (x[:, 0] > 0).astype(int), np.repeat(list("abc"), 32)
+few = {"seeds": 1, "search": 1, "steps": 2, "baselines": False, "jobs": 2, "progress": False}
+done = shoal.compare(data, algorithms="erm", **few)
+print("runs", len(done.records), done.failed)
+"""
+    (tmp_path / "script.py").write_text(script)
+    command = [sys.executable, "-" if piped else "script.py"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(shoal.__file__).parents[1])}
+    done = subprocess.run(
+        command, input=script if piped else "", cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout == "runs 3 {}\n", done.stderr[-2000:]

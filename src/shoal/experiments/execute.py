@@ -7,6 +7,7 @@ import errno
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections import Counter, deque
@@ -378,7 +379,7 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         args = (theirs, os.getpid(), self.device, self.store, self.how)
         self.process = context.Process(target=_serve, args=args, daemon=True)
-        with _inherited(one_thread=self.device == "cpu"):
+        with _inherited(one_thread=self.device == "cpu"), _without_main(self.store):
             self.process.start()
         theirs.close()  # so that its end is seen here
 
@@ -428,6 +429,24 @@ def _inherited(one_thread: bool) -> Iterator[None]:
             os.environ["OMP_NUM_THREADS"] = before
         if mask:
             mask(signal.SIG_SETMASK, blocked)
+
+
+@contextlib.contextmanager
+def _without_main(store: Store) -> Iterator[None]:
+    """A process started in this block does not import the user's script, which would start it all again.
+
+    Python does that for what a script defines; runs are plain data and need nothing of it.
+    """
+    main = sys.modules["__main__"]
+    names = [name for name in ("__file__", "__spec__") if name in main.__dict__]
+    hidden: dict[str, Any] = {name: main.__dict__[name] for name in names}
+    if type(store).__module__ == "__main__":
+        hidden = {}
+    main.__dict__.update(dict.fromkeys(hidden))
+    try:
+        yield
+    finally:
+        main.__dict__.update(hidden)
 
 
 def _serve(pipe: Connection, parent: int, device: str, store: Store, how: dict[str, Any]) -> None:
