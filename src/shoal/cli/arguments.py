@@ -30,7 +30,6 @@ KINDS = ("numeric", "boolean", "date", "categorical", "text")
 _SHOWN: set[str] = set()
 """What is printed as a report, so that it is not said as warnings too."""
 OPTIMIZERS = ("adam", "adamw", "sgd")
-PRECISIONS = ("fp32", "bf16", "fp16")
 """Named here too, for what knows them imports torch."""
 TOLD = ("label", "domain", "group", "task", "decimal", "drop")
 OF_COLUMNS = ("drop", "kinds", "decimal", "day_first")
@@ -341,9 +340,7 @@ add_data = _adder("data_options", "bad_images")
 add_data_dir = _adder("data_dir")
 """For commands that load datasets; their ``run`` is then decorated with :func:`in_data_dir`."""
 add_model = _adder("model", "model_options", "weights", "freeze_backbone")
-add_rate = _adder("lr", "schedule")
 add_device = _adder("device")
-add_running = _adder("device", "jobs")
 add_execution = _adder(*EXECUTION)
 """Where runs are executed and how many in parallel; :func:`executor_of` reads it."""
 
@@ -354,12 +351,6 @@ def data_options(args: Any) -> dict[str, Any]:
     if bad is not None and options.setdefault("bad", bad) != bad:
         raise InputError(f"--bad-images {bad}, but --data bad={options['bad']}; give one.")
     return options
-
-
-def show_chosen(args: Any) -> None:
-    """Says which learning rate was chosen for the model, where it was."""
-    if (chosen := getattr(args, "chosen", "")) and not args.json:
-        print(f"{chosen[0].upper()}{chosen[1:]}.", file=sys.stderr, flush=True)
 
 
 def model_options(args: Any) -> dict[str, Any]:

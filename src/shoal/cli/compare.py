@@ -18,7 +18,6 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.showing import show
 
-SUMMARY = "Find out which algorithm works in a held-out domain."
 EXAMPLE = (
     "Every domain is held out in turn; of more than ten, several together, in ten folds. Every algorithm "
     "gets the same random search, its defaults first, of which each seed takes the best on validation "

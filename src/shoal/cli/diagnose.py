@@ -26,7 +26,6 @@ from shoal.cli.arguments import (
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-SUMMARY = "Test the domains for shifts before training: in what they differ, in which columns, and the gap."
 EXAMPLE = (
     "Examples: shoal diagnose rotated-digits; shoal diagnose patients.csv --label ill --domain hospital. "
     "All domains are used, those of the test split too: it is a look at data, not a test of a method. "

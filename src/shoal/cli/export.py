@@ -9,7 +9,6 @@ from typing import Any
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-SUMMARY = "Write a trained model as ONNX, a program of torch.export, or plain weights."
 FORMATS = ("onnx", "torch-export", "safetensors")
 
 

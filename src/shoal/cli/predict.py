@@ -21,7 +21,6 @@ from shoal.terminal import Csv, clear_line, exact
 if TYPE_CHECKING:
     from shoal.trained import Trained
 
-SUMMARY = "Predict with a trained model: tables, images or text, a part at a time."
 PREDICTION = "prediction"
 SHOWN = 5
 EVERY = 0.5  # seconds between two lines of progress

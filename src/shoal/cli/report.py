@@ -9,7 +9,6 @@ from shoal.api.report import report
 from shoal.cli.arguments import add_data_dir, add_options, argument_help, in_data_dir
 from shoal.cli.showing import show
 
-SUMMARY = "Make one page of HTML from runs: tables, curves, settings, mistakes."
 EXAMPLE = (
     "Example: shoal report shoal-compare -o report.html. The file needs nothing else: open it, or send it. "
     "Needs jinja2 and matplotlib: pip install 'shoal[report]'."

@@ -14,7 +14,6 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.experiments.results import Results
 
-SUMMARY = "Query results: a table, groups or CSV of all runs in a folder."
 EXAMPLE = (
     "Example: shoal results shoal-compare --query 'algorithm == \"fish\" and seed < 3 and test > 0.8' "
     "--columns name left_out seed settings.meta_lr test. "

@@ -15,8 +15,6 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
 
-SUMMARY = "Resume a run that was stopped, bit-identical to an uninterrupted one."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (

@@ -10,8 +10,6 @@ from shoal.cli.arguments import add_device, seed, warnings_in_words
 from shoal.cli.predict import add_reading
 from shoal.cli.showing import show
 
-SUMMARY = "Score a trained model on labelled data: metrics per domain with intervals, calibration, drift."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (

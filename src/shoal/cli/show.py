@@ -9,8 +9,6 @@ from typing import Any
 from shoal.cli.showing import describe_run, show
 from shoal.errors import InputError
 
-SUMMARY = "Show how far the run in a folder is, or what came out of it."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="of a run, or with several runs in it")

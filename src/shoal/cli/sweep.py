@@ -21,7 +21,6 @@ from shoal.cli.arguments import (
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-SUMMARY = "Compare algorithms on datasets by DomainBed's protocol."
 EXAMPLE = (
     "Every domain is held out in turn; each seed splits the data anew and tries the default hyperparameters "
     "and those of a random search. Example: shoal sweep rotated-mnist --algorithms erm fish --seeds 3. "

@@ -11,8 +11,6 @@ from shoal.cli.arguments import add_execution, few, make_folder
 from shoal.cli.showing import draw, show
 from shoal.paper.commands import run_all
 
-SUMMARY = "See the paper's point in minutes: colour or shape?"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=few, default=1, metavar="N", help="run seeds 0 to N−1 (default: 1)")

@@ -16,7 +16,6 @@ from shoal.errors import InputError, check_names
 from shoal.paper.commands import claims, run_all
 from shoal.terminal import clear_line
 
-SUMMARY = "Repeat an experiment of the paper, beside the paper's numbers, or judge all it says."
 OUT = Path("shoal-reproduce")
 
 

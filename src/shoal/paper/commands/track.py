@@ -14,8 +14,6 @@ from shoal.paper.commands import run_all
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
 
-SUMMARY = "Watch the domains' gradients agree: Fish and ERM on the same batches."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
