@@ -52,10 +52,10 @@ class Stepper:
             name, model, nn.functional.cross_entropy, Task(T, CLASSES, features=width), **settings
         )
         self.algorithm = algorithm.to(given.device).train()
-        helpers = self.algorithm.helpers()
-        optimizer = torch.optim.Adam(trained_parameters(self.algorithm, helpers), 5e-5)
+        auxiliary = self.algorithm.auxiliary_optimizers()
+        optimizer = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 5e-5)
         wrapped = self.algorithm.wrap(optimizer, S)
-        self.engine = Engine(wrapped, precision=given.precision, helpers=helpers)
+        self.engine = Engine(wrapped, precision=given.precision, auxiliary=auxiliary)
         self.algorithm.autocast = self.engine.autocast
 
     def step(self, batches: list[DomainBatch]) -> None:

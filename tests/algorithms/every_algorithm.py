@@ -87,9 +87,9 @@ class ByHand:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             self.algorithm: Algorithm = build(name, model, nn.functional.cross_entropy, TASK).train()
-        helpers = self.algorithm.helpers()
-        trained = torch.optim.Adam(trained_parameters(self.algorithm, helpers), 0.01)
-        self.engine = Engine(self.algorithm.wrap(trained, S), helpers=helpers)
+        auxiliary = self.algorithm.auxiliary_optimizers()
+        trained = torch.optim.Adam(trained_parameters(self.algorithm, auxiliary), 0.01)
+        self.engine = Engine(self.algorithm.wrap(trained, S), auxiliary=auxiliary)
         self.examples, domains = concatenate(toy())
         self.sampler = DomainBatchSampler(domains, B, S, draw=self.algorithm.draw)
 
@@ -107,11 +107,11 @@ class ByHand:
         return self
 
     def state(self) -> list[dict[str, Any]]:
-        holders = (self.algorithm, self.engine.optimizer, *self.engine.helpers.values())
+        holders = (self.algorithm, self.engine.optimizer, *self.engine.auxiliary.values())
         return copy.deepcopy([holder.state_dict() for holder in holders])
 
     def load(self, state: list[dict[str, Any]]) -> None:
-        holders = (self.algorithm, self.engine.optimizer, *self.engine.helpers.values())
+        holders = (self.algorithm, self.engine.optimizer, *self.engine.auxiliary.values())
         for holder, content in zip(holders, state, strict=True):
             holder.load_state_dict(content)
 

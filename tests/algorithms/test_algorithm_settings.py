@@ -21,9 +21,9 @@ def one_step(name: str, **given: Any) -> None:
     with torch.random.fork_rng(devices=[]):
         model = network()
         algorithm = build(name, model, torch.nn.functional.cross_entropy, Task(S, 2, features=16), **given)
-        helpers = algorithm.helpers()
-        optimizer = torch.optim.Adam(trained_parameters(algorithm, helpers), 0.01)
-        engine = Engine(algorithm.wrap(optimizer, S), helpers=helpers)
+        auxiliary = algorithm.auxiliary_optimizers()
+        optimizer = torch.optim.Adam(trained_parameters(algorithm, auxiliary), 0.01)
+        engine = Engine(algorithm.wrap(optimizer, S), auxiliary=auxiliary)
         batches = [DomainBatch(x[:4], y[:4], d) for d, (x, y) in enumerate(toy().values())]
         assert "losses" in algorithm.step(batches, engine)
 

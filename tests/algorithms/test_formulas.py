@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from references import naive
 from shoal.algorithms import build
-from shoal.algorithms.base import Algorithm, View, trained_parameters
+from shoal.algorithms.base import Algorithm, DomainOutput, trained_parameters
 from shoal.algorithms.pcgrad import surgery
 from shoal.data import DomainBatch, Task
 from shoal.models.feature_model import FeatureModel, linear_head
@@ -56,9 +56,9 @@ def on(
         torch.manual_seed(11)
         classes = CLASSES if loss is cross_entropy else None
         algorithm = build(name, model, loss, Task(DOMAINS, classes, features=WIDTH), **settings)
-    helpers = algorithm.helpers()
-    trained = maker(trained_parameters(algorithm, helpers))
-    return algorithm, Engine(algorithm.wrap(trained, S), helpers=helpers)
+    auxiliary = algorithm.auxiliary_optimizers()
+    trained = maker(trained_parameters(algorithm, auxiliary))
+    return algorithm, Engine(algorithm.wrap(trained, S), auxiliary=auxiliary)
 
 
 def penalised(cls: Any) -> Any:
@@ -372,9 +372,9 @@ class TestStateOfDomains:
     def test_ids(self, name: str) -> None:
         algorithm, _ = on(name, network(), OPTIMIZERS["sgd"])
         known = [4, None, torch.tensor(3), None, 0]
-        views = [View(None, torch.zeros(1), d) for d in known]
-        assert algorithm.ids(views).tolist() == [4, 1, 3, 3, 0]
-        assert algorithm.ids(views).dtype == torch.int64
+        outputs = [DomainOutput(None, torch.zeros(1), d) for d in known]
+        assert algorithm.ids(outputs).tolist() == [4, 1, 3, 3, 0]
+        assert algorithm.ids(outputs).dtype == torch.int64
 
     def test_the_adversary_has_an_output_for_every_domain(self) -> None:
         algorithm, _ = on("dann", network(), OPTIMIZERS["sgd"], width=7, depth=4)

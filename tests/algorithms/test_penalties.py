@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 import shoal
 from references import naive
 from shoal.algorithms import build
-from shoal.algorithms.base import Algorithm, View, trained_parameters
+from shoal.algorithms.base import Algorithm, DomainOutput, trained_parameters
 from shoal.algorithms.penalty import PenaltyWeight
 from shoal.data import DomainBatch, Task
 from shoal.errors import InputError
@@ -76,9 +76,9 @@ def on(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         algorithm: Algorithm = build(name, model, loss, Task(count, 2, features=WIDTH), **given)
-    helpers = algorithm.helpers()
-    optimizer = torch.optim.SGD(trained_parameters(algorithm, helpers), lr)
-    return algorithm, Engine(algorithm.wrap(optimizer, count), helpers=helpers)
+    auxiliary = algorithm.auxiliary_optimizers()
+    optimizer = torch.optim.SGD(trained_parameters(algorithm, auxiliary), lr)
+    return algorithm, Engine(algorithm.wrap(optimizer, count), auxiliary=auxiliary)
 
 
 def trained(name: str, steps: int = 100, lr: float = 0.1, **given: Any) -> FeatureModel:
@@ -189,8 +189,8 @@ class TestWhatAPenaltyDoes:
     def test_its_slope_reaches_the_first_layer(self, name: str) -> None:
         model = network().double()
         algorithm, _ = on(name, model, **AT_ONCE.get(name, {}))
-        views = algorithm.look(HELD)
-        penalty = algorithm.penalty(views, algorithm.losses(views))
+        outputs = algorithm.forward_batches(HELD)
+        penalty = algorithm.penalty(outputs, algorithm.losses(outputs))
         (slope,) = torch.autograd.grad(penalty, model.features[0].weight)
         assert float(slope.norm()) > 1e-4
         assert float(penalty.detach()) == pytest.approx(penalty_of(name, model), rel=1e-9)
@@ -201,11 +201,11 @@ class TestWhatAPenaltyDoes:
         algorithm, engine = on(name, model, weight=1e6)
         found, _ = algorithm.gradient(HELD, engine)
         assert float(found[0].norm()) > 1
-        before = float(algorithm.adversary_loss(algorithm.look(HELD)).detach())
+        before = float(algorithm.adversary_loss(algorithm.forward_batches(HELD)).detach())
         with torch.no_grad():
             for p, g in zip(engine.params, found, strict=True):
                 p -= 1e-8 * g
-        assert float(algorithm.adversary_loss(algorithm.look(HELD)).detach()) > before
+        assert float(algorithm.adversary_loss(algorithm.forward_batches(HELD)).detach()) > before
 
     def test_the_adversary_learns(self) -> None:
         model = network().double()
@@ -283,8 +283,8 @@ class TestSameFeaturesEverywhere:
     def test_there_is_nothing_to_punish(self, name: str) -> None:
         algorithm, _ = on(name, network(), count=3, **AT_ONCE.get(name, {}))
         same = SITUATIONS["identical domains"](domains(0, 12, 3))
-        views = algorithm.look(same)
-        assert abs(float(algorithm.penalty(views, algorithm.losses(views)).detach())) < 1e-6
+        outputs = algorithm.forward_batches(same)
+        assert abs(float(algorithm.penalty(outputs, algorithm.losses(outputs)).detach())) < 1e-6
 
     @pytest.mark.parametrize("name", ["and-mask", "sand-mask", "pcgrad", "groupdro"])
     def test_a_step_of_one_batch_is_ordinary(self, name: str) -> None:
@@ -301,8 +301,8 @@ class TestSameFeaturesEverywhere:
             assert all(g.isfinite().all() for g in found)
 
 
-def views_of(features: list[Tensor]) -> list[View]:
-    return [View(None, torch.zeros(len(z)), d, z) for d, z in enumerate(features)]
+def views_of(features: list[Tensor]) -> list[DomainOutput]:
+    return [DomainOutput(None, torch.zeros(len(z)), d, z) for d, z in enumerate(features)]
 
 
 class TestPrecision:
@@ -334,24 +334,24 @@ class TestPrecision:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         engine = Engine(optimizer, precision="bf16")
         algorithm.autocast = engine.autocast
-        seen: list[tuple[list[View], Tensor, bool]] = []
+        seen: list[tuple[list[DomainOutput], Tensor, bool]] = []
         penalty = algorithm.penalty
 
-        def watched(views: list[View], losses: Tensor) -> Tensor:
-            found: Tensor = penalty(views, losses)
-            seen.append((views, found.detach(), torch.is_autocast_enabled("cpu")))
+        def watched(outputs: list[DomainOutput], losses: Tensor) -> Tensor:
+            found: Tensor = penalty(outputs, losses)
+            seen.append((outputs, found.detach(), torch.is_autocast_enabled("cpu")))
             return found
 
         algorithm.penalty = watched
         algorithm.step(domains(0, 12, 3), engine)
-        ((views, found, half),) = seen
+        ((outputs, found, half),) = seen
         assert not half
         assert found.dtype == torch.float32
-        for view in views:
-            assert view.output.dtype == torch.float32
-            torch.testing.assert_close(view.output, view.output.bfloat16().float(), rtol=0, atol=0)
+        for each in outputs:
+            assert each.output.dtype == torch.float32
+            torch.testing.assert_close(each.output, each.output.bfloat16().float(), rtol=0, atol=0)
         if name in ("mmd", "coral"):
-            features = [v.features.detach() for v in views]
+            features = [v.features.detach() for v in outputs]
             assert {z.dtype for z in features} == {torch.float32}
             assert all(torch.equal(z, z.bfloat16().float()) for z in features)  # the model ran in bf16
             reference = {"mmd": naive.MMD.discrepancy, "coral": coral_of}[name]

@@ -15,7 +15,7 @@ from shoal.data import sets
 from shoal.experiments import compare
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts
-from shoal.report import compare as view
+from shoal.report import compare as each
 
 Captured = pytest.CaptureFixture[str]
 
@@ -27,32 +27,32 @@ def test_equal_averages_are_equal_in_whatever_order_they_were_added() -> None:
     assert [row["rank"] for row in found["rows"]] == [1, 1, 1, 4]
     about = found["recommendation"]
     assert about["take"] == about["best"] == "logistic-regression"
-    assert "-0.0" not in view.text(found)
+    assert "-0.0" not in each.text(found)
 
 
 def test_the_best_is_not_said_to_be_better_than_a_control_that_is_ahead() -> None:
     found = result({"fish:regrouped": [[0.9]] * 3, "erm": [[0.8]] * 3, "fish": [[0.7], [0.6], [0.7]]})
-    why = view.recommended(found)[2]
+    why = each.recommended(found)[2]
     assert why.startswith("It has the best average of the rows other than controls, and no row is simpler.")
     assert "The next best, fish, is worse by 13.3 percentage points, standard error 3.3" in why
 
 
 def test_the_recommendation_comes_first_in_terminal_and_markdown() -> None:
     found = result({"erm": [[0.8]] * 3, "fish": [[0.7]] * 3})
-    said = view.recommended(found)
-    assert view.text(found).splitlines()[: len(said)] == said
-    lines = view.markdown(found).splitlines()
+    said = each.recommended(found)
+    assert each.text(found).splitlines()[: len(said)] == said
+    lines = each.markdown(found).splitlines()
     assert lines[2 : 2 + len(said)] == [f"- {line}" for line in said]
 
 
 def test_the_units_of_an_error_are_said_with_it() -> None:
     found = result({"erm": [[0.8]] * 3}, "mse") | {"units": "errors are in units of x"}
-    assert view.recommended(found)[1].endswith("it was 0.8000 (errors are in units of x).")
+    assert each.recommended(found)[1].endswith("it was 0.8000 (errors are in units of x).")
 
 
 def test_rows_that_cannot_take_part_are_one_line_for_each_reason() -> None:
     found = result({"erm": [[0.8]]}) | {"unable": {"fish": "needs a", "coral": "needs a", "vrex": "needs b"}}
-    lines = [line for line in view.words(found) if line.startswith("Not compared")]
+    lines = [line for line in each.words(found) if line.startswith("Not compared")]
     assert lines == ["Not compared: fish, coral (needs a).", "Not compared: vrex (needs b)."]
 
 
@@ -135,5 +135,5 @@ def test_progress_counts_all_runs_and_shows_no_escape_sequence(capsys: Captured)
 
 def test_a_held_out_domain_of_one_class_is_named_with_the_results() -> None:
     found = result({"erm": [[0.8]] * 3}) | {"warned": {"d1": "all examples are of one class"}}
-    assert "Warning, held-out domains: 'd1' (all examples are of one class)." in view.words(found)
+    assert "Warning, held-out domains: 'd1' (all examples are of one class)." in each.words(found)
     assert compare.Layout(("d1",), None, 2, 2).warned == {}

@@ -339,7 +339,7 @@ def after(name: str, given: Sequence[DomainBatch], model: FeatureModel, **option
     torch.manual_seed(0)
     made = algorithms.build(name, model, cross_entropy, Task(3, 3, features=32), **WAYS[name])
     optimizer = made.wrap(torch.optim.SGD(model.parameters(), 0.1), len(given))
-    engine = Engine(optimizer, helpers=made.helpers(), **options)
+    engine = Engine(optimizer, auxiliary=made.auxiliary_optimizers(), **options)
     for _ in range(2):
         engine.step(made, given)
     return model.state_dict()

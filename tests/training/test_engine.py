@@ -311,8 +311,8 @@ def test_a_penalty_that_is_not_finite_stops_the_training(precision: str) -> None
     """Though all losses are finite."""
 
     class Broken(algorithm_class("vrex")):  # type: ignore[misc]
-        def penalty(self, views: Any, losses: Tensor) -> Tensor:
-            found: Tensor = super().penalty(views, losses)
+        def penalty(self, outputs: Any, losses: Tensor) -> Tensor:
+            found: Tensor = super().penalty(outputs, losses)
             return found * math.nan if int(self.weight.count) == 2 else found
 
     with pytest.raises(Diverged, match="at step 3, which was not applied"):
@@ -453,7 +453,7 @@ def test_any_number_of_pieces_gives_the_same_weights(name: str, settings: dict[s
         other = trained(name, network().double(), doubled(data()), settings=settings, accumulate=count)
         assert_same(one.algorithm, other.algorithm, 1e-10)
         assert other.history[-1].loss == pytest.approx(one.history[-1].loss, rel=1e-10)
-        for mine, its in zip(one.engine.helpers.values(), other.engine.helpers.values(), strict=True):
+        for mine, its in zip(one.engine.auxiliary.values(), other.engine.auxiliary.values(), strict=True):
             torch.testing.assert_close(mine.state_dict(), its.state_dict(), rtol=1e-10, atol=1e-10)
 
 
@@ -555,10 +555,10 @@ def test_with_dropout_the_gradient_is_that_of_the_masks_that_were_drawn() -> Non
     plain = network(Fixed()).double()
     algorithm = build("coral", plain, cross_entropy, Task(S, 2, 8), weight=3.0)
     drawn = [DomainBatch(b.x.double(), b.y, b.domain) for b in batches("domains", 0)]
-    views = [algorithm.look(piece) for piece in zip(*(pieces(b, 2) for b in drawn), strict=True)]
+    outputs = [algorithm.forward_batches(piece) for piece in zip(*(pieces(b, 2) for b in drawn), strict=True)]
     whole = [
         a._replace(**{k: torch.cat([getattr(a, k), getattr(b, k)]) for k in ("output", "y", "features")})
-        for a, b in zip(*views, strict=True)
+        for a, b in zip(*outputs, strict=True)
     ]
     loss, _ = algorithm.objective(whole)
     optimizer = sgd(plain.parameters())
@@ -706,7 +706,7 @@ def test_stops_and_leaves_the_weights_before(name: str, how: Callable[[Tensor], 
     before = network()
     trained(name, before, steps=step, optimizer=partial(Adam, lr=0.01))
     assert_same(model, before)
-    for optimizer in (going.engine.optimizer, *going.engine.helpers.values()):
+    for optimizer in (going.engine.optimizer, *going.engine.auxiliary.values()):
         assert finite(optimizer.state)
 
 
@@ -716,9 +716,9 @@ class ByHand:
     def __init__(self, name: str, model: nn.Module, optimizer: Callable[[Any], Any], **options: Any) -> None:
         with seeded(0):
             self.algorithm = build(name, model, cross_entropy, Task(S, 2, 8), **ACTIVE.get(name, {})).train()
-        helpers = self.algorithm.helpers()
-        own = optimizer(trained_parameters(self.algorithm, helpers))
-        self.engine = Engine(self.algorithm.wrap(own, S), helpers=helpers, **options)
+        auxiliary = self.algorithm.auxiliary_optimizers()
+        own = optimizer(trained_parameters(self.algorithm, auxiliary))
+        self.engine = Engine(self.algorithm.wrap(own, S), auxiliary=auxiliary, **options)
 
     def take(self, *steps: int) -> "ByHand":
         with seeded(0):
@@ -736,7 +736,7 @@ def test_skips_as_if_the_step_had_not_been(name: str, how: Callable[[Tensor], Te
     assert done.skipped == [3]
     reference = ByHand(name, plain, sgd)
     reference.take(0, 1, 3, 4, 5)
-    for mine, its in zip(done.engine.helpers.values(), reference.engine.helpers.values(), strict=True):
+    for mine, its in zip(done.engine.auxiliary.values(), reference.engine.auxiliary.values(), strict=True):
         torch.testing.assert_close(mine.state_dict(), its.state_dict(), rtol=0, atol=0)
     assert_same(model, plain)  # the buffers too
     torch.testing.assert_close(done.algorithm.state_dict(), reference.algorithm.state_dict(), rtol=0, atol=0)
@@ -781,7 +781,7 @@ def test_moments_stay_finite_when_steps_are_skipped(name: str) -> None:
         on_nan="skip",
         optimizer=partial(Adam, lr=0.01),
     )
-    for optimizer in (done.engine.optimizer, *done.engine.helpers.values()):
+    for optimizer in (done.engine.optimizer, *done.engine.auxiliary.values()):
         assert finite(optimizer.state)
     assert all(bool(t.isfinite().all()) for t in done.algorithm.state_dict().values())
     assert done.skipped == [2]
@@ -861,12 +861,12 @@ def judges(run: ByHand) -> list[Tensor]:
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_helpers_step_is_its_own(on_nan: str) -> None:
     run = adversarial(on_nan=on_nan)
-    optimizer = run.engine.helpers["adversary"]
+    optimizer = run.engine.auxiliary["adversary"]
     other = copy.deepcopy(run.algorithm.adversary)
     by_hand = Adam(other.parameters(), 1e-3, betas=(0.5, 0.9))
     model = copy.deepcopy(run.algorithm.model)
     gradients = [torch.full_like(p, 0.3) for p in judges(run)]
-    run.engine.apply(gradients, helper="adversary")
+    run.engine.apply(gradients, auxiliary="adversary")
     for p, g in zip(other.parameters(), gradients, strict=True):
         p.grad = g
     by_hand.step()
@@ -881,11 +881,11 @@ def test_a_helpers_step_is_its_own(on_nan: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_helpers_gradient_that_is_not_finite_is_left_out_and_stops_nothing(value: float) -> None:
     run = adversarial(on_nan="stop")
-    optimizer = run.engine.helpers["adversary"]
+    optimizer = run.engine.auxiliary["adversary"]
     before = judges(run)
     gradients = [torch.full_like(p, 0.3) for p in before]
     gradients[-1][0] = value
-    run.engine.apply(gradients, helper="adversary")
+    run.engine.apply(gradients, auxiliary="adversary")
     torch.testing.assert_close(judges(run), before, rtol=0, atol=0)
     assert not optimizer.state
     assert all(p.grad is None for p in run.algorithm.parameters())
@@ -927,13 +927,13 @@ def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
         for a, b in zip(done.algorithm.adversary_parameters(), fresh.adversary_parameters(), strict=True)  # type: ignore[operator]
     )
     assert 1e-3 < moved < 2 * 6e-3
-    assert {int(s["step"]) for s in done.engine.helpers["adversary"].state.values()} == {6}
+    assert {int(s["step"]) for s in done.engine.auxiliary["adversary"].state.values()} == {6}
 
 
 def test_others_have_no_helpers() -> None:
     for name in registry.names():
         made = training(name, network())
-        assert bool(made.engine.helpers) is algorithm_class(name).trains_adversary
+        assert bool(made.engine.auxiliary) is algorithm_class(name).trains_adversary
         assert len(made.engine.params) == len(list(made.model.parameters()))
 
 
@@ -958,12 +958,12 @@ def test_an_adversary_learns_in_the_trainings_own_steps() -> None:
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_captured_step_needs_helpers_that_can_skip(fused: bool) -> None:
     class Quick(algorithm_class("dann")):  # type: ignore[misc]
-        def helpers(self) -> dict[str, torch.optim.Optimizer]:
+        def auxiliary_optimizers(self) -> dict[str, torch.optim.Optimizer]:
             return {"adversary": Adam(self.adversary_parameters(), 1e-3, fused=fused)}
 
     algorithm = Quick(network(), cross_entropy, Task(S, 2, 8))
-    helpers = algorithm.helpers()
-    engine = Engine(Adam(trained_parameters(algorithm, helpers), fused=True), helpers=helpers)
+    auxiliary = algorithm.auxiliary_optimizers()
+    engine = Engine(Adam(trained_parameters(algorithm, auxiliary), fused=True), auxiliary=auxiliary)
     assert why_not(algorithm, engine) == "the model is not on a CUDA device"
     engine.device = torch.device("cuda")  # as if
     reason = why_not(algorithm, engine)

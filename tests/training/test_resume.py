@@ -227,7 +227,7 @@ class TestHelpers:
         stopped(tmp_path, 7, send(signal.SIGTERM), algorithm=name)
         loaded = Checkpoints(tmp_path / "checkpoints").load()
         assert loaded is not None
-        state = loaded.state["training"]["helpers"]["adversary"]["state"]
+        state = loaded.state["training"]["auxiliary"]["adversary"]["state"]
         own = [k for k in loaded.state["training"]["algorithm"] if k.startswith(("adversary.", "classes."))]
         assert len(state) == len(own) > 0
         assert {int(s["step"]) for s in state.values()} == {7}
@@ -261,7 +261,7 @@ class TestHelpers:
         def without(self: Checkpoints) -> Any:
             found = load(self)
             if found is not None:
-                del found.state["training"]["helpers"]
+                del found.state["training"]["auxiliary"]
             return found
 
         monkeypatch.setattr(Checkpoints, "load", without)

@@ -249,7 +249,7 @@ def kept(name: str, **options: Any) -> dict[str, Any]:
     parts = as_domain_data(domains(0, 1, 2), None, None)
     training = Training(name, network(), parts, Options(**given))
     training.run()
-    optimizers = {"the user's": training.engine.optimizer, **training.engine.helpers}
+    optimizers = {"the user's": training.engine.optimizer, **training.engine.auxiliary}
     return {
         "weights": state(training.model),
         "algorithm": state(training.algorithm),

@@ -25,7 +25,7 @@ LARGEST_STATE = 2 * 2**30
 """Bytes that an algorithm may keep for all domains together."""
 
 
-class View(NamedTuple):
+class DomainOutput(NamedTuple):
     """What the model makes of a batch; ``features`` where the algorithm asks for them."""
 
     output: Any
@@ -35,11 +35,11 @@ class View(NamedTuple):
 
 
 Batches = Sequence[DomainBatch]
-Views = Sequence[View]
+Outputs = Sequence[DomainOutput]
 Gradients = tuple[list[Tensor], Log]
 """A gradient for every parameter, and what to log."""
-Look = Callable[[Batches], list[View]]
-Objective = Callable[[Views], tuple[Tensor, Log]]
+Forward = Callable[[Batches], list[DomainOutput]]
+Objective = Callable[[Outputs], tuple[Tensor, Log]]
 
 
 class Engine(Protocol):
@@ -54,7 +54,7 @@ class Engine(Protocol):
         batches: Batches,
         *,
         objective: Objective | None = None,
-        look: Look | None = None,
+        forward: Forward | None = None,
         additive: bool | None = None,
     ) -> Gradients:
         """The gradient of the algorithm's objective on these batches, and its log.
@@ -73,11 +73,11 @@ class Engine(Protocol):
         """What the first process has, in all of them: for random numbers that must be the same."""
 
     def apply(
-        self, gradients: Sequence[Tensor], losses: Tensor | None = None, helper: str | None = None
+        self, gradients: Sequence[Tensor], losses: Tensor | None = None, auxiliary: str | None = None
     ) -> None:
         """One step of the optimizer along these gradients; none where they or ``losses`` are not finite.
 
-        With ``helper``, of the algorithm's own optimizer of that name.
+        With ``auxiliary``, of the algorithm's own optimizer of that name.
         """
 
 
@@ -140,7 +140,7 @@ class Algorithm(nn.Module):
         if self.knows_domains:
             self.register_buffer("numbers", torch.arange(task.domains), persistent=False)
 
-    def helpers(self) -> dict[str, Optimizer]:
+    def auxiliary_optimizers(self) -> dict[str, Optimizer]:
         """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""
         return {}
 
@@ -160,7 +160,7 @@ class Algorithm(nn.Module):
             output = self.model(x)
         return full_precision(output)
 
-    def see(self, x: Any) -> tuple[Any, Any]:
+    def output_and_features(self, x: Any) -> tuple[Any, Any]:
         """Output and features (``None`` unless they are asked for)."""
         if not self.needs_features:
             return self(x), None
@@ -170,37 +170,38 @@ class Algorithm(nn.Module):
             output = model.head(features)
         return full_precision(output), full_precision(features)
 
-    def look(self, batches: Batches) -> list[View]:
+    def forward_batches(self, batches: Batches) -> list[DomainOutput]:
         """What the model makes of each batch."""
         if self.passes == "apart" or len(batches) == 1:
-            seen = [self.see(b.x) for b in batches]
+            seen = [self.output_and_features(b.x) for b in batches]
         else:
-            whole = self.see(pool(batches).x)
+            whole = self.output_and_features(pool(batches).x)
             ends = accumulate((len(b.y) for b in batches), initial=0)
             seen = [cut(whole, slice(a, b)) for a, b in pairwise(ends)]
         return [
-            View(output, b.y, b.domain, features) for (output, features), b in zip(seen, batches, strict=True)
+            DomainOutput(output, b.y, b.domain, features)
+            for (output, features), b in zip(seen, batches, strict=True)
         ]
 
-    def ids(self, views: Views) -> Tensor:
+    def ids(self, outputs: Outputs) -> Tensor:
         """The domains' numbers, (S,); a batch that mixes domains goes by its place in the step."""
-        known = [place if v.domain is None else v.domain for place, v in enumerate(views)]
+        known = [place if v.domain is None else v.domain for place, v in enumerate(outputs)]
         return torch.stack([n if isinstance(n, Tensor) else self.numbers[n] for n in known])
 
     def domain_loss(self, batch: DomainBatch) -> Tensor:
         return self.loss(self(batch.x), batch.y)
 
-    def losses(self, views: Views) -> Tensor:
+    def losses(self, outputs: Outputs) -> Tensor:
         """One mean loss a batch, (S,)."""
-        return torch.stack([self.loss(v.output, v.y) for v in views])
+        return torch.stack([self.loss(v.output, v.y) for v in outputs])
 
-    def mean_loss(self, views: Views) -> tuple[Tensor, Log]:
-        losses = self.losses(views)
+    def mean_loss(self, outputs: Outputs) -> tuple[Tensor, Log]:
+        losses = self.losses(outputs)
         return losses.mean(), {"losses": losses.detach()}
 
-    def objective(self, views: Views) -> tuple[Tensor, Log]:
+    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
         """The scalar to minimise, and what to log of it; ``losses`` holds one number a batch."""
-        return self.mean_loss(views)
+        return self.mean_loss(outputs)
 
     def mean_gradient(self, batches: Batches, engine: Engine) -> Gradients:
         """Of the mean loss of these batches."""
@@ -227,9 +228,9 @@ class Algorithm(nn.Module):
         return log
 
 
-def trained_parameters(algorithm: Algorithm, helpers: Mapping[str, Optimizer]) -> list[nn.Parameter]:
+def trained_parameters(algorithm: Algorithm, auxiliary: Mapping[str, Optimizer]) -> list[nn.Parameter]:
     """What the user's optimizer is to train: everything but what the algorithm's own ones do."""
-    own = {id(p) for h in helpers.values() for group in h.param_groups for p in group["params"]}
+    own = {id(p) for h in auxiliary.values() for group in h.param_groups for p in group["params"]}
     return [p for p in algorithm.parameters() if p.requires_grad and id(p) not in own]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Views
+from shoal.algorithms.base import Outputs
 from shoal.algorithms.penalty import Penalised, flat
 
 
@@ -22,10 +22,10 @@ class CORAL(Penalised):
     reference = "Sun & Saenko 2016"
     needs_features = True
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
         means, covariances = [], []
-        for view in views:
-            features = flat(view)
+        for each in outputs:
+            features = flat(each)
             mean = features.mean(0, keepdim=True)
             centred = features - mean
             means.append(mean[0])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Log, Loss, Views, check_state
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Log, Loss, Outputs, check_state
 from shoal.algorithms.penalty import PenaltyWeight, Steps, flat
 from shoal.data.batch import Task, widest
 from shoal.gradients import gradient
@@ -71,7 +71,7 @@ class DANN(Algorithm):
         example = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
         self.adversary = nn.Sequential(*layers, nn.Linear(widths[-1], task.domains)).to(example.dtype)
 
-    def helpers(self) -> dict[str, Optimizer]:
+    def auxiliary_optimizers(self) -> dict[str, Optimizer]:
         betas = (self.beta1, 0.9)
         return {"adversary": torch.optim.Adam(self.adversary_parameters(), lr=self.adversary_lr, betas=betas)}
 
@@ -82,37 +82,37 @@ class DANN(Algorithm):
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         return engine.gradients(self, batches, objective=partial(self.train_adversary, engine))
 
-    def train_adversary(self, engine: Engine, views: Views) -> tuple[Tensor, Log]:
+    def train_adversary(self, engine: Engine, outputs: Outputs) -> tuple[Tensor, Log]:
         """The adversary's steps, and then the objective."""
-        seen = [v._replace(features=flat(v).detach()) for v in views]
+        seen = [v._replace(features=flat(v).detach()) for v in outputs]
         for _ in range(self.adversary_steps):
             loss = self.adversary_loss(seen)
             if self.gradient_penalty:
                 loss = loss + self.gradient_penalty * self.gradient_norm(seen)
-            engine.apply(gradient(loss, self.adversary_parameters()), helper="adversary")
-        return self.objective(views)
+            engine.apply(gradient(loss, self.adversary_parameters()), auxiliary="adversary")
+        return self.objective(outputs)
 
-    def objective(self, views: Views) -> tuple[Tensor, Log]:
-        losses, loss = self.losses(views), self.adversary_loss(views)
+    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
+        losses, loss = self.losses(outputs), self.adversary_loss(outputs)
         total = losses.mean() - self.weight.next().to(loss.dtype) * loss
         return total, {"losses": losses.detach(), "adversary": loss.detach()}
 
-    def adversary_loss(self, views: Views) -> Tensor:
+    def adversary_loss(self, outputs: Outputs) -> Tensor:
         """The adversary's weighted loss over all examples."""
-        each, y = self.example_losses(views, torch.cat([flat(v) for v in views]))
+        each, y = self.example_losses(outputs, torch.cat([flat(v) for v in outputs]))
         return (self.example_weights(y).to(each.dtype) * each).sum()
 
-    def gradient_norm(self, views: Views) -> Tensor:
+    def gradient_norm(self, outputs: Outputs) -> Tensor:
         """The gradient penalty: the mean squared norm of the gradient of the loss by the features."""
-        features = torch.cat([flat(v) for v in views]).requires_grad_()
-        each, _ = self.example_losses(views, features)
+        features = torch.cat([flat(v) for v in outputs]).requires_grad_()
+        each, _ = self.example_losses(outputs, features)
         (slope,) = torch.autograd.grad(each.sum(), features, create_graph=True)
         return slope.square().sum(1).mean()
 
-    def example_losses(self, views: Views, features: Tensor) -> tuple[Tensor, Tensor]:
+    def example_losses(self, outputs: Outputs, features: Tensor) -> tuple[Tensor, Tensor]:
         """The adversary's loss on every example, and the examples' labels."""
-        y = torch.cat([v.y for v in views])
-        domain = torch.cat([n.expand(len(v.y)) for n, v in zip(self.ids(views), views, strict=True)])
+        y = torch.cat([v.y for v in outputs])
+        domain = torch.cat([n.expand(len(v.y)) for n, v in zip(self.ids(outputs), outputs, strict=True)])
         logits = self.adversary(self.adversary_input(features, y))
         return nn.functional.cross_entropy(logits, domain, reduction="none"), y
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, View, Views, check_state, full_precision
+from shoal.algorithms.base import DomainOutput, Loss, Outputs, check_state, full_precision
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, flat, plain_output
 from shoal.data.batch import Task
 from shoal.errors import InputError
@@ -66,7 +66,7 @@ class Fishr(Penalised):
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
         self.register_buffer("variances", torch.zeros(task.domains, numbers, dtype=last.weight.dtype))
 
-    def see(self, x: Any) -> tuple[Any, Any]:
+    def output_and_features(self, x: Any) -> tuple[Any, Any]:
         """The features are what enters the last layer."""
         model: Any = self.model
         with self.autocast():
@@ -78,20 +78,20 @@ class Fishr(Penalised):
                 output = model.head(features)
         return full_precision(output), full_precision(features)
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
-        found = torch.stack([self._variances(v) for v in views])
-        ids = self.ids(views)
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
+        found = torch.stack([self._variances(v) for v in outputs])
+        ids = self.ids(outputs)
         smooth = torch.lerp(found, self.variances[ids].to(found.dtype), self.ema)
         with torch.no_grad():
             self.variances.index_copy_(0, ids, smooth.detach().to(self.variances.dtype))
         smooth = smooth / (1 - self.ema)
         return (smooth - smooth.mean(0)).square().mean()
 
-    def _variances(self, view: View) -> Tensor:
+    def _variances(self, each: DomainOutput) -> Tensor:
         """Of an example's gradients of the last layer, weights and then biases."""
-        output, z = plain_output(view, self), flat(view)
+        output, z = plain_output(each, self), flat(each)
         count = len(z)
-        loss = self.loss(output, view.y)
+        loss = self.loss(output, each.y)
         (slope,) = torch.autograd.grad(loss, output, create_graph=True)
         r = slope.reshape(count, -1) * count  # the loss is a mean
         weights = r.square().T @ z.square() / count - (r.T @ z / count).square()

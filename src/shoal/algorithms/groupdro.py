@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, Views
+from shoal.algorithms.base import Algorithm, Log, Loss, Outputs
 from shoal.data.batch import Task, widest
 from shoal.settings import Range, log10
 
@@ -45,11 +45,11 @@ class GroupDRO(Algorithm):
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.register_buffer("log_weights", torch.zeros(task.domains, dtype=widest(device)))
 
-    def objective(self, views: Views) -> tuple[Tensor, Log]:
-        losses, ids = self.losses(views), self.ids(views)
+    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
+        losses, ids = self.losses(outputs), self.ids(outputs)
         with torch.no_grad():
             self.log_weights.index_add_(0, ids, self.step_size * losses.to(self.log_weights.dtype))
             self.log_weights -= self.log_weights.logsumexp(0)
             share = self.log_weights.exp()[ids].to(losses.dtype)
-        total = (share * losses).sum() * (self.task.domains / len(views))
+        total = (share * losses).sum() * (self.task.domains / len(outputs))
         return total, {"losses": losses.detach()}

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, Views
+from shoal.algorithms.base import Loss, Outputs
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, plain_output
 from shoal.data.batch import Task
 from shoal.settings import Range, log10
@@ -41,8 +41,8 @@ class IRM(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
-        return torch.stack([self._square(plain_output(v, self), v.y) for v in views]).mean()
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
+        return torch.stack([self._square(plain_output(v, self), v.y) for v in outputs]).mean()
 
     def _square(self, output: Tensor, y: Tensor) -> Tensor:
         if len(y) == 1:

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from shoal.algorithms.base import (
     Algorithm,
     Batches,
+    DomainOutput,
     Engine,
     Gradients,
     Log,
     Loss,
-    View,
-    Views,
+    Outputs,
     full_precision,
 )
 from shoal.data.batch import Task, tensors_in, widest
@@ -78,7 +78,7 @@ class Mixup(Algorithm):
         return engine.gradients(
             self,
             batches,
-            look=partial(self.look_mixed, shares),
+            forward=partial(self.forward_mixed, shares),
             objective=partial(self.mixed_loss, shares),
             additive=True,
         )
@@ -91,8 +91,8 @@ class Mixup(Algorithm):
         logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
         return torch.sigmoid(logs[:, 0] - logs[:, 1])
 
-    def look_mixed(self, shares: Tensor, batches: Batches) -> list[View]:
-        """One view a pair, with the targets of both."""
+    def forward_mixed(self, shares: Tensor, batches: Batches) -> list[DomainOutput]:
+        """One output per pair, with the targets of both."""
         model: Any = self.model
         if self.where == "features":
             with self.autocast():
@@ -100,7 +100,7 @@ class Mixup(Algorithm):
         else:
             self.check_input(batches[0].x)
             found = [b.x for b in batches]
-        views = []
+        outputs = []
         for place, batch in enumerate(batches):
             other = (place + 1) % len(batches)
             size = min(len(batch.y), len(batches[other].y))
@@ -110,13 +110,13 @@ class Mixup(Algorithm):
                     output = full_precision(model.head(mixed))
             else:
                 output = self(mixed)
-            views.append(View(output, batch.y[:size], batch.domain, batches[other].y[:size]))
-        return views
+            outputs.append(DomainOutput(output, batch.y[:size], batch.domain, batches[other].y[:size]))
+        return outputs
 
-    def mixed_loss(self, shares: Tensor, views: Views) -> tuple[Tensor, Log]:
+    def mixed_loss(self, shares: Tensor, outputs: Outputs) -> tuple[Tensor, Log]:
         found = []
-        for share, view in zip(shares, views, strict=True):
-            own, others = self.loss(view.output, view.y), self.loss(view.output, view.features)
+        for share, each in zip(shares, outputs, strict=True):
+            own, others = self.loss(each.output, each.y), self.loss(each.output, each.features)
             found.append(torch.lerp(others, own, share.to(own.dtype)))
         losses = torch.stack(found)
         return losses.mean(), {"losses": losses.detach()}

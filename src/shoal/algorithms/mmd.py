@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shoal.algorithms.base import Views
+from shoal.algorithms.base import Outputs
 from shoal.algorithms.penalty import Penalised, flat
 from shoal.data.batch import widest
 
@@ -25,9 +25,9 @@ class MMD(Penalised):
     reference = "Li et al. CVPR 2018"
     needs_features = True
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
-        count = len(views)
-        features = [flat(v) for v in views]
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
+        count = len(outputs)
+        features = [flat(v) for v in outputs]
         # The narrow kernels look at differences that a difference of float32 squares would lose.
         every = torch.cat(features).to(widest(features[0].device))
         every = every - every.mean(0).detach()

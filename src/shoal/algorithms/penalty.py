@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Log, Loss, View, Views
+from shoal.algorithms.base import Algorithm, DomainOutput, Log, Loss, Outputs
 from shoal.data.batch import Task, widest
 from shoal.errors import InputError
 from shoal.settings import Range, checked, log10
@@ -89,26 +89,26 @@ class Penalised(Algorithm):
         super().__init__(model, loss, task)
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def objective(self, views: Views) -> tuple[Tensor, Log]:
-        losses = self.losses(views)
-        penalty = self.penalty(views, losses)
+    def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
+        losses = self.losses(outputs)
+        penalty = self.penalty(outputs, losses)
         total = losses.mean() + self.weight.next().to(penalty.dtype) * penalty
         return total, {"losses": losses.detach(), "penalty": penalty.detach()}
 
 
-def flat(view: View) -> Tensor:
+def flat(each: DomainOutput) -> Tensor:
     """A batch's features, one row an example, never in half precision."""
-    features: Tensor = view.features
+    features: Tensor = each.features
     return features.flatten(1)
 
 
-def plain_output(view: View, algorithm: object) -> Tensor:
-    if not isinstance(view.output, Tensor):
+def plain_output(each: DomainOutput, algorithm: object) -> Tensor:
+    if not isinstance(each.output, Tensor):
         raise InputError(
             f"{type(algorithm).__name__} needs a model whose output is one tensor, "
-            f"got {type(view.output).__name__}."
+            f"got {type(each.output).__name__}."
         )
-    return view.output
+    return each.output

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, Views
+from shoal.algorithms.base import Loss, Outputs
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps
 from shoal.data.batch import Task
 from shoal.settings import Range, log10
@@ -36,5 +36,5 @@ class VREx(Penalised):
     ) -> None:
         super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
 
-    def penalty(self, views: Views, losses: Tensor) -> Tensor:
+    def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
         return losses.var(correction=0)

@@ -37,7 +37,7 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
     dropout = draws(algorithm)
     if dropout and (algorithm.repeats_passes or (engine.accumulate > 1 and not algorithm.additive)):
         return f"{type(algorithm).__name__} must repeat the dropout masks of {dropout[0]!r}"
-    if not all(map(can_skip, (engine.optimizer, *engine.helpers.values()))):
+    if not all(map(can_skip, (engine.optimizer, *engine.auxiliary.values()))):
         return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"
     if engine.processes > 1:
         return "several processes train together"
@@ -67,7 +67,7 @@ class Replay:
         self.log: Log = {}
         self.warm = 0
         self.refused = False
-        for optimizer in (engine.optimizer, *engine.helpers.values()):
+        for optimizer in (engine.optimizer, *engine.auxiliary.values()):
             for group in optimizer.param_groups:
                 if "capturable" in group:
                     group["capturable"] = True

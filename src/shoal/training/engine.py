@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.algorithms.base import Algorithm, Log, Look, Objective, View
+from shoal.algorithms.base import Algorithm, DomainOutput, Forward, Log, Objective
 from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError, shown
 from shoal.gradients import gradient
@@ -32,8 +32,8 @@ class Engine:
     Each of several ``processes`` holds ``share`` of every batch, taken in ``accumulate`` pieces. With fp16
     losses are scaled. A step whose loss or gradient is not finite is never applied, and Fish drops the walk
     it belongs to: with ``on_nan="stop"`` no other is applied after it, with ``"skip"`` buffers are restored.
-    On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``helpers`` are
-    the algorithm's own optimizers (see :meth:`Algorithm.helpers`).
+    On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``auxiliary`` are
+    the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`).
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Engine:
         clip: float | None = None,
         accumulate: int = 1,
         on_nan: Literal["stop", "skip"] = "stop",
-        helpers: Mapping[str, Optimizer] | None = None,
+        auxiliary: Mapping[str, Optimizer] | None = None,
     ) -> None:
         self.optimizer = optimizer
         self.walk = optimizer if isinstance(optimizer, Walks) else None
-        self.helpers = dict(helpers or {})
+        self.auxiliary = dict(auxiliary or {})
         self.params = _parameters(optimizer)
         self.device = self.params[0].device
         self.together = processes or Processes.alone(self.device)
@@ -70,7 +70,7 @@ class Engine:
         self._norms: list[Tensor] = []
         self._bad_loss: Tensor | None = None
         if self.device.type == "cuda":
-            for each in (optimizer, *self.helpers.values()):
+            for each in (optimizer, *self.auxiliary.values()):
                 _use_fused(each)
 
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
@@ -87,7 +87,7 @@ class Engine:
             watched = [log[k] for k in self.watched if k in log]
             bad = self._anywhere(~torch.stack([v.isfinite().all() for v in watched]).all())
             now = self._beside(algorithm)
-            # What the optimizer of a helper has made meanwhile was zero.
+            # What an auxiliary optimizer has made meanwhile was zero.
             before += [torch.zeros_like(t) for t in now[len(before) :]]
             with torch.no_grad():
                 copy_where(bad, now, before)
@@ -98,10 +98,12 @@ class Engine:
         return log
 
     def _beside(self, algorithm: Algorithm) -> list[Tensor]:
-        """What a step changes besides what the optimizer trains: buffers, and all that helpers train."""
-        helpers = self.helpers.values()
-        trained = [p for h in helpers for p in _parameters(h)]
-        moments = [t for h in helpers for s in h.state.values() for t in s.values() if isinstance(t, Tensor)]
+        """What a step changes that the optimizer does not train: buffers, and what auxiliary optimizers do."""
+        auxiliary = self.auxiliary.values()
+        trained = [p for h in auxiliary for p in _parameters(h)]
+        moments = [
+            t for h in auxiliary for s in h.state.values() for t in s.values() if isinstance(t, Tensor)
+        ]
         return [*algorithm.buffers(), *trained, *moments]
 
     def _anywhere(self, bad: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ class Engine:
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
         self._norms, self._bad_loss = [], None
-        for optimizer in (self.optimizer, *self.helpers.values()):
+        for optimizer in (self.optimizer, *self.auxiliary.values()):
             optimizer.zero_grad(set_to_none=True)
         if self.walk is not None:
             self.walk.restart()
@@ -129,15 +131,15 @@ class Engine:
         batches: Sequence[DomainBatch],
         *,
         objective: Objective | None = None,
-        look: Look | None = None,
+        forward: Forward | None = None,
         additive: bool | None = None,
     ) -> tuple[list[Tensor], Log]:
-        objective, look = objective or algorithm.objective, look or algorithm.look
+        objective, forward = objective or algorithm.objective, forward or algorithm.forward_batches
         apart = algorithm.additive if additive is None else additive
         if apart or (self.processes == 1 and self.accumulate == 1):
-            total, merged = self._sum_of_parts(objective, look, batches)
+            total, merged = self._sum_of_parts(objective, forward, batches)
         else:
-            total, merged = self._of_the_whole(algorithm, objective, look, batches)
+            total, merged = self._of_the_whole(algorithm, objective, forward, batches)
         if self.scale is not None:
             total = list(torch._foreach_mul(total, 1 / self.scale.value))
         return total, merged
@@ -146,12 +148,12 @@ class Engine:
         return loss if self.scale is None else loss * self.scale.value
 
     def _sum_of_parts(
-        self, objective: Objective, look: Look, batches: Sequence[DomainBatch]
+        self, objective: Objective, forward: Forward, batches: Sequence[DomainBatch]
     ) -> tuple[list[Tensor], Log]:
         total: list[Tensor] = []
         merged: Log = {}
         for weight, part in self.parts(batches):
-            loss, log = _valued(objective, look(part))
+            loss, log = _valued(objective, forward(part))
             self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
             found = gradient(self._scaled(loss), self.params)
             if not total:
@@ -170,7 +172,7 @@ class Engine:
         return total, merged
 
     def _of_the_whole(
-        self, algorithm: Algorithm, objective: Objective, look: Look, batches: Sequence[DomainBatch]
+        self, algorithm: Algorithm, objective: Objective, forward: Forward, batches: Sequence[DomainBatch]
     ) -> tuple[list[Tensor], Log]:
         """An objective of whole batches, of which this process has a share and sees a piece at a time.
 
@@ -181,9 +183,9 @@ class Engine:
         once = len(pieces) == 1
         before = random_state(algorithm.model)
         with nullcontext() if once else torch.no_grad():
-            seen = [look(piece) for piece in pieces]
-        leaves, views = self._gathered(seen)
-        loss, log = _valued(objective, views)
+            seen = [forward(piece) for piece in pieces]
+        leaves, outputs = self._gathered(seen)
+        loss, log = _valued(objective, outputs)
         self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
         slopes = gradient(self._scaled(loss), [*leaves, *self.params])
         # What the objective takes from parameters directly, all processes alike have found.
@@ -192,11 +194,11 @@ class Engine:
         at = [0] * len(leaves)
         with nullcontext() if once else leaves_no_trace(algorithm.model, since=before):
             for number, piece in enumerate(pieces):
-                outputs = _tensors(seen[number] if once else look(piece))
-                ends = [a + len(t) for a, t in zip(at, outputs, strict=True)]
+                tensors = _tensors(seen[number] if once else forward(piece))
+                ends = [a + len(t) for a, t in zip(at, tensors, strict=True)]
                 parts = [g[a:b] for g, a, b in zip(mine, at, ends, strict=True)]
                 at = ends
-                pairs = [(t, g) for t, g in zip(outputs, parts, strict=True) if t.requires_grad]
+                pairs = [(t, g) for t, g in zip(tensors, parts, strict=True) if t.requires_grad]
                 found = torch.autograd.grad(
                     [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
                 )
@@ -211,8 +213,8 @@ class Engine:
         """The rows of a whole batch that this process has."""
         return slice(self.together.index, None, self.processes)
 
-    def _gathered(self, seen: Sequence[Sequence[View]]) -> tuple[list[Tensor], list[View]]:
-        """Views of whole batches from those of pieces, and the tensors in them that slopes are for."""
+    def _gathered(self, seen: Sequence[Sequence[DomainOutput]]) -> tuple[list[Tensor], list[DomainOutput]]:
+        """Outputs of whole batches from those of pieces, and the tensors in them that slopes are for."""
         joined = [torch.cat(same) for same in zip(*map(_tensors, seen), strict=True)]
         targets = [torch.cat([v.y for v in same]) for same in zip(*seen, strict=True)]
         if self.processes > 1:
@@ -226,12 +228,12 @@ class Engine:
             joined, targets = wholes[: len(joined)], wholes[len(joined) :]
         leaves = [t.detach().requires_grad_() for t in joined]
         rest = iter(leaves)
-        views = []
-        for view, y in zip(seen[0], targets, strict=True):
-            flat, shape = tree_flatten((view.output, view.features))
+        outputs = []
+        for each, y in zip(seen[0], targets, strict=True):
+            flat, shape = tree_flatten((each.output, each.features))
             output, features = tree_unflatten([next(rest) if _spread(t) else t for t in flat], shape)
-            views.append(view._replace(output=output, features=features, y=y))
-        return leaves, views
+            outputs.append(each._replace(output=output, features=features, y=y))
+        return leaves, outputs
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         if self.processes == 1:
@@ -245,10 +247,10 @@ class Engine:
 
     @torch.no_grad()
     def apply(
-        self, gradients: Sequence[Tensor], losses: Tensor | None = None, helper: str | None = None
+        self, gradients: Sequence[Tensor], losses: Tensor | None = None, auxiliary: str | None = None
     ) -> None:
-        if helper is not None:
-            self._help(self.helpers[helper], gradients)
+        if auxiliary is not None:
+            self._step_auxiliary(self.auxiliary[auxiliary], gradients)
             return
         if losses is not None and self._bad_loss is None:  # `gradients` has not looked at them
             self._bad_loss = self._anywhere(~losses.isfinite().all())
@@ -279,8 +281,8 @@ class Engine:
             self.scale.update(overflow if self._bad_loss is None else overflow & ~self._bad_loss)
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _help(self, optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
-        """A step of a helper; where its gradient is not finite, the model's loss soon tells."""
+    def _step_auxiliary(self, optimizer: Optimizer, gradients: Sequence[Tensor]) -> None:
+        """A step of an auxiliary optimizer; where its gradient is not finite, the model's loss soon tells."""
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(gradients))))
         for p, g in zip(_parameters(optimizer), gradients, strict=True):
             p.grad = g
@@ -306,9 +308,9 @@ class LossScale:
         self.steps.copy_(state["steps"])
 
 
-def _valued(objective: Objective, views: Sequence[View]) -> tuple[Tensor, Log]:
+def _valued(objective: Objective, outputs: Sequence[DomainOutput]) -> tuple[Tensor, Log]:
     """What an objective returns, if it is what it must be."""
-    found: Any = objective(views)
+    found: Any = objective(outputs)
     if isinstance(found, tuple) and len(found) == 2:
         loss, log = found
         if isinstance(loss, Tensor) and loss.numel() == 1 and isinstance(log, Mapping):
@@ -326,7 +328,7 @@ def _checked(algorithm: Algorithm, log: Any) -> Log:
     if not isinstance(losses, Tensor) or losses.ndim != 1 or not len(losses):
         raise InputError(
             f"{name} must log 'losses', a tensor with one number per batch, such as "
-            f"{{'losses': self.losses(views).detach()}}; got {shown(log)}."
+            f"{{'losses': self.losses(outputs).detach()}}; got {shown(log)}."
         )
     for key, value in log.items():
         if not isinstance(value, Tensor) or value.ndim > 1:
@@ -353,8 +355,8 @@ def _spread(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and tensor.ndim > 0 and tensor.is_floating_point()
 
 
-def _tensors(views: Sequence[View]) -> list[Tensor]:
-    return [t for v in views for t in tree_flatten((v.output, v.features))[0] if _spread(t)]
+def _tensors(outputs: Sequence[DomainOutput]) -> list[Tensor]:
+    return [t for v in outputs for t in tree_flatten((v.output, v.features))[0] if _spread(t)]
 
 
 def _or(a: Tensor | None, b: Tensor) -> Tensor:

@@ -123,7 +123,7 @@ def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, A
         state |= {
             "algorithm": dict(training.algorithm.state_dict()),
             "optimizer": training.engine.optimizer.state_dict(),
-            "helpers": {name: h.state_dict() for name, h in training.engine.helpers.items()},
+            "auxiliary": {name: h.state_dict() for name, h in training.engine.auxiliary.items()},
             "average": training.average.state_dict() if training.average else None,
             "callbacks": [callback.state_dict() for callback in training.callbacks.own],
             **{name: part.state_dict() for name, part in _parts(training).items() if part is not None},
@@ -158,10 +158,10 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         raise InputError(f"the checkpoint {loaded.path} does not fit this model: {error}") from error
     engine = training.engine
     _load_optimizer(engine.optimizer, state["optimizer"])
-    for name, helper in engine.helpers.items():
-        if name not in state.get("helpers", {}):
+    for name, optimizer in engine.auxiliary.items():
+        if name not in state.get("auxiliary", {}):
             raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
-        _load_optimizer(helper, state["helpers"][name])
+        _load_optimizer(optimizer, state["auxiliary"][name])
     if training.average is not None:
         training.average.load_state_dict(state["average"], engine.params)
     for name, part in _parts(training).items():

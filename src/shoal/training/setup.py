@@ -148,8 +148,8 @@ class Setup:
             raise InputError(
                 f"accumulate={options.accumulate} pieces of {least} examples; it must be at most {least}."
             )
-        helpers = self.algorithm.helpers()
-        optimizer = options.make_optimizer(trained_parameters(self.algorithm, helpers))
+        auxiliary = self.algorithm.auxiliary_optimizers()
+        optimizer = options.make_optimizer(trained_parameters(self.algorithm, auxiliary))
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
@@ -158,7 +158,7 @@ class Setup:
             clip=options.clip,
             accumulate=options.accumulate,
             on_nan=options.on_nan,
-            helpers=helpers,
+            auxiliary=auxiliary,
         )
 
     def _usual_eval_every(self) -> int:
