@@ -98,7 +98,7 @@ class Engine:
         return log
 
     def _beside(self, algorithm: Algorithm) -> list[Tensor]:
-        """What a step changes and the optimizer does not train: buffers, auxiliary modules and their moments."""
+        """What a step changes besides what the optimizer trains: buffers and auxiliary modules."""
         auxiliary = self.auxiliary.values()
         trained = [p for h in auxiliary for p in _parameters(h)]
         moments = [
