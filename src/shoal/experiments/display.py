@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InputError
@@ -28,8 +28,9 @@ class Display:
         self.total = len(configs)
         self.finished = self.total - missing
         self.at: dict[str, str] = {}
-        self.seconds: list[float] = []
-        self.parallel = 1
+        self.shares: dict[str, float] = {}
+        self.before = self.finished
+        self.started = time.monotonic()
         self.terminal = sys.stderr.isatty()
         self.several = len({c.dataset for c in configs}) > 1
         if missing:
@@ -38,7 +39,7 @@ class Display:
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:
         self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
-        self.parallel = max(self.parallel, len(self.at))
+        self.shares[config.identity] = step / config.steps
         if self.terminal:
             line = f"[{self.finished}/{self.total}]{self.estimate} {' · '.join(self.at.values())}"
             clear_line(sys.stderr)
@@ -48,8 +49,7 @@ class Display:
     def done(self, record: RunRecord) -> None:
         self.finished += 1
         self.at.pop(record.config.identity, None)
-        if record.status != "failed":
-            self.seconds.append(record.seconds)
+        self.shares.pop(record.config.identity, None)
         error = f"failed: {clean(record.error)}" if record.status == "failed" else record.status
         result = _held_out_score(record) if record.status == "finished" else error
         if self.terminal:
@@ -59,12 +59,12 @@ class Display:
 
     @property
     def estimate(self) -> str:
-        """Remaining runs × their mean seconds / runs in parallel."""
-        left = self.total - self.finished
-        if not left or not self.seconds:
+        """What remains of the runs, at the pace of those that were done here, wherever they run."""
+        done = self.finished - self.before + sum(self.shares.values())
+        left = self.total - self.before - done
+        if self.finished in (self.before, self.total) or left <= 0:
             return ""
-        seconds = left * fmean(self.seconds) / self.parallel
-        return f" about {duration(seconds)} left"
+        return f" about {duration((time.monotonic() - self.started) * left / done)} left"
 
     def _which(self, config: RunConfig) -> str:
         """A run among others: what they mostly differ in."""
