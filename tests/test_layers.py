@@ -22,7 +22,7 @@ LAYERS = (
     ("report",),
     ("scoring",),
     ("api",),
-    ("cli", "sklearn"),
+    ("cli", "sklearn", "integrations"),
     ("paper",),
 )
 EXEMPT = ("__init__", "__main__")
