@@ -154,8 +154,8 @@ def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
 def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
     """The mean of the gradients after each was made orthogonal to those it conflicts with.
 
-    Gradient i goes through the others in turn, g_{i+1}, g_{i+2} … round to g_{i−1}; where its product with g_j
-    is negative, its component along g_j is removed:
+    Gradient i goes through the others in turn, g_{i+1}, g_{i+2} … round to g_{i−1}; where its product with
+    g_j is negative, its component along g_j is removed:
 
         g_i ← g_i − min(0, g_i·g_j)/‖g_j‖² g_j
 
@@ -212,8 +212,8 @@ def sand_mask(
 ) -> Gradient:
     """The mean gradient times max(0, tanh(k/σ² (a − τ))), divided by the mean of that mask.
 
-    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients: unlike
-    the others, this transform depends on the scale of the loss.
+    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients:
+    unlike the others, this transform depends on the scale of the loss.
 
     >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
