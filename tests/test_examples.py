@@ -222,7 +222,7 @@ def test_lightning_leaves_the_walk_when_validation_is_stopped(
     with pytest.raises(ZeroDivisionError):
         lightning.main()
     fish, model, shown = seen
-    assert fish.state_dict()["fish"]["position"] == 1
+    assert fish.state_dict()["param_groups"][0]["position"] == 1
     assert not same(weights(model), shown)  # θ̃ again, which goes with that state
 
 

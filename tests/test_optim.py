@@ -173,10 +173,10 @@ def test_the_extra_memory_is_one_copy_of_the_trained_weights():
     fish = Fish(Adam(model.parameters(), 0.01), 2)
     train(model, fish, make_batches(5))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sum(s.numel() for s in fish._slow) == trained
-    stores = [s.data_ptr() for s in fish._slow]
+    assert sum(e["slow"].numel() for e in fish.state.values() if "slow" in e) == trained
+    stores = [e["slow"].data_ptr() for e in fish.state.values()]
     train(model, fish, make_batches(4))
-    assert [s.data_ptr() for s in fish._slow] == stores  # the same memory from walk to walk
+    assert [e["slow"].data_ptr() for e in fish.state.values()] == stores  # the same memory from walk to walk
 
 
 def test_weights_changed_from_outside_between_walks_are_where_the_next_starts():
@@ -256,7 +256,7 @@ def test_parameters_that_come_in_mid_walk_join_at_the_next(join):
     fish = Fish(SGD([*others, newcomer] if join is thaw else others, 0.1), 3)
     train(model, fish, batches[:1])
     join(model, fish)
-    assert len(fish._slow) == 3
+    assert sum("slow" in entry for entry in fish.state.values()) == 3
     # The reference: the same three inner steps without a blend.
     train(plain, SGD(plain.parameters(), 0.1), batches[:1])
     rate = 0.1 if join is thaw else 0.05
@@ -270,7 +270,7 @@ def test_parameters_that_come_in_mid_walk_join_at_the_next(join):
 
     start = newcomer.detach().clone()
     train(model, fish, batches[3:5])
-    assert len(fish._slow) == 4
+    assert sum("slow" in entry for entry in fish.state.values()) == 4
     with fish.slow_weights():
         assert torch.equal(newcomer, start)
     fish.zero_grad()
@@ -357,17 +357,29 @@ def test_goes_on_to_the_bit_from_a_file(name, inner_state, saved_after):
         assert same(resumed, reference.model)
 
 
-def test_a_saved_state_does_not_follow_the_optimizer():
+def test_training_does_not_change_a_state_that_was_loaded():
     model = make_model()
     fish = Fish(SGD(model.parameters(), 0.1), 2)
     train(model, fish, make_batches(1))
+    state = through_file(fish.state_dict())
+    before = copy.deepcopy(state)
+    other = make_model()
+    loaded = Fish(SGD(other.parameters(), 0.1), 2)
+    for _ in range(2):
+        loaded.load_state_dict(state)
+        train(other, loaded, make_batches(2))
+        torch.testing.assert_close(state["state"], before["state"], rtol=0, atol=0)
+        assert state["param_groups"] == before["param_groups"]
+
+
+def test_a_saved_state_keeps_its_slow_weights_when_training_goes_on():
+    model = make_model()
+    fish = Fish(Adam(model.parameters(), 0.1), 3)
+    train(model, fish, make_batches(1))
+    assert len(fish.state) == 4
     state = fish.state_dict()
-    before = copy.deepcopy(state["fish"]["slow"])
-    train(model, fish, make_batches(2))
-    assert all(torch.equal(before[n], s) for n, s in state["fish"]["slow"].items())
-    fish.load_state_dict(state)
-    train(model, fish, make_batches(2))
-    assert all(torch.equal(before[n], s) for n, s in state["fish"]["slow"].items())
+    train(model, fish, make_batches(1))
+    assert all("slow" in entry for entry in state["state"].values())
 
 
 def test_scheduler_and_fish_resume_together():
@@ -411,19 +423,53 @@ def test_a_plain_state_of_the_inner_optimizer_begins_a_walk():
     assert same(model, reference.model)
 
 
-def test_a_walk_of_another_length_is_refused_and_nothing_loaded():
-    model = make_model()
-    fish = Fish(SGD(model.parameters(), 0.1, momentum=0.9), 3)
-    train(model, fish, make_batches(2))
-    other = Fish(SGD(make_model().parameters(), 0.5, momentum=0.9), 4)
-    with pytest.raises(InputError, match=r"2 steps into 3, .* inner_steps=4 .*make it with inner_steps=3"):
-        other.load_state_dict(fish.state_dict())
-    assert other.param_groups[0]["lr"] == 0.5
-    assert other.position == 0
-    train(model, fish, make_batches(1))
-    other.load_state_dict(fish.state_dict())  # between walks the length may change
-    assert other.inner_steps == 4
+@pytest.mark.parametrize("saved_after", [2, 3])
+def test_settings_come_from_the_state_as_lr_does(saved_after):
+    model, batches = make_model(), make_batches(8)
+    fish = Fish(SGD(model.parameters(), 0.1, momentum=0.9), 3, 0.3, "reset")
+    train(model, fish, batches[:saved_after])
+    resumed = copy.deepcopy(model)
+    other = Fish(SGD(resumed.parameters(), 0.5, momentum=0.9), 4, 0.6)
+    other.load_state_dict(through_file(fish.state_dict()))
+    assert (other.inner_steps, other.meta_lr, other.inner_state) == (3, 0.3, "reset")
     assert other.param_groups[0]["lr"] == 0.1
+    assert other.position == saved_after % 3
+    train(model, fish, batches[saved_after:])
+    train(resumed, other, batches[saved_after:])
+    assert same(model, resumed)
+
+
+def test_settings_can_be_changed_between_walks():
+    model, batches = make_model(), make_batches(5)
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS["adam"], 0.5)
+    fish = Fish(OPTIMIZERS["adam"](model.parameters()), 2)
+    train(model, fish, batches[:2])
+    reference.walk(batches[:2], loss_of)
+    fish.inner_steps, fish.meta_lr, reference.meta_lr = 3, 0.2, 0.2
+    train(model, fish, batches[2:])
+    reference.walk(batches[2:], loss_of)
+    assert same(model, reference.model)
+
+
+def test_a_walk_without_its_start_is_refused_and_nothing_loaded():
+    model = make_model()
+    fish = Fish(SGD(model.parameters(), 0.1), 3)
+    train(model, fish, make_batches(2))
+    other = Fish(SGD(make_model().parameters(), 0.5), 4)
+    with pytest.raises(InputError, match=r"2 steps into a walk of 3 and lacks .*state\[p\]\['slow'\]"):
+        other.load_state_dict({**fish.state_dict(), "state": {}})
+    assert other.param_groups[0]["lr"] == 0.5
+    assert (other.position, other.inner_steps) == (0, 4)
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_state_of_an_earlier_version_is_refused_and_nothing_loaded(position):
+    model = make_model()
+    fish = Fish(SGD(model.parameters(), 0.5), 3)
+    old = SGD(make_model().parameters(), 0.1).state_dict()
+    with pytest.raises(InputError, match=r"Shoal 0\.2 or before"):
+        fish.load_state_dict({**old, "fish": {"position": position, "slow": {}}})
+    assert fish.param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
