@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from importlib import import_module
@@ -368,12 +367,13 @@ def largest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> flo
 
 def test_two_processes(tmp_path: Path) -> None:
     here = example("hospitals")
-    found = together(tmp_path, "ddp", "accelerate_loop")
+    found = together(tmp_path, "ddp", "accelerate_loop", "fsdp2")
     alone = here.ours(here.network()).state_dict()
     for first, second in found.values():
         assert largest(first, second) == 0
         assert largest(first, alone) < 1e-5  # sums of halves are rounded in another way
     assert largest(found["ddp"][0], found["ours"][0]) == 0
+    assert largest(found["fsdp2"][0], found["ours"][0]) == 0
 
 
 @pytest.mark.slow
@@ -386,14 +386,3 @@ def test_two_processes_of_lightning_and_transformers(tmp_path: Path) -> None:
         largest(found["huggingface_trainer"][0], {k: v for k, v in own.items() if "k_lin.bias" not in k})
         < 1e-4
     )
-
-
-def test_what_the_page_shows_of_the_examples_is_in_them() -> None:
-    """Blocks marked ``py`` are parts of examples, which run here; those marked ``python`` run alone."""
-    lines = {line.strip() for path in EXAMPLES.glob("*.py") for line in path.read_text().splitlines()}
-    blocks = re.findall(
-        r"^```py\n(.*?)^```", (ROOT / "docs" / "trainers.md").read_text(), re.DOTALL | re.MULTILINE
-    )
-    assert len(blocks) >= 3
-    for block in blocks:
-        assert [line for line in block.splitlines() if line.strip() not in lines | {""}] == []
