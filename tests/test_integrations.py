@@ -1,7 +1,8 @@
-"""Shoal in other people's loops: the page about it runs, and each loop of it ends with the weights of shoal.fit."""
+"""Shoal in other people's loops: the page about it runs, and its loops end with the weights of shoal.fit."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,15 @@ def own(
     if "optimizer" in options:
         del same["lr"]
     return shoal.fit(algorithm, model, data or page.hospitals, **(same | options)).model
+
+
+def python(code: str) -> str:
+    """What it prints, in a process of its own."""
+    paths = os.environ | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def difference(one: nn.Module, other: nn.Module) -> float:
@@ -301,7 +311,7 @@ import sys, pytorch_lightning as pl
 from shoal.integrations.lightning import FishCallback
 assert issubclass(FishCallback, pl.Callback) and "lightning" not in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+    python(code)
 
 
 def test_loader_without_domains_is_refused(page: SimpleNamespace) -> None:
@@ -342,7 +352,4 @@ try:
 except ImportError as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
-    )
-    assert advice in done.stdout
+    assert advice in python(code)
