@@ -403,7 +403,8 @@ class DomainDiscriminator(nn.Module):
 
     def forward(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
         blocks, features, y = self._grouped(features, domain, y)
-        return self._mean(_Reversed.apply(features, self.weight), blocks, y)
+        reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
+        return self._mean(reverse(features, self.weight), blocks, y)
 
     def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
         """The cross-entropy of the predicted domains, a mean over examples (with classes, of their means)."""
