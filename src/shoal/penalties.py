@@ -402,11 +402,16 @@ class DomainDiscriminator(nn.Module):
         self.classes = None if classes is None else nn.Embedding(classes, features)
 
     def forward(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        return self.loss(_Reversed.apply(features, self.weight), domain, y)
+        blocks, features, y = self._grouped(features, domain, y)
+        reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
+        return self._mean(reverse(features, self.weight), blocks, y)
 
     def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
         """The cross-entropy of the predicted domains, a mean over examples (with classes, of their means)."""
         blocks, features, y = self._grouped(features, domain, y)
+        return self._mean(features, blocks, y)
+
+    def _mean(self, features: Tensor, blocks: Blocks, y: Tensor | None) -> Tensor:
         with _full_precision(features) as (features,):
             each = self._losses(features, blocks, y)
             if self.classes is None or y is None:

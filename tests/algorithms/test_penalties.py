@@ -201,28 +201,22 @@ class TestWhatAPenaltyDoes:
         algorithm, engine = on(name, model, weight=1e6)
         found, _ = algorithm.gradient(HELD, engine)
         assert float(found[0].norm()) > 1
-        before = float(
-            algorithm.discriminator.loss(
-                *algorithm.discriminator_input(algorithm.forward_batches(HELD))
-            ).detach()
-        )
+        before = discriminator_loss(algorithm)
         with torch.no_grad():
             for p, g in zip(engine.params, found, strict=True):
                 p -= 1e-8 * g
-        assert (
-            float(
-                algorithm.discriminator.loss(
-                    *algorithm.discriminator_input(algorithm.forward_batches(HELD))
-                ).detach()
-            )
-            > before
-        )
+        assert discriminator_loss(algorithm) > before
 
     def test_the_discriminator_learns(self) -> None:
         model = network().double()
         algorithm, engine = on("dann", model, lr=1e-9, weight=0.0, discriminator_lr=0.01)
         log = [algorithm.step(HELD, engine)["discriminator"] for _ in range(60)]
         assert float(log[-1]) < 0.5 * float(log[0])
+
+
+def discriminator_loss(algorithm: Any) -> float:
+    outputs = algorithm.forward_batches(HELD)
+    return float(algorithm.discriminator.loss(*algorithm.discriminator_input(outputs)).detach())
 
 
 def judged(model: FeatureModel) -> float:

@@ -943,7 +943,7 @@ def test_a_discriminator_learns_in_the_trainings_own_steps() -> None:
     """As its Adam does by hand, on the features that the model had at each step."""
     run = ByHand("dann", network(), sgd)
     plain = ByHand("dann", network(), sgd)
-    other = plain.algorithm.discriminator
+    other: Any = plain.algorithm.discriminator
     by_hand = Adam(other.parameters(), 1e-3, betas=(0.5, 0.9))
     for step in range(3):
         drawn = batches("domains", step)
@@ -951,7 +951,7 @@ def test_a_discriminator_learns_in_the_trainings_own_steps() -> None:
             features = torch.cat([run.algorithm.model.features(b.x) for b in drawn])  # type: ignore[operator]
         by_hand.zero_grad()
         numbers = torch.tensor([b.domain for b in drawn]).repeat_interleave(B)
-        cross_entropy(other(features), numbers).backward()
+        cross_entropy(other.layers(features), numbers).backward()
         by_hand.step()
         run.take(step)
         assert_same(run.algorithm.discriminator, other, 1e-6)
