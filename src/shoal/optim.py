@@ -422,8 +422,9 @@ def _whole(tensor: Tensor) -> Tensor:
 def _reshard(model: nn.Module | None) -> None:
     """Drops the whole parameters that FSDP2 has gathered from shards."""
     for module in model.modules() if model is not None else ():
-        if hasattr(module, "reshard"):
-            module.reshard()
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
