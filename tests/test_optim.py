@@ -806,6 +806,122 @@ def test_hooks_fire_once_a_step():
     assert seen[6:] == [("before", 0), "inner"]
 
 
+def test_hooks_on_states_fire():
+    model, seen = make_model(), []
+    fish = Fish(SGD(model.parameters(), 0.1), 2)
+    for whose, optimizer in (("inner", fish.inner), ("fish", fish)):
+        note = lambda *_, whose=whose: seen.append(whose)  # noqa: E731
+        optimizer.register_state_dict_pre_hook(note)
+        optimizer.register_load_state_dict_post_hook(note)
+    fish.register_state_dict_post_hook(lambda optimizer, state: {**state, "extra": 1})
+    assert fish.state_dict()["extra"] == 1
+    assert seen == ["fish", "inner"]
+    other = Fish(SGD(make_model().parameters(), 0.7), 3).state_dict()
+    fish.register_load_state_dict_pre_hook(lambda optimizer, state: other)
+    fish.load_state_dict(fish.state_dict())
+    assert (fish.param_groups[0]["lr"], fish.inner_steps) == (0.7, 3)
+    assert seen == ["fish", "inner"] * 2 + ["inner", "fish"]
+
+
+class Curious(torch.optim.Optimizer):
+    """Finds its state in ways that a key of another would upset."""
+
+    def __init__(self, params, **_):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if p not in self.state:
+                self.state[p] = {"sum": torch.zeros_like(p)}
+            (total,) = self.state[p].values()
+            p -= 0.1 * total.add_(p.grad)
+
+
+OTHERS = {
+    "curious": Curious,
+    "adafactor": lambda p, **k: torch.optim.Adafactor(p, 0.1, **k),
+    "adam, fused": lambda p, **_: Adam(p, 0.01, fused=True),
+    "sgd, fused": lambda p, **_: SGD(p, 0.05, momentum=0.9, fused=True),
+}
+if hasattr(torch.optim, "Muon"):
+    OTHERS["muon"] = lambda p, **_: torch.optim.Muon([q for q in p if q.ndim == 2], 0.1)
+
+
+@STATES
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *OTHERS])
+def test_looking_at_the_state_changes_nothing(name, inner_state):
+    """The slow weights are in it, and the inner optimizer never meets them."""
+    make = {**OPTIMIZERS, **OTHERS}[name]
+    model, batches = make_model(), make_batches(8)
+    model.unreached = nn.Parameter(torch.ones(2, 2))  # an optimizer keeps nothing for it
+    reference = CopyingFish(copy.deepcopy(model), make, 0.3, inner_state)
+    fish = Fish(make(model.parameters()), 2, 0.3, inner_state)
+    trained = [p for group in fish.param_groups for p in group["params"]]
+    for walk in walks(batches, 2):
+        theta = [p.detach().clone() for p in trained]
+        for batch in walk:
+            train(model, fish, [batch])
+            # At a walk's end both are the new θ.
+            expected = theta if fish.position else trained
+            assert same([fish.state[p]["slow"] for p in trained], expected)
+        reference.walk(walk, loss_of)
+        assert same(model, reference.model)
+        copy.deepcopy(fish)
+        pickle.dumps(fish)
+
+
+def test_a_state_that_is_written_from_outside_counts():
+    """As trainers do that move it to another device."""
+    model, batches = make_model(), make_batches(3)
+    fish = Fish(Adam(model.parameters(), 0.1), 3)
+    train(model, fish, batches[:2])
+    for p, entry in fish.state.items():
+        fish.state[p] = {k: v.clone() + (k == "slow") for k, v in entry.items()}
+    with fish.slow_weights():
+        start = weights(model)
+    train(model, fish, batches[2:])
+    plain = make_model()
+    train(plain, Adam(plain.parameters(), 0.1), batches)
+    expected = [s.lerp(p, 0.5) for s, p in zip(start, plain.parameters(), strict=True)]
+    assert same(model, [p.detach() for p in expected])
+    torch.testing.assert_close([s - 1 for s in start], weights(make_model()))
+
+
+def test_a_group_added_in_mid_walk_is_saved_with_it():
+    model, batches = make_model(), make_batches(7)
+    first, last = model[0], model[2]
+
+    def start(model):
+        return Fish(Adam(model[0].parameters(), 0.01), 3)
+
+    fish = start(model)
+    train(model, fish, batches[:1])
+    fish.add_param_group({"params": last.parameters(), "lr": 0.05})
+    train(model, fish, batches[1:2])
+    saved = through_file({"model": model.state_dict(), "fish": fish.state_dict()})
+    train(model, fish, batches[2:])
+    resumed = make_model(seed=5)
+    other = start(resumed)
+    other.add_param_group({"params": resumed[2].parameters()})
+    resumed.load_state_dict(saved["model"])
+    other.load_state_dict(saved["fish"])
+    train(resumed, other, batches[2:])
+    assert same(model, resumed)
+    assert set(first.parameters()) < set(fish.state)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("how", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
+def test_variants_on_cuda(how):
+    model = make_model().double().cuda()
+    plain = copy.deepcopy(model)
+    batches = [(x.double().cuda(), y.double().cuda()) for x, y in make_batches(7)]
+    train(model, Fish(AdamW(model.parameters(), 0.01, **how), 3), batches)
+    train(plain, Fish(AdamW(plain.parameters(), 0.01, foreach=False), 3), batches)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-12)
+
+
 def test_groups_state_and_defaults_are_the_inner_optimizers():
     model = make_model()
     inner = Adam(model.parameters(), 0.1, betas=(0.8, 0.9))
@@ -839,6 +955,10 @@ def test_repr_shows_the_settings_and_the_inner_optimizer():
     [
         ({"inner": "adam"}, "inner of Fish must be an Optimizer, got 'adam'"),
         ({"inner": SGD}, "inner of Fish must be an Optimizer, got <class"),
+        (
+            {"inner": Fish(SGD([nn.Parameter(torch.zeros(1))], 0.1), 2)},
+            "inner of Fish must not be a Fish: give what it wraps",
+        ),
         *(
             ({"inner_steps": bad}, f"inner_steps of Fish must be a whole number of at least 1, got {bad!r}")
             for bad in (0, -2, 1.5, True, "3", None)

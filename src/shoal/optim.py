@@ -31,7 +31,7 @@ class Walks(Protocol):
 
 
 SLOW = "slow"
-WALK = ("inner_steps", "meta_lr", "inner_state", "position", "spoilt")
+WALK = ("inner_steps", "meta_lr", "inner_state", "position", "spoilt", "untrained")
 
 
 def _in_groups(name: str) -> Any:
@@ -72,9 +72,9 @@ class Fish(Optimizer):
     walk, so that S batches remain one walk. Buffers (BatchNorm statistics) are not an optimizer's to touch:
     they keep the values of the walk.
 
-    θ is in ``state[p]["slow"]``; the three settings and ``position`` are in ``param_groups``. So all that
-    shards and saves optimizers (FSDP2, ``torch.distributed.checkpoint``, ``ZeroRedundancyOptimizer``) does so
-    with the walk, and loading a state sets ``inner_steps``, ``meta_lr`` and ``inner_state`` as it sets ``lr``.
+    θ is in ``state[p]["slow"]``; the three settings and ``position`` are in ``param_groups``. So whatever
+    shards and saves optimizers (FSDP2, ``torch.distributed.checkpoint``, ``ZeroRedundancyOptimizer``) shards
+    and saves the walk, and loading a state sets the three settings as it sets ``lr``.
     """
 
     inner: Optimizer
@@ -85,12 +85,13 @@ class Fish(Optimizer):
     """Steps taken in the current walk; 0 right after a blend."""
     spoilt: bool = _in_groups("spoilt")
     """In a state that is saved or loaded: whether the walk will be given up (see :meth:`spoil`)."""
+    untrained: bool = _in_groups("untrained")
+    """Whether the inner optimizer has a state and took no step."""
     _slow: dict[Tensor, Tensor]
     _shared: bool
     _showing_slow: bool
     _spoilt: Tensor | None
     _fresh: defaultdict[Tensor, Any]
-    _blank: dict[Tensor, Any]
 
     # GradScaler then calls step() also when it found an infinite gradient, and tells so in `found_inf`.
     _step_supports_amp_scaling = True
@@ -115,11 +116,10 @@ class Fish(Optimizer):
                 "_spoilt": None,
                 # A few optimizers (Adagrad) fill their state when they are made; most start empty.
                 "_fresh": clone_state(inner.state),
-                "_blank": {},
             }
         )
         self.inner_steps, self.meta_lr, self.inner_state = inner_steps, meta_lr, inner_state
-        self.position, self.spoilt = 0, False
+        self.position, self.spoilt, self.untrained = 0, False, False
         if inner.state:
             self._leave_from_here()
 
@@ -142,7 +142,7 @@ class Fish(Optimizer):
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.inner.state, self._shared, self._blank = state, True, {}
+        self.inner.state, self._shared = state, True
 
     def _unshare(self) -> None:
         """Takes θ out of the inner optimizer's state. Many make theirs where they find ``state[p]`` empty."""
@@ -179,7 +179,7 @@ class Fish(Optimizer):
             self._leave_from_here()
             self.inner.step()
             _copy(self._walking(), self._left())
-            self._blank = dict(self.inner.state)
+            self.untrained = True
             return None
         if self.position == 0:
             self._start_walk()
@@ -219,10 +219,9 @@ class Fish(Optimizer):
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     def _start_walk(self) -> None:
-        untrained = self._blank and all(self.inner.state.get(p) is e for p, e in self._blank.items())
-        if self.inner_state == "reset" or untrained:
+        if self.inner_state == "reset" or self.untrained:
             self.inner.state = clone_state(self._fresh)
-        self._blank = {}
+        self.untrained = False
         self._leave_from_here()
 
     def _leave_from_here(self) -> None:
@@ -264,8 +263,15 @@ class Fish(Optimizer):
         return None
 
     @contextmanager
-    def slow_weights(self) -> Iterator[None]:
-        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk)."""
+    def slow_weights(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk).
+
+        Args:
+            model: needed only where the parameters are sharded. FSDP may still hold those that it gathered
+                for the last forward pass, and must gather them again.
+        """
+        if model is None and any(hasattr(p, "to_local") for p in self._params()):
+            raise InputError("the parameters are sharded: call slow_weights(model), with the sharded model.")
         if self.position == 0 or self._showing_slow:  # the model holds θ already
             yield
             return
@@ -274,6 +280,7 @@ class Fish(Optimizer):
             walking = self._walking()
             fast = [p.clone() for p in walking]
             _copy(walking, self._left())
+        _reshard(model)
         self._showing_slow = True
         try:
             yield
@@ -281,6 +288,7 @@ class Fish(Optimizer):
             self._showing_slow = False
             with torch.no_grad():
                 _copy(walking, fast)
+            _reshard(model)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
@@ -316,7 +324,7 @@ class Fish(Optimizer):
             given = given if changed is None else changed
         groups, entries = given["param_groups"], given["state"]
         slow = {n: e[SLOW] for n, e in entries.items() if isinstance(e, dict) and SLOW in e}
-        walk = {**self._walk(), "position": 0, "spoilt": False}
+        walk = {**self._walk(), "position": 0, "spoilt": False, "untrained": False}
         walk |= {k: v for k, v in groups[0].items() if k in walk}
         if "fish" in given:
             raise InputError(
@@ -332,7 +340,6 @@ class Fish(Optimizer):
         bare = {n: {k: v for k, v in e.items() if k != SLOW} if n in slow else e for n, e in entries.items()}
         self._unshare()
         self.inner.load_state_dict({**given, "state": {n: e for n, e in bare.items() if n not in slow or e}})
-        self._blank = {}
         for group in self.param_groups:
             group.update(walk)
         numbers = [n for group in groups for n in group["params"]]
@@ -410,6 +417,14 @@ def _whole(tensor: Tensor) -> Tensor:
     """A ``DTensor`` put together from all processes; any other tensor itself."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Drops the whole parameters that FSDP2 has gathered from shards."""
+    for module in model.modules() if model is not None else ():
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
