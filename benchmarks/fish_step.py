@@ -138,7 +138,7 @@ def compare(
         for i in range(len(names)):
             version = names[(round_ + i) % len(names)]
             times[version].append(timed(versions[version]))
-    weights = sum(p.numel() * p.element_size() for p in fish._slow) / 2**20
+    weights = sum(p.numel() * p.element_size() for p in fish._slow.values()) / 2**20
     bound = 0.0
     for version in names:
         logs = [math.log(a / b) for a, b in zip(times[version], times["plain"], strict=True)]

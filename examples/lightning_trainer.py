@@ -5,7 +5,6 @@ python examples/lightning_trainer.py
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from typing import Any
 
 import lightning as L
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from shoal.integrations.lightning import FishCallback, prepared
 
 
 def falling(step: int) -> float:
@@ -36,49 +37,14 @@ class Classifier(L.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = fish(self.network)
         # One rate for all steps of a walk, as in shoal.fit; without `frequency` it falls within walks too.
-        schedule = {
-            "scheduler": LambdaLR(optimizer, falling),
-            "interval": "step",
-            "frequency": INNER_STEPS,
-        }
+        schedule = {"scheduler": LambdaLR(optimizer, falling), "interval": "step", "frequency": INNER_STEPS}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def configure_gradient_clipping(
-        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
-    ) -> None:
-        """Lightning's own, in mixed precision, refuses optimizers that unscale gradients themselves."""
-        if gradient_clip_val:
-            if scaler := getattr(self.trainer.precision_plugin, "scaler", None):
-                scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
-
     def train_dataloader(self) -> DataLoader:
-        """With several processes each takes a share of every batch; a checkpoint goes on at its own batch."""
-        order = sampler(
-            share=(self.trainer.global_rank, self.trainer.world_size),
-            pieces=self.trainer.accumulate_grad_batches,
-        )
-        order.set_step(*divmod(self.trainer.global_step, INNER_STEPS))
-        return DataLoader(dataset(), batch_sampler=order)
+        return prepared(DataLoader(dataset(), batch_sampler=sampler()), self.trainer)
 
     def val_dataloader(self) -> DataLoader:
         return DataLoader(TensorDataset(*patients(4, 40)), batch_size=40)
-
-
-class ValidateSlowWeights(L.Callback):
-    """Shows θ to a validation in the middle of a walk."""
-
-    def __init__(self) -> None:
-        self.showing = ExitStack()
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.optimizers:
-            self.showing.enter_context(trainer.optimizers[0].slow_weights())
-
-    def on_validation_end(self, *_: Any) -> None:
-        self.showing.close()
-
-    on_exception = on_validation_end  # Ctrl-C, so that what is saved then is the walk
 
 
 def main(checkpoint: str | None = None, callbacks: Any = (), **settings: Any) -> nn.Module:
@@ -87,7 +53,7 @@ def main(checkpoint: str | None = None, callbacks: Any = (), **settings: Any) ->
         max_steps=STEPS * INNER_STEPS,  # whole walks
         use_distributed_sampler=False,  # or every process would be in another domain
         val_check_interval=4,
-        callbacks=[ValidateSlowWeights(), *callbacks],
+        callbacks=[FishCallback(), *callbacks],
         **{"accelerator": "cpu", "enable_checkpointing": False, **quiet, **settings},
     )
     classifier = Classifier()

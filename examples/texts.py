@@ -27,13 +27,9 @@ def bert() -> DistilBertForSequenceClassification:
     torch.manual_seed(SEED)
     size = {"vocab_size": 50, "max_position_embeddings": 12, "dim": 16, "hidden_dim": 32}
     dropout = {"dropout": 0.0, "attention_dropout": 0.0, "seq_classif_dropout": 0.0}
-    model = DistilBertForSequenceClassification(
+    return DistilBertForSequenceClassification(
         DistilBertConfig(n_layers=1, n_heads=2, num_labels=2, **size, **dropout)
     )
-    # Its loss is a mean over the batch. The Trainer takes a model with **kwargs for one that divides by a
-    # count it is given, and with pieces or processes would make the gradient so many times as long.
-    model.accepts_loss_kwargs = False
-    return model
 
 
 class Logits(nn.Module):

@@ -97,7 +97,7 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     assert main(["list", "algorithms", "--json"]) == 0
     entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)["algorithms"]}
     assert entries["erm"]["cost"] == 1
-    assert entries["dann"]["needs"] == ["two domains", "features", "adversary"]
+    assert entries["dann"]["needs"] == ["two domains", "features", "discriminator"]
     assert "second order" in entries["idgm"]["needs"]
     assert entries["idgm"]["cost"] > 5
     assert entries["reweighted"]["batches"] == "balanced"

@@ -6,15 +6,34 @@ import copy
 import itertools
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 
+import shoal
 from references import naive
+from shoal.data import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.gradients import curvature, gip, gradient, inner_product, match, moved
+from shoal.gradients import (
+    and_mask,
+    backward,
+    cosine_matrix,
+    curvature,
+    gip,
+    gradient,
+    idgm_backward,
+    iga_backward,
+    inner_product,
+    losses_by_domain,
+    match,
+    moved,
+    pcgrad,
+    sand_mask,
+)
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}  # float64, the same derivative by another route
 DIFFERENCES = {"rtol": 1e-4, "atol": 1e-7}  # float64, a forward difference of length 1e-6
@@ -622,3 +641,372 @@ def test_a_linear_loss_has_no_curvature():
     weight, unused = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
     found = curvature([lambda: weight.sum(), lambda: (weight**2).sum()], [weight, unused], [weight, unused])
     assert_close(found, [torch.ones(3), torch.zeros(2)])
+
+
+# In a loop of one's own: the same as in shoal.fit and as by explicit loops
+
+STEPS, BATCH = 6, 8
+
+
+def dataset(domains=4, examples=20):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(domains, examples, 4, generator=draw, dtype=torch.float64)
+    y = torch.randint(3, (domains, examples), generator=draw)
+    shift = torch.arange(domains)[:, None, None]
+    return x * (1 + 0.3 * shift) + 0.4 * shift, y
+
+
+def network(*, norm=True):
+    torch.manual_seed(3)
+    middle = [nn.BatchNorm1d(6)] if norm else []  # no bias before it: Adam would blow rounding up
+    return nn.Sequential(nn.Linear(4, 6, bias=not norm), *middle, nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+def adam(params):
+    return torch.optim.Adam(params, 0.02)
+
+
+class NaiveIDGM(naive.Reference):
+    """The objective by autograd through double loops, then the trust ratio."""
+
+    def gradient(self, batches):
+        mean, _, slope = naive.match(self.each(batches), self.params, normalize=True)
+        lengths = [sum((g**2).sum() for g in each).sqrt() for each in (mean, slope)]
+        factor = min(2.0, float(0.9 * lengths[0] / lengths[1]))
+        assert factor < 2.0  # the trust ratio is at work
+        return [m - factor * s for m, s in zip(mean, slope, strict=True)]
+
+
+LOOPS = {
+    "pcgrad": ({}, partial(backward, combine=pcgrad), naive.PCGrad),
+    "and-mask": (
+        {"tau": 0.5},
+        partial(backward, combine=partial(and_mask, tau=0.5)),
+        partial(naive.Masked, tau=0.5),
+    ),
+    "sand-mask": (
+        {"tau": 0.3, "k": 0.01},
+        partial(backward, combine=partial(sand_mask, tau=0.3, k=0.01)),
+        partial(naive.Masked, tau=0.3, k=0.01),
+    ),
+    "idgm": ({"gamma": 2.0}, partial(idgm_backward, gamma=2.0), NaiveIDGM),
+    "iga": (
+        {"weight": 5.0},
+        partial(iga_backward, weight=5.0),
+        partial(naive.IGA, weights=itertools.repeat(5.0)),
+    ),
+}
+
+
+def steps_of(domains, examples):
+    """What the sampler of a DataLoader yields, a step at a time: {domain: batch}."""
+    x, y = dataset(domains, examples)
+    ids = torch.arange(domains).repeat_interleave(examples)
+    sampler = DomainBatchSampler(ids, BATCH, domains - 1, seed=5, steps=STEPS)
+    loader = DataLoader(TensorDataset(x.flatten(0, 1), y.flatten(), ids), batch_sampler=sampler)
+    for step in zip(*[iter(loader)] * (domains - 1), strict=True):
+        yield {int(d[0]): (x, y) for x, y, d in step}
+
+
+@pytest.mark.parametrize("domains", [3, 5])
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_ones_own_ends_where_fit_does_and_where_explicit_loops_do(name, domains):
+    settings, own_backward, reference = LOOPS[name]
+    examples = 20
+    x, y = dataset(domains, examples)
+
+    fitted = network()
+    train = {str(d): (x[d], y[d]) for d in range(domains)}
+    shoal.fit(
+        *(name, fitted, train),
+        optimizer=adam,
+        settings=settings,
+        steps=STEPS,
+        batch_size=BATCH,
+        domains_per_step=domains - 1,
+        seed=5,
+        device="cpu",
+        progress=False,
+        select="last",
+    )
+
+    model = network()
+    optimizer = adam(model.parameters())
+    for batches in steps_of(domains, examples):
+        optimizer.zero_grad()
+        if own_backward.func is backward:
+            losses = {d: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
+        else:
+            losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
+        own_backward(losses, model)
+        optimizer.step()
+
+    slow = network()
+    slow_optimizer, formula = adam(slow.parameters()), reference(slow, cross_entropy)
+    for batches in steps_of(domains, examples):
+        found = formula.gradient([(x, y, d) for d, (x, y) in batches.items()])
+        for p, g in zip(slow.parameters(), found, strict=True):
+            p.grad = g
+        slow_optimizer.step()
+
+    start = network().state_dict()
+    for key, value in model.state_dict().items():
+        twice = name == "iga" and key.startswith("1.")  # whose reference passes every batch twice
+        if not twice or key in ("1.weight", "1.bias"):
+            torch.testing.assert_close(slow.state_dict()[key], value, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(fitted.state_dict()[key], value, rtol=1e-10, atol=1e-10)
+        assert not torch.equal(value, start[key])
+
+
+COMBINES = pytest.mark.parametrize("combine", [pcgrad, and_mask, sand_mask])
+
+
+@COMBINES
+def test_one_pass_of_a_mixed_batch_is_as_good_as_one_pass_for_each_domain(combine):
+    x, y = dataset()
+    ids = torch.tensor([7, 2, 40, 3])
+    apart, mixed = network(norm=False), network(norm=False)
+    first = backward(
+        {int(d): cross_entropy(apart(x[i]), y[i]) for i, d in sorted(enumerate(ids), key=lambda p: p[1])},
+        apart,
+        combine,
+    )
+    order = torch.randperm(y.numel())
+    domain = ids.repeat_interleave(y.shape[1])[order]
+    each = cross_entropy(mixed(x.flatten(0, 1)[order]), y.flatten()[order], reduction="none")
+    losses = losses_by_domain(each, domain)
+    assert list(losses) == [2, 3, 7, 40]
+    second = backward(losses, mixed.parameters(), combine)
+    assert_close(second, first, **EXACT)
+    assert_close([p.grad for p in mixed.parameters()], [p.grad for p in apart.parameters()], **EXACT)
+
+
+def three_losses(model, **options):
+    x, y = dataset(3)
+    return {d: cross_entropy(model(x[d]), y[d], **options) for d in range(3)}
+
+
+def test_gradients_are_added_to_those_there_are_and_freed_graphs_stay_freed():
+    model = network(norm=False)
+    backward(three_losses(model), model, pcgrad)
+    once = [p.grad.clone() for p in model.parameters()]
+    losses = three_losses(model)
+    backward(losses, torch.optim.SGD(model.parameters(), 0.1), pcgrad)
+    assert_close([p.grad for p in model.parameters()], [2 * g for g in once], **EXACT)
+    for loss in losses.values():
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+
+
+def test_the_result_says_losses_and_cosines():
+    model = network(norm=False)
+    losses = three_losses(model)
+    each = [gradient(loss, list(model.parameters())) for loss in three_losses(model).values()]
+    found = backward(losses, model, pcgrad)
+    assert_close(found.losses, torch.stack(list(losses.values())).detach(), rtol=0, atol=0)
+    torch.testing.assert_close(found.cosines, cosine_matrix(each), **EXACT)
+    assert not found.losses.requires_grad
+
+
+def test_parameters_that_are_frozen_or_that_few_losses_reach():
+    shared, first, nobody, frozen = (torch.ones(2, requires_grad=True) for _ in range(4))
+    frozen.requires_grad_(False)
+    seen = []
+
+    def first_of(gradients):
+        seen.extend(gradients)
+        return gradients[0]
+
+    losses = {"a": (shared * first * frozen).sum(), "b": (2 * shared).sum()}
+    backward(losses, [shared, first, nobody, frozen, shared], first_of)
+    assert_close(seen[1], [torch.full((2,), 2.0), torch.zeros(2), torch.zeros(2)])
+    assert_close([shared.grad, first.grad], [torch.ones(2), torch.ones(2)])
+    assert nobody.grad is None
+    assert frozen.grad is None
+
+
+def test_what_is_written_to_one_gradient_is_not_written_to_another():
+    a, b = (torch.ones(3, requires_grad=True) for _ in range(2))
+    losses = {0: (a + b).sum(), 1: (a + b).sum() * 2}
+    backward(losses, [a, b], lambda gradients: gradients[0])
+    a.grad.mul_(5)  # gradients that autograd gives may share memory, or be one number spread out
+    assert_close([a.grad, b.grad], [torch.full((3,), 5.0), torch.ones(3)])
+
+
+@COMBINES
+def test_losses_of_a_loss_scale(combine):
+    plain, scaled = network(norm=False), network(norm=False)
+    first = backward(three_losses(plain), plain, combine)
+    losses = {d: loss * 1024 for d, loss in three_losses(scaled).items()}
+    second = backward(losses, scaled, combine, scale=torch.tensor(1024.0))
+    assert_close(second, first, **EXACT)
+    expected = [p.grad * 1024 for p in plain.parameters()]
+    assert_close([p.grad for p in scaled.parameters()], expected, **EXACT)
+    if combine is not sand_mask:
+        scaled.zero_grad()
+        backward({d: loss * 1024 for d, loss in three_losses(scaled).items()}, scaled, combine)
+        assert_close([p.grad for p in scaled.parameters()], expected, **EXACT)
+
+
+@COMBINES
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_domain_whose_gradient_overflows_spoils_the_result_so_that_the_step_is_skipped(combine, bad):
+    gradients = random_gradients(3)
+    gradients[1][0][0, 0] = bad
+    assert not all(g.isfinite().all() for g in combine(gradients))
+
+
+@COMBINES
+def test_gradients_that_vanish_or_are_the_same(combine):
+    zero = [[torch.zeros(3), torch.zeros(2, 2)]] * 2
+    assert all((g == 0).all() for g in combine(zero))
+    same = random_gradients(1) * 4
+    assert_close(combine(same), same[0], rtol=1e-9, atol=1e-9)
+    first, *_ = random_gradients(2)
+    one = combine([first, [torch.zeros_like(g) for g in first]])
+    assert all(g.isfinite().all() for g in one)
+    if combine is pcgrad:
+        assert_close(one, [g / 2 for g in first], **EXACT)
+
+
+def test_the_mean_of_several_processes_is_taken_before_gradients_are_combined():
+    model = network(norm=False)
+    calls = []
+
+    def average(gradient):
+        calls.append(gradient)
+        return [g * (1 + len(calls)) for g in gradient]
+
+    each = [gradient(loss, list(model.parameters())) for loss in three_losses(model).values()]
+    backward(three_losses(model), model, pcgrad, average=average)
+    expected = pcgrad([[g * (2 + i) for g in grads] for i, grads in enumerate(each)])
+    assert len(calls) == 3
+    assert_close([p.grad for p in model.parameters()], expected, **EXACT)
+
+
+@pytest.mark.parametrize("params", ["module", "optimizer", "list"])
+def test_second_passes_leave_no_trace_in_a_loop_of_ones_own(params):
+    model = Noisy().double()
+    x, y = dataset(3)
+    losses = {d: lambda d=d: cross_entropy(model(x[d]), y[d]) for d in range(3)}
+    given = {
+        "module": {"params": model},
+        "optimizer": {"params": adam(model.parameters()), "model": model},
+        "list": {"params": model.parameters(), "model": model},
+    }
+    found = idgm_backward(losses, **given[params])
+    assert model.passes == 3
+    assert_close([p.grad for p in model.parameters()], found.gradient(-1.0, 0.9), **EXACT)
+
+
+BAD_LOSSES = {
+    "not a mapping": ([1, 2], "losses of backward must be"),
+    "one domain": ({"a": 1}, "losses must be of at least 2 domains, got 1"),
+    "no tensor": ({"a": 1.0, "b": 2.0}, "domain 'a' must be a tensor with one number, got 1.0"),
+    "NaN": ({"a": 1, "b": float("nan")}, "the loss of domain 'b' is NaN"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LOSSES)
+def test_losses_that_cannot_be_right(case):
+    losses, message = BAD_LOSSES[case]
+    weight = torch.ones(2, requires_grad=True)
+    if isinstance(losses, dict) and case != "no tensor":
+        losses = {d: (weight * v).sum() for d, v in losses.items()}
+    with pytest.raises(InputError, match=message):
+        backward(losses, [weight], pcgrad)
+    assert weight.grad is None
+
+
+def test_losses_of_the_wrong_shape_place_or_model():
+    model, other = network(norm=False), network(norm=False)
+    with pytest.raises(InputError, match=r"domain 0 must be a tensor with one number, got shape \(20,\)"):
+        backward(three_losses(model, reduction="none"), model, pcgrad)
+    with torch.no_grad(), pytest.raises(InputError, match="domain 0 depends on no parameter"):
+        backward(three_losses(model), model, pcgrad)
+    with pytest.raises(InputError, match="losses depend on none of params"):
+        backward(three_losses(model), other, pcgrad)
+    elsewhere = {d: torch.zeros((), device="meta", requires_grad=True) for d in range(2)}
+    with pytest.raises(InputError, match="domain 0 is on meta, params are on cpu"):
+        backward(elsewhere, model, pcgrad)
+
+
+@pytest.mark.parametrize("function", [partial(backward, combine=pcgrad), idgm_backward, iga_backward])
+def test_params_that_cannot_be_right(function):
+    model = network(norm=False)
+    losses = three_losses(model)
+    if function in (idgm_backward, iga_backward):
+        losses = {d: lambda: cross_entropy(model(dataset()[0][0]), dataset()[1][0]) for d in range(2)}
+    used = model.parameters()
+    list(used)
+    for params, message in [
+        ([], "params has no tensor that requires a gradient, of 0. An iterator"),
+        (used, "can be read only once"),
+        ([torch.ones(2)], "params has no tensor that requires a gradient, of 1.$"),
+        (model[0].weight, "params must be a module, an optimizer or the leaf tensors"),
+        ([model[0].weight * 2], "params must be a module, an optimizer or the leaf tensors"),
+        ("model", "params must be a module, an optimizer or the leaf tensors"),
+        (3, "params of .* must be"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            function(losses, params)
+
+
+@pytest.mark.parametrize("function", [idgm_backward, iga_backward])
+def test_functions_of_losses_that_cannot_be_right(function):
+    model = network(norm=False)
+    with pytest.raises(InputError, match="domain 0 must have a function that computes its loss"):
+        function(three_losses(model), model)
+    with pytest.raises(InputError, match="at least 2 domains, got 1"):
+        function({0: lambda: three_losses(model)[0]}, model)
+    with pytest.raises(InputError, match=r"domain 'b' must be a tensor with one number, got shape \(20,\)"):
+        function(
+            {"a": lambda: three_losses(model)[0], "b": lambda: three_losses(model, reduction="none")[1]},
+            model,
+        )
+    with pytest.raises(InputError, match="the loss of domain 'b' is NaN"):
+        function(
+            {"a": lambda: three_losses(model)[0], "b": lambda: three_losses(model)[1] * float("nan")}, model
+        )
+    assert all(p.grad is None for p in model.parameters())
+
+
+@COMBINES
+def test_gradients_that_cannot_be_right(combine):
+    with pytest.raises(InputError, match="gradients must be of at least 2 domains, got 1"):
+        combine(random_gradients(1))
+    first, second = random_gradients(2)
+    with pytest.raises(InputError, match="same number of tensors"):
+        combine([first, second[:2]])
+
+
+def test_what_combine_returns_is_checked():
+    model = network(norm=False)
+    for wrong in (lambda g: g[0][:1], lambda g: None, lambda g: torch.zeros(3)):
+        with pytest.raises(InputError, match="combine must return a list with one tensor per parameter"):
+            backward(three_losses(model), model, wrong)
+    with pytest.raises(InputError, match="combine of backward must be"):
+        backward(three_losses(model), model, "pcgrad")
+    with pytest.raises(InputError, match="tau of and_mask must be a number from 0 to 1, got 2"):
+        and_mask(random_gradients(2), tau=2)
+
+
+@pytest.mark.parametrize(
+    ("losses", "domain", "message"),
+    [
+        (torch.ones(()), torch.ones(1, dtype=torch.int64), "losses must be a vector"),
+        (torch.ones(2, 3), torch.ones(2, dtype=torch.int64), r"losses must be a vector.*\(2, 3\)"),
+        (torch.ones(0), torch.ones(0, dtype=torch.int64), "losses must be a vector"),
+        (torch.ones(3), torch.ones(2, dtype=torch.int64), r"domain must have the shape of losses, \(3,\)"),
+        (torch.ones(3), torch.ones(3), "domain must hold whole numbers"),
+        (
+            torch.ones(3),
+            torch.ones(3, dtype=torch.int64, device="meta"),
+            "domain is on meta and losses on cpu",
+        ),
+        (torch.ones(3), [0, 1, 1], "domain of losses_by_domain must be"),
+    ],
+)
+def test_domains_of_examples_that_cannot_be_right(losses, domain, message):
+    with pytest.raises(InputError, match=message):
+        losses_by_domain(losses, domain)

@@ -11,7 +11,18 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "shoal"
 LAYERS = (
-    ("errors", "files", "terminal", "settings", "registry", "replay", "gradients", "vision"),
+    (
+        "errors",
+        "files",
+        "terminal",
+        "settings",
+        "registry",
+        "replay",
+        "tensors",
+        "gradients",
+        "penalties",
+        "vision",
+    ),
     ("optim",),
     ("data",),
     ("models",),
@@ -22,7 +33,7 @@ LAYERS = (
     ("report",),
     ("scoring",),
     ("api",),
-    ("cli", "sklearn"),
+    ("cli", "sklearn", "integrations"),
     ("paper",),
 )
 EXEMPT = ("__init__", "__main__")

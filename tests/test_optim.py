@@ -173,10 +173,10 @@ def test_the_extra_memory_is_one_copy_of_the_trained_weights():
     fish = Fish(Adam(model.parameters(), 0.01), 2)
     train(model, fish, make_batches(5))
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert sum(s.numel() for s in fish._slow) == trained
-    stores = [s.data_ptr() for s in fish._slow]
+    assert sum(e["slow"].numel() for e in fish.state.values() if "slow" in e) == trained
+    stores = [e["slow"].data_ptr() for e in fish.state.values()]
     train(model, fish, make_batches(4))
-    assert [s.data_ptr() for s in fish._slow] == stores  # the same memory from walk to walk
+    assert [e["slow"].data_ptr() for e in fish.state.values()] == stores  # the same memory from walk to walk
 
 
 def test_weights_changed_from_outside_between_walks_are_where_the_next_starts():
@@ -256,7 +256,7 @@ def test_parameters_that_come_in_mid_walk_join_at_the_next(join):
     fish = Fish(SGD([*others, newcomer] if join is thaw else others, 0.1), 3)
     train(model, fish, batches[:1])
     join(model, fish)
-    assert len(fish._slow) == 3
+    assert sum("slow" in entry for entry in fish.state.values()) == 3
     # The reference: the same three inner steps without a blend.
     train(plain, SGD(plain.parameters(), 0.1), batches[:1])
     rate = 0.1 if join is thaw else 0.05
@@ -270,7 +270,7 @@ def test_parameters_that_come_in_mid_walk_join_at_the_next(join):
 
     start = newcomer.detach().clone()
     train(model, fish, batches[3:5])
-    assert len(fish._slow) == 4
+    assert sum("slow" in entry for entry in fish.state.values()) == 4
     with fish.slow_weights():
         assert torch.equal(newcomer, start)
     fish.zero_grad()
@@ -357,17 +357,29 @@ def test_goes_on_to_the_bit_from_a_file(name, inner_state, saved_after):
         assert same(resumed, reference.model)
 
 
-def test_a_saved_state_does_not_follow_the_optimizer():
+def test_training_does_not_change_a_state_that_was_loaded():
     model = make_model()
     fish = Fish(SGD(model.parameters(), 0.1), 2)
     train(model, fish, make_batches(1))
+    state = through_file(fish.state_dict())
+    before = copy.deepcopy(state)
+    other = make_model()
+    loaded = Fish(SGD(other.parameters(), 0.1), 2)
+    for _ in range(2):
+        loaded.load_state_dict(state)
+        train(other, loaded, make_batches(2))
+        torch.testing.assert_close(state["state"], before["state"], rtol=0, atol=0)
+        assert state["param_groups"] == before["param_groups"]
+
+
+def test_a_saved_state_keeps_its_slow_weights_when_training_goes_on():
+    model = make_model()
+    fish = Fish(Adam(model.parameters(), 0.1), 3)
+    train(model, fish, make_batches(1))
+    assert len(fish.state) == 4
     state = fish.state_dict()
-    before = copy.deepcopy(state["fish"]["slow"])
-    train(model, fish, make_batches(2))
-    assert all(torch.equal(before[n], s) for n, s in state["fish"]["slow"].items())
-    fish.load_state_dict(state)
-    train(model, fish, make_batches(2))
-    assert all(torch.equal(before[n], s) for n, s in state["fish"]["slow"].items())
+    train(model, fish, make_batches(1))
+    assert all("slow" in entry for entry in state["state"].values())
 
 
 def test_scheduler_and_fish_resume_together():
@@ -411,19 +423,53 @@ def test_a_plain_state_of_the_inner_optimizer_begins_a_walk():
     assert same(model, reference.model)
 
 
-def test_a_walk_of_another_length_is_refused_and_nothing_loaded():
-    model = make_model()
-    fish = Fish(SGD(model.parameters(), 0.1, momentum=0.9), 3)
-    train(model, fish, make_batches(2))
-    other = Fish(SGD(make_model().parameters(), 0.5, momentum=0.9), 4)
-    with pytest.raises(InputError, match=r"2 steps into 3, .* inner_steps=4 .*make it with inner_steps=3"):
-        other.load_state_dict(fish.state_dict())
-    assert other.param_groups[0]["lr"] == 0.5
-    assert other.position == 0
-    train(model, fish, make_batches(1))
-    other.load_state_dict(fish.state_dict())  # between walks the length may change
-    assert other.inner_steps == 4
+@pytest.mark.parametrize("saved_after", [2, 3])
+def test_settings_come_from_the_state_as_lr_does(saved_after):
+    model, batches = make_model(), make_batches(8)
+    fish = Fish(SGD(model.parameters(), 0.1, momentum=0.9), 3, 0.3, "reset")
+    train(model, fish, batches[:saved_after])
+    resumed = copy.deepcopy(model)
+    other = Fish(SGD(resumed.parameters(), 0.5, momentum=0.9), 4, 0.6)
+    other.load_state_dict(through_file(fish.state_dict()))
+    assert (other.inner_steps, other.meta_lr, other.inner_state) == (3, 0.3, "reset")
     assert other.param_groups[0]["lr"] == 0.1
+    assert other.position == saved_after % 3
+    train(model, fish, batches[saved_after:])
+    train(resumed, other, batches[saved_after:])
+    assert same(model, resumed)
+
+
+def test_settings_can_be_changed_between_walks():
+    model, batches = make_model(), make_batches(5)
+    reference = CopyingFish(copy.deepcopy(model), OPTIMIZERS["adam"], 0.5)
+    fish = Fish(OPTIMIZERS["adam"](model.parameters()), 2)
+    train(model, fish, batches[:2])
+    reference.walk(batches[:2], loss_of)
+    fish.inner_steps, fish.meta_lr, reference.meta_lr = 3, 0.2, 0.2
+    train(model, fish, batches[2:])
+    reference.walk(batches[2:], loss_of)
+    assert same(model, reference.model)
+
+
+def test_a_walk_without_its_start_is_refused_and_nothing_loaded():
+    model = make_model()
+    fish = Fish(SGD(model.parameters(), 0.1), 3)
+    train(model, fish, make_batches(2))
+    other = Fish(SGD(make_model().parameters(), 0.5), 4)
+    with pytest.raises(InputError, match=r"2 steps into a walk of 3 and lacks .*state\[p\]\['slow'\]"):
+        other.load_state_dict({**fish.state_dict(), "state": {}})
+    assert other.param_groups[0]["lr"] == 0.5
+    assert (other.position, other.inner_steps) == (0, 4)
+
+
+@pytest.mark.parametrize("position", [0, 2])
+def test_a_state_of_an_earlier_version_is_refused_and_nothing_loaded(position):
+    model = make_model()
+    fish = Fish(SGD(model.parameters(), 0.5), 3)
+    old = SGD(make_model().parameters(), 0.1).state_dict()
+    with pytest.raises(InputError, match=r"Shoal 0\.2 or before"):
+        fish.load_state_dict({**old, "fish": {"position": position, "slow": {}}})
+    assert fish.param_groups[0]["lr"] == 0.5
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
@@ -760,6 +806,122 @@ def test_hooks_fire_once_a_step():
     assert seen[6:] == [("before", 0), "inner"]
 
 
+def test_hooks_on_states_fire():
+    model, seen = make_model(), []
+    fish = Fish(SGD(model.parameters(), 0.1), 2)
+    for whose, optimizer in (("inner", fish.inner), ("fish", fish)):
+        note = lambda *_, whose=whose: seen.append(whose)  # noqa: E731
+        optimizer.register_state_dict_pre_hook(note)
+        optimizer.register_load_state_dict_post_hook(note)
+    fish.register_state_dict_post_hook(lambda optimizer, state: {**state, "extra": 1})
+    assert fish.state_dict()["extra"] == 1
+    assert seen == ["fish", "inner"]
+    other = Fish(SGD(make_model().parameters(), 0.7), 3).state_dict()
+    fish.register_load_state_dict_pre_hook(lambda optimizer, state: other)
+    fish.load_state_dict(fish.state_dict())
+    assert (fish.param_groups[0]["lr"], fish.inner_steps) == (0.7, 3)
+    assert seen == ["fish", "inner"] * 2 + ["inner", "fish"]
+
+
+class Curious(torch.optim.Optimizer):
+    """Finds its state in ways that a key of another would upset."""
+
+    def __init__(self, params, **_):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+            if p not in self.state:
+                self.state[p] = {"sum": torch.zeros_like(p)}
+            (total,) = self.state[p].values()
+            p -= 0.1 * total.add_(p.grad)
+
+
+OTHERS = {
+    "curious": Curious,
+    "adafactor": lambda p, **k: torch.optim.Adafactor(p, 0.1, **k),
+    "adam, fused": lambda p, **_: Adam(p, 0.01, fused=True),
+    "sgd, fused": lambda p, **_: SGD(p, 0.05, momentum=0.9, fused=True),
+}
+if hasattr(torch.optim, "Muon"):
+    OTHERS["muon"] = lambda p, **_: torch.optim.Muon([q for q in p if q.ndim == 2], 0.1)
+
+
+@STATES
+@pytest.mark.parametrize("name", [*OPTIMIZERS, *OTHERS])
+def test_looking_at_the_state_changes_nothing(name, inner_state):
+    """The slow weights are in it, and the inner optimizer never meets them."""
+    make = {**OPTIMIZERS, **OTHERS}[name]
+    model, batches = make_model(), make_batches(8)
+    model.unreached = nn.Parameter(torch.ones(2, 2))  # an optimizer keeps nothing for it
+    reference = CopyingFish(copy.deepcopy(model), make, 0.3, inner_state)
+    fish = Fish(make(model.parameters()), 2, 0.3, inner_state)
+    trained = [p for group in fish.param_groups for p in group["params"]]
+    for walk in walks(batches, 2):
+        theta = [p.detach().clone() for p in trained]
+        for batch in walk:
+            train(model, fish, [batch])
+            # At a walk's end both are the new θ.
+            expected = theta if fish.position else trained
+            assert same([fish.state[p]["slow"] for p in trained], expected)
+        reference.walk(walk, loss_of)
+        assert same(model, reference.model)
+        copy.deepcopy(fish)
+        pickle.dumps(fish)
+
+
+def test_a_state_that_is_written_from_outside_counts():
+    """As trainers do that move it to another device."""
+    model, batches = make_model(), make_batches(3)
+    fish = Fish(Adam(model.parameters(), 0.1), 3)
+    train(model, fish, batches[:2])
+    for p, entry in fish.state.items():
+        fish.state[p] = {k: v.clone() + (k == "slow") for k, v in entry.items()}
+    with fish.slow_weights():
+        start = weights(model)
+    train(model, fish, batches[2:])
+    plain = make_model()
+    train(plain, Adam(plain.parameters(), 0.1), batches)
+    expected = [s.lerp(p, 0.5) for s, p in zip(start, plain.parameters(), strict=True)]
+    assert same(model, [p.detach() for p in expected])
+    torch.testing.assert_close([s - 1 for s in start], weights(make_model()))
+
+
+def test_a_group_added_in_mid_walk_is_saved_with_it():
+    model, batches = make_model(), make_batches(7)
+    first, last = model[0], model[2]
+
+    def start(model):
+        return Fish(Adam(model[0].parameters(), 0.01), 3)
+
+    fish = start(model)
+    train(model, fish, batches[:1])
+    fish.add_param_group({"params": last.parameters(), "lr": 0.05})
+    train(model, fish, batches[1:2])
+    saved = through_file({"model": model.state_dict(), "fish": fish.state_dict()})
+    train(model, fish, batches[2:])
+    resumed = make_model(seed=5)
+    other = start(resumed)
+    other.add_param_group({"params": resumed[2].parameters()})
+    resumed.load_state_dict(saved["model"])
+    other.load_state_dict(saved["fish"])
+    train(resumed, other, batches[2:])
+    assert same(model, resumed)
+    assert set(first.parameters()) < set(fish.state)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("how", [{"fused": True}, {"capturable": True}, {"foreach": True}], ids=str)
+def test_variants_on_cuda(how):
+    model = make_model().double().cuda()
+    plain = copy.deepcopy(model)
+    batches = [(x.double().cuda(), y.double().cuda()) for x, y in make_batches(7)]
+    train(model, Fish(AdamW(model.parameters(), 0.01, **how), 3), batches)
+    train(plain, Fish(AdamW(plain.parameters(), 0.01, foreach=False), 3), batches)
+    torch.testing.assert_close(weights(model), weights(plain), rtol=0, atol=1e-12)
+
+
 def test_groups_state_and_defaults_are_the_inner_optimizers():
     model = make_model()
     inner = Adam(model.parameters(), 0.1, betas=(0.8, 0.9))
@@ -793,6 +955,10 @@ def test_repr_shows_the_settings_and_the_inner_optimizer():
     [
         ({"inner": "adam"}, "inner of Fish must be an Optimizer, got 'adam'"),
         ({"inner": SGD}, "inner of Fish must be an Optimizer, got <class"),
+        (
+            {"inner": Fish(SGD([nn.Parameter(torch.zeros(1))], 0.1), 2)},
+            "inner of Fish must not be a Fish: give what it wraps",
+        ),
         *(
             ({"inner_steps": bad}, f"inner_steps of Fish must be a whole number of at least 1, got {bad!r}")
             for bad in (0, -2, 1.5, True, "3", None)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from shoal import gradients as gradients
     from shoal import models as models
     from shoal import optim as optim
+    from shoal import penalties as penalties
     from shoal import training as training
     from shoal.api.compare import Comparison as Comparison
     from shoal.api.compare import compare as compare
@@ -54,7 +55,17 @@ _HOMES = {
     "shoal.training.callbacks": ("Callback",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
-_MODULES = ("algorithms", "data", "experiments", "gradients", "models", "optim", "sklearn", "training")
+_MODULES = (
+    "algorithms",
+    "data",
+    "experiments",
+    "gradients",
+    "models",
+    "optim",
+    "penalties",
+    "sklearn",
+    "training",
+)
 
 __all__ = ["__version__", *_HOME, *_MODULES]
 

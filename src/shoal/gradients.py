@@ -1,4 +1,14 @@
-"""How well gradients agree, and how to make them agree better.
+"""How well the domains' gradients agree, and what to do with them, in any training loop.
+
+Two lines change in a loop of one's own. Where it had ``loss.backward()``::
+
+    losses = losses_by_domain(cross_entropy(model(x), y, reduction="none"), domain)  # or any {domain: loss}
+    backward(losses, model, combine=pcgrad)  # or and_mask, sand_mask, partial(and_mask, tau=0.8), your own
+
+and for the methods that need second derivatives::
+
+    losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
+    idgm_backward(losses, model, gamma=1.0)  # or iga_backward
 
 Gradients of S domains are S lists of tensors, one tensor a parameter. With g_i the gradient of domain i's
 *mean* loss (a sum would scale the inner product with the square of the batch size),
@@ -14,12 +24,13 @@ a sum over ordered pairs is twice the mean; the mean is what is computed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from shoal.errors import InputError
 from shoal.replay import leaves_no_trace, random_state
@@ -139,6 +150,275 @@ def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.stack(total).sum() / torch.stack(reached).sum().clamp(min=1)
 
 
+@checked
+def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
+    """The mean of the gradients after each was made orthogonal to those it conflicts with.
+
+    Gradient i goes through the others in turn, g_{i+1}, g_{i+2} … round to g_{i−1}; where its product with
+    g_j is negative, its component along g_j is removed:
+
+        g_i ← g_i − min(0, g_i·g_j)/‖g_j‖² g_j
+
+    >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
+    [tensor([0.2500, 0.7500])]
+
+    Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, and the
+    others in random order.
+    """
+    _check_several(gradients)
+    # A projected gradient is a combination of the original ones, so their products are all one needs.
+    gram = gram_matrix(gradients)
+    count = len(gram)
+    mixture = torch.eye(count, dtype=gram.dtype, device=gram.device)
+    lengths = gram.diagonal()
+    places = torch.arange(count, device=gram.device)
+    for turn in range(1, count):
+        other = (places + turn) % count
+        products = (mixture @ gram)[places, other]
+        conflict = (products < 0) & (lengths[other] > 0)
+        mixture[places, other] -= torch.where(conflict, products / lengths[other], 0)
+    weights = mixture.mean(0)
+    return [
+        torch.tensordot(weights.to(same[0]), torch.stack(same), 1) for same in zip(*gradients, strict=True)
+    ]
+
+
+@checked
+def and_mask(gradients: Sequence[Sequence[Tensor]], tau: Annotated[float, Range(0, 1)] = 1.0) -> Gradient:
+    """The mean gradient, set to zero where the S gradients disagree in sign.
+
+    A component stays where the mean of its S signs is at least τ in size: with τ = 1 all must agree, with
+    τ = 0 everything stays. What is left of a tensor is divided by the share that is left.
+
+    >>> and_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
+    [tensor([4., 0.])]
+
+    Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
+    """
+    _check_several(gradients)
+
+    def mask(each: Tensor) -> Tensor:
+        # Counted: on CUDA the mean of 41 ones is below 1.
+        return (each.sign().sum(0).abs() >= tau * len(each) - 1e-6).to(each.dtype)
+
+    return _masked(gradients, mask)
+
+
+@checked
+def sand_mask(
+    gradients: Sequence[Sequence[Tensor]],
+    tau: Annotated[float, Range(0, below=1)] = 0.5,
+    k: Annotated[float, Range(above=0)] = 10.0,
+) -> Gradient:
+    """The mean gradient times max(0, tanh(k/σ² (a − τ))), divided by the mean of that mask.
+
+    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients:
+    unlike the others, this transform depends on the scale of the loss.
+
+    >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
+    [tensor([4., 0.])]
+
+    Reference: Shahtalebi et al., SAND-mask: An Enhanced Gradient Masking Strategy for the Discovery of
+    Invariances in Domain Generalization, 2021.
+    """
+    _check_several(gradients)
+
+    def mask(each: Tensor) -> Tensor:
+        agreement = each.sign().mean(0).abs()
+        return torch.tanh(k * (agreement - tau) / each.var(0).clamp(min=1e-30)).clamp(min=0)
+
+    return _masked(gradients, mask)
+
+
+def _masked(gradients: Sequence[Sequence[Tensor]], mask: Callable[[Tensor], Tensor]) -> Gradient:
+    """Of each tensor the mean, masked and divided by the mask's mean; zero where nothing is left."""
+    masked = []
+    for same in zip(*gradients, strict=True):
+        each = torch.stack(same)
+        kept = mask(each)
+        masked.append(each.mean(0) * kept / (kept.mean() + 1e-10))
+    return masked
+
+
+Domain = Hashable
+Trainable = nn.Module | Optimizer | Iterable[Tensor]
+"""Whose gradients are wanted; what does not require one is left out."""
+Combine = Callable[[list[Gradient]], Sequence[Tensor]]
+"""Makes one gradient of S: a list with one tensor per parameter of S such lists."""
+
+
+class Combined(NamedTuple):
+    """Of one backward pass: losses (S,), in the order of the domains, and the cosines of their gradients."""
+
+    losses: Tensor
+    cosines: Tensor
+
+
+@checked
+def losses_by_domain(losses: Tensor, domain: Tensor) -> dict[int, Tensor]:
+    """Each domain's mean loss, from the losses (B,) of the examples of a batch and their domains (B,).
+
+    Domains that do not occur in the batch are not in the result.
+
+    >>> losses_by_domain(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7, 4, 7]))
+    {4: tensor(2.), 7: tensor(2.)}
+    """
+    if losses.ndim != 1 or not len(losses) or not losses.is_floating_point():
+        raise InputError(
+            f"losses must be a vector with one number per example, got shape {tuple(losses.shape)} of "
+            f'{losses.dtype}; most losses of torch give one with reduction="none".'
+        )
+    if domain.is_floating_point() or domain.is_complex():
+        raise InputError(f"domain must hold whole numbers, got {domain.dtype}.")
+    if domain.shape != losses.shape:
+        raise InputError(
+            f"domain must have the shape of losses, {tuple(losses.shape)}, got {tuple(domain.shape)}."
+        )
+    if domain.device != losses.device:
+        raise InputError(f"domain is on {domain.device} and losses on {losses.device}; move one of them.")
+    return {int(d): losses[domain == d].mean() for d in domain.unique()}
+
+
+@checked
+def backward(
+    losses: Mapping[Domain, Tensor],
+    params: Trainable,
+    combine: Combine,
+    *,
+    scale: Annotated[float, Range(above=0)] | Tensor = 1.0,
+    average: Callable[[Gradient], Gradient] | None = None,
+) -> Combined:
+    """In place of ``loss.backward()``: adds one gradient, made of the domains' gradients, to ``.grad``.
+
+    ::
+
+        optimizer.zero_grad()
+        losses = {d: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
+        backward(losses, model, combine=pcgrad)
+        optimizer.step()
+
+    The losses may come from a forward pass each or from one pass of a mixed batch (:func:`losses_by_domain`),
+    which takes S backward passes through all of it and hence longer. As after ``Tensor.backward``, the
+    gradient is added to what is in ``.grad``, parameters that no loss reaches are left alone, the graphs are
+    freed, and clipping and any optimizer go on from there. An infinite gradient of one domain makes the
+    result not finite, so that a GradScaler skips the step.
+
+    DistributedDataParallel does not see these gradients: take the losses from ``model.module``, and average
+    each domain's gradient over the processes by ``average``, before anything non-linear is done with it.
+
+    Args:
+        losses: each domain's mean loss, at least two.
+        params: a module, an optimizer or tensors; what does not require a gradient is left out.
+        combine: makes one gradient of S, such as :func:`pcgrad`, :func:`and_mask` or :func:`sand_mask`; with
+            settings ``functools.partial(and_mask, tau=0.8)``. Parameters that one domain's loss does not
+            reach have zeros in its gradient.
+        scale: what the losses have been multiplied with, as by a GradScaler. ``combine`` then sees the
+            gradients without it, and ``.grad`` has it. PCGrad and AND-mask do the same with any scale.
+        average: means over processes of a list of tensors.
+
+    Returns:
+        The losses and the cosines between the gradients.
+    """
+    trained = _trained(params)
+    _check_losses(losses, trained)
+    values = torch.stack([loss.detach().reshape(()) for loss in losses.values()]) / scale
+    _check_numbers(losses, values)
+    reached = [False] * len(trained)
+    gradients: list[Gradient] = []
+    for loss, retain in zip(losses.values(), _shared(list(losses.values())), strict=True):
+        found = torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True)
+        reached = [r or g is not None for r, g in zip(reached, found, strict=True)]
+        whole = [torch.zeros_like(p) if g is None else g for g, p in zip(found, trained, strict=True)]
+        if isinstance(scale, Tensor) or scale != 1:
+            whole = [g / scale for g in whole]
+        gradients.append(whole if average is None else list(average(whole)))
+    if not any(reached):
+        raise InputError("losses depend on none of params; are these the parameters of another model?")
+    total = combine(gradients)
+    right = isinstance(total, (list, tuple)) and all(isinstance(g, Tensor) for g in total)
+    if not right or [g.shape for g in total] != [p.shape for p in trained]:
+        raise InputError("combine must return a list with one tensor per parameter, each of its shape.")
+    cosine = cosine_matrix(gradients)
+    _add_to_grad(
+        [(p, g * scale) for p, g, r in zip(trained, total, reached, strict=True) if r or average is not None]
+    )
+    return Combined(values, cosine)
+
+
+def _trained(params: Trainable) -> list[Tensor]:
+    """The tensors that require a gradient, each once."""
+    if isinstance(params, nn.Module):
+        params = params.parameters()
+    elif isinstance(params, Optimizer):
+        params = [p for group in params.param_groups for p in group["params"]]
+    every = [None] if isinstance(params, (Tensor, str)) else list(params)
+    if not all(isinstance(p, Tensor) and p.is_leaf for p in every):
+        raise InputError(
+            "params must be a module, an optimizer or the leaf tensors that an optimizer trains."
+        )
+    trained = [p for p in dict.fromkeys(every) if p is not None and p.requires_grad]
+    if not trained:
+        hint = "" if every else " An iterator, as of model.parameters(), can be read only once."
+        raise InputError(f"params has no tensor that requires a gradient, of {len(every)}.{hint}")
+    return trained
+
+
+def _check_losses(losses: Mapping[Domain, Tensor], params: Sequence[Tensor]) -> None:
+    if len(losses) < 2:
+        raise InputError(f"losses must be of at least 2 domains, got {len(losses)}.")
+    for domain, loss in losses.items():
+        _check_loss(domain, loss, params)
+    if len({loss.device for loss in losses.values()}) > 1:
+        raise InputError("losses must all be on one device.")
+
+
+def _check_loss(domain: Domain, loss: object, params: Sequence[Tensor]) -> None:
+    which = f"losses: the loss of domain {shown(domain)}"
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
+        raise InputError(f"{which} must be a tensor with one number, got {what}.")
+    if not loss.requires_grad:
+        raise InputError(f"{which} depends on no parameter; was it computed without gradients?")
+    devices = sorted({str(p.device) for p in params})
+    if str(loss.device) not in devices:
+        raise InputError(f"{which} is on {loss.device}, params are on {', '.join(devices)}.")
+
+
+def _check_numbers(losses: Mapping[Domain, object], values: Tensor) -> None:
+    """Refuses losses that are not numbers. Infinite ones happen with a loss scale, which skips the step."""
+    if values.is_cuda and torch.cuda.is_current_stream_capturing():
+        return
+    wrong = [domain for domain, bad in zip(losses, values.isnan().tolist(), strict=True) if bad]
+    if wrong:
+        raise InputError(f"losses: the loss of domain {shown(wrong[0])} is NaN.")
+
+
+def _shared(losses: Sequence[Tensor]) -> list[bool]:
+    """Of each loss, whether a later one needs some of its graph; the others' can be freed on the way."""
+    later: set[object] = set()
+    shared = []
+    for loss in reversed(losses):
+        own, rest = set(), [loss.grad_fn]
+        while rest:
+            node = rest.pop()
+            if node is not None and node.next_functions and node not in own:  # the last ones are parameters
+                own.add(node)
+                rest += [before for before, _ in node.next_functions]
+        shared.append(not own.isdisjoint(later))
+        later |= own
+    return shared[::-1]
+
+
+@torch.no_grad()
+def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """As ``Tensor.backward`` does. Copies, since gradients may share memory and ``.grad`` is written to."""
+    for p, g in pairs:
+        if p.grad is None:
+            p.grad = torch.empty_like(p).copy_(g)
+        else:
+            p.grad += g
+
+
 class Matching(NamedTuple):
     """What one sweep over the domains yields: losses (S,), ḡ, the measure's value and its gradient."""
 
@@ -146,6 +426,137 @@ class Matching(NamedTuple):
     mean: Gradient
     value: Tensor
     slope: Gradient
+
+    def gradient(self, weight: float | Tensor, trust: float | None = None) -> Gradient:
+        """The gradient of the mean loss + ``weight`` times the measure.
+
+        With ``trust`` the measure's part is shortened to at most this share of the mean gradient's length.
+        """
+        weight = torch.as_tensor(weight, dtype=self.value.dtype, device=self.value.device)
+        if trust is not None:
+            length = inner_product(self.slope, self.slope).sqrt()
+            limit = trust * inner_product(self.mean, self.mean).sqrt() / length
+            weight = torch.where(length > 0, weight.sign() * torch.minimum(weight.abs(), limit), weight)
+        return [m + weight * s for m, s in zip(self.mean, self.slope, strict=True)]
+
+
+@checked
+def idgm_backward(
+    losses: Mapping[Domain, Callable[[], Tensor]],
+    params: Trainable,
+    *,
+    gamma: Annotated[float, Range(0)] = 1.0,
+    normalize: bool = True,
+    trust: Annotated[float, Range(above=0)] | None = 0.9,
+    method: Method = "exact",
+    softening: Annotated[float, Range(0)] = 0.0,
+    model: nn.Module | None = None,
+    average: Callable[[Gradient], Gradient] | None = None,
+) -> Matching:
+    """In place of ``loss.backward()``: adds the gradient of IDGM's objective to ``.grad``.
+
+        1/S Σ_i L_i − γ/(S(S−1)) Σ_{i≠j} g_i·g_j,    with normalize of the cosines
+
+    ::
+
+        losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
+        idgm_backward(losses, model, gamma=0.5)
+
+    Each loss is a function, which is called twice: second derivatives need a second pass, and so only one
+    domain's graph is in memory at a time. The losses must not be multiplied with a loss scale: use bf16 in
+    place of fp16. For the rest see :func:`backward`; parameters that no loss reaches get zeros.
+
+    Args:
+        losses: for each domain a function that computes its mean loss at the current parameters.
+        params: a module, an optimizer or tensors.
+        gamma: γ.
+        normalize: match cosines instead of inner products, as the paper does in its experiments.
+        trust: the largest ratio of the matching term's gradient to the mean gradient, below 1 for steps that
+            descend on the mean loss; ``None``: unlimited, the paper's objective as printed.
+        method, softening: as of :func:`match`.
+        model: what is to be the same in both passes: dropout masks; and in its buffers, such as BatchNorm's
+            statistics, only the first pass counts. By default ``params``, if that is a module.
+        average: as of :func:`backward`.
+
+    Returns:
+        The losses, the mean gradient, the mean cosine or inner product, and its gradient.
+
+    Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
+    """
+    trained = _trained(params)
+    found = match(
+        _closures(losses, trained),
+        trained,
+        normalize=normalize,
+        method=method,
+        softening=softening,
+        model=_model(model, params),
+        average=average,
+    )
+    _check_numbers(losses, found.losses)
+    _add_to_grad(zip(trained, found.gradient(-gamma, trust), strict=True))
+    return found
+
+
+@checked
+def iga_backward(
+    losses: Mapping[Domain, Callable[[], Tensor]],
+    params: Trainable,
+    *,
+    weight: Annotated[float, Range(0)] = 1000.0,
+    method: Method = "exact",
+    model: nn.Module | None = None,
+    average: Callable[[Gradient], Gradient] | None = None,
+) -> Matching:
+    """In place of ``loss.backward()``: adds the gradient of IGA's objective to ``.grad``.
+
+        1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²,    λ = ``weight``
+
+    Everything else is as in :func:`idgm_backward`.
+
+    Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
+    problem?, 2020.
+    """
+    trained = _trained(params)
+    found = match(
+        _closures(losses, trained),
+        trained,
+        measure="variance",
+        method=method,
+        model=_model(model, params),
+        average=average,
+    )
+    _check_numbers(losses, found.losses)
+    _add_to_grad(zip(trained, found.gradient(weight), strict=True))
+    return found
+
+
+def _model(model: nn.Module | None, params: Trainable) -> nn.Module | None:
+    return params if model is None and isinstance(params, nn.Module) else model
+
+
+def _closures(
+    losses: Mapping[Domain, Callable[[], Tensor]], params: Sequence[Tensor]
+) -> list[Callable[[], Tensor]]:
+    """The functions, each of which checks what it returns."""
+    if len(losses) < 2:
+        raise InputError(f"losses must be of at least 2 domains, got {len(losses)}.")
+    for domain, function in losses.items():
+        if not callable(function):
+            raise InputError(
+                f"losses: domain {shown(domain)} must have a function that computes its loss, such as "
+                f"lambda: loss(model(x), y); got {shown(function)}."
+            )
+
+    def closure(domain: Domain, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def loss() -> Tensor:
+            value = function()
+            _check_loss(domain, value, params)
+            return value
+
+        return loss
+
+    return [closure(domain, function) for domain, function in losses.items()]
 
 
 Parts = Sequence[tuple[float, Callable[[], Tensor]]]
@@ -258,6 +669,12 @@ def _check_alike(gradients: Sequence[Sequence[Tensor]]) -> None:
         raise InputError(f"gradients must be lists of tensors, one per parameter, got {shown(gradients)}.")
     if len({tuple(x.shape for x in g) for g in gradients}) > 1:
         raise InputError("gradients must have the same number of tensors, with the same shapes.")
+
+
+def _check_several(gradients: Sequence[Sequence[Tensor]]) -> None:
+    if len(gradients) < 2:
+        raise InputError(f"gradients must be of at least 2 domains, got {len(gradients)}.")
+    _check_alike(gradients)
 
 
 def _check_square(matrix: Tensor) -> int:

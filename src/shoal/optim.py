@@ -9,7 +9,7 @@ from copy import deepcopy
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shoal.errors import InputError
@@ -28,6 +28,23 @@ class Walks(Protocol):
 
     def restart(self) -> None:
         """The next step begins anew from where the parameters are."""
+
+
+SLOW = "slow"
+WALK = ("inner_steps", "meta_lr", "inner_state", "position", "spoilt", "untrained")
+
+
+def _in_groups(name: str) -> Any:
+    """An attribute of an optimizer that is kept in its ``param_groups``, as all that saves them expects."""
+
+    def get(optimizer: Optimizer) -> Any:
+        return optimizer.param_groups[0][name]
+
+    def put(optimizer: Optimizer, value: Any) -> None:
+        for group in optimizer.param_groups:
+            group[name] = value
+
+    return property(get, put)
 
 
 class Fish(Optimizer):
@@ -54,16 +71,24 @@ class Fish(Optimizer):
     extra memory is one copy of the trained weights. A step that ``GradScaler`` skips still counts in the
     walk, so that S batches remain one walk. Buffers (BatchNorm statistics) are not an optimizer's to touch:
     they keep the values of the walk.
+
+    θ is in ``state[p]["slow"]``; the three settings and ``position`` are in ``param_groups``. So whatever
+    shards and saves optimizers (FSDP2, ``torch.distributed.checkpoint``, ``ZeroRedundancyOptimizer``) shards
+    and saves the walk, and loading a state sets the three settings as it sets ``lr``.
     """
 
     inner: Optimizer
-    inner_steps: int
-    meta_lr: float
-    inner_state: str
-    position: int
+    inner_steps: int = _in_groups("inner_steps")
+    meta_lr: float = _in_groups("meta_lr")
+    inner_state: str = _in_groups("inner_state")
+    position: int = _in_groups("position")
     """Steps taken in the current walk; 0 right after a blend."""
-    _walking: list[Tensor]
-    _slow: list[Tensor]
+    spoilt: bool = _in_groups("spoilt")
+    """In a state that is saved or loaded: whether the walk will be given up (see :meth:`spoil`)."""
+    untrained: bool = _in_groups("untrained")
+    """Whether the inner optimizer has a state and took no step."""
+    _slow: dict[Tensor, Tensor]
+    _shared: bool
     _showing_slow: bool
     _spoilt: Tensor | None
     _fresh: defaultdict[Tensor, Any]
@@ -79,22 +104,24 @@ class Fish(Optimizer):
         meta_lr: Annotated[float, Range(above=0, most=1)] = 0.5,
         inner_state: Literal["carry", "reset"] = "carry",
     ) -> None:
+        if isinstance(inner, Fish):
+            raise InputError(f"inner of Fish must not be a {type(inner).__name__}: give what it wraps.")
         # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
         super().__setstate__(
             {
                 "inner": inner,
-                "inner_steps": inner_steps,
-                "meta_lr": meta_lr,
-                "inner_state": inner_state,
-                "position": 0,
-                "_walking": [],
-                "_slow": [],
+                "_slow": {},
+                "_shared": False,
                 "_showing_slow": False,
                 "_spoilt": None,
                 # A few optimizers (Adagrad) fill their state when they are made; most start empty.
                 "_fresh": clone_state(inner.state),
             }
         )
+        self.inner_steps, self.meta_lr, self.inner_state = inner_steps, meta_lr, inner_state
+        self.position, self.spoilt, self.untrained = 0, False, False
+        if inner.state:
+            self._leave_from_here()
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -106,11 +133,30 @@ class Fish(Optimizer):
 
     @property
     def state(self) -> defaultdict[Tensor, Any]:
+        """The inner optimizer's, with θ under ``"slow"``; whoever writes to it writes to both."""
+        if not self._shared:
+            for p, slow in self._slow.items():
+                self.inner.state.setdefault(p, {})[SLOW] = slow
+            self._shared = True
         return self.inner.state
 
     @state.setter
     def state(self, state: defaultdict[Tensor, Any]) -> None:
-        self.inner.state = state
+        self.inner.state, self._shared = state, True
+
+    def _unshare(self) -> None:
+        """Takes θ out of the inner optimizer's state. Many make theirs where they find ``state[p]`` empty."""
+        if self._shared:
+            for p in self._params():
+                entry = self.inner.state.get(p, {})
+                if SLOW in entry:
+                    self._slow[p] = entry.pop(SLOW)
+                    if not entry:
+                        del self.inner.state[p]
+            self._shared = False
+
+    def _params(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
@@ -119,22 +165,46 @@ class Fish(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Parameters added within a walk join at the next one."""
         self.inner.add_param_group(param_group)
+        self.param_groups[-1].update(self._walk())
+
+    def _walk(self) -> dict[str, Any]:
+        return {k: self.param_groups[0][k] for k in WALK}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if self._showing_slow:
             raise RuntimeError("step() inside slow_weights(): leave the block first, it puts θ̃ back.")
+        self._unshare()
+        if closure is None and self._is_only_to_make_state():
+            self._leave_from_here()
+            self.inner.step()
+            _copy(self._walking(), self._left())
+            self.untrained = True
+            return None
         if self.position == 0:
             self._start_walk()
         loss = self._inner_step(closure)
         self.position += 1
         if self.position >= self.inner_steps:
             if self._spoilt is not None:
-                copy_where(self._spoilt, self._walking, self._slow)
+                copy_where(self._spoilt, self._walking(), self._left())
             self.blend()
-            self.position = 0
-            self._spoilt = None
+            self.restart()
         return loss
+
+    def _is_only_to_make_state(self) -> bool:
+        """Whether this is no step of the training but one of ``torch.distributed.checkpoint``.
+
+        It has an optimizer that never took a step take one, to see what state it will have, with rates and
+        gradients of zero. Rates alone are zero in the first step of many a warm-up.
+        """
+        if self.position or self._slow or self.inner.state or hasattr(self, "found_inf"):
+            return False
+        if any(group.get("lr", 0) != 0 for group in self.param_groups):
+            return False
+        grads = [p.grad for p in self._params() if p.requires_grad]
+        # A process must not decide by its own shard.
+        return bool(grads) and all(g is not None and not _whole(g.abs().sum()) for g in grads)
 
     def restart(self) -> None:
         """The next step begins a new walk from where the parameters are."""
@@ -149,98 +219,147 @@ class Fish(Optimizer):
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     def _start_walk(self) -> None:
-        if self.inner_state == "reset":
+        if self.inner_state == "reset" or self.untrained:
             self.inner.state = clone_state(self._fresh)
-        params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-        if len(params) != len(self._walking) or any(
-            a is not b or a.shape != s.shape or a.dtype != s.dtype or a.device != s.device
-            for a, b, s in zip(params, self._walking, self._slow, strict=True)
-        ):
-            self._walking = params
-            self._slow = [torch.empty_like(p) for p in params]
-        _copy(self._slow, self._walking)
+        self.untrained = False
+        self._leave_from_here()
+
+    def _leave_from_here(self) -> None:
+        """Notes the parameters as θ, in the same memory from walk to walk."""
+        old = self._slow
+        self._slow = {
+            p: old[p] if p in old and _alike(old[p], p) else torch.empty_like(p, requires_grad=False)
+            for p in self._params()
+            if p.requires_grad
+        }
+        with torch.no_grad():
+            _copy(self._left(), self._walking())
+
+    def _walking(self) -> list[Tensor]:
+        """The parameters of the walk; where they are sharded, this process's shards."""
+        return [_local(p) for p in self._slow]
+
+    def _left(self) -> list[Tensor]:
+        """θ, likewise."""
+        return [_local(s) for s in self._slow.values()]
 
     def blend(self) -> None:
         """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
-        if self._walking:
-            torch._foreach_lerp_(self._slow, self._walking, self.meta_lr)
-        _copy(self._walking, self._slow)
+        walking, left = self._walking(), self._left()
+        if left:
+            torch._foreach_lerp_(left, walking, self.meta_lr)
+        _copy(walking, left)
 
     def _inner_step(self, closure: Callable[[], float] | None = None) -> float | None:
         """A step of the inner optimizer, minding what GradScaler leaves to the optimizer."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
-            grads = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-            for grad in grads:
-                grad.mul_(scale.to(grad.device).reciprocal())
+            for grad in (_local(p.grad) for p in self._params() if p.grad is not None):
+                grad.mul_(_whole(scale).to(grad.device).reciprocal())
         if found is None:
             # Not every optimizer turns gradients on for the closure, which here are off.
             return self.inner.step() if closure is None else self.inner.step(torch.enable_grad()(closure))
-        step_unless(self.inner, found)
+        step_unless(self.inner, _whole(found))
         return None
 
     @contextmanager
-    def slow_weights(self) -> Iterator[None]:
-        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk)."""
+    def slow_weights(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk).
+
+        Args:
+            model: needed only where the parameters are sharded. FSDP may still hold those that it gathered
+                for the last forward pass, and must gather them again.
+        """
+        if model is None and any(hasattr(p, "to_local") for p in self._params()):
+            raise InputError("the parameters are sharded: call slow_weights(model), with the sharded model.")
         if self.position == 0 or self._showing_slow:  # the model holds θ already
             yield
             return
-        fast = [p.detach().clone() for p in self._walking]
+        self._unshare()
         with torch.no_grad():
-            _copy(self._walking, self._slow)
+            walking = self._walking()
+            fast = [p.clone() for p in walking]
+            _copy(walking, self._left())
+        _reshard(model)
         self._showing_slow = True
         try:
             yield
         finally:
             self._showing_slow = False
             with torch.no_grad():
-                _copy(self._walking, fast)
+                _copy(walking, fast)
+            _reshard(model)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, with the walk under ``"fish"``: where it stands and from where it left."""
+        """The inner optimizer's, with the walk: θ under ``"slow"`` and the rest in ``param_groups``."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
         if self._showing_slow:
             raise RuntimeError("state_dict() inside slow_weights(): leave the block first, the walk is at θ̃.")
-        every = [p for group in self.param_groups for p in group["params"]]
-        numbers = {id(p): n for n, p in enumerate(every)}
-        slow = {}
-        if self.position:
-            pairs = zip(self._walking, self._slow, strict=True)
-            slow = {numbers[id(p)]: s.clone() for p, s in pairs if id(p) in numbers}
-        walk = {
-            "position": self.position,
-            "inner_steps": self.inner_steps,
-            "meta_lr": self.meta_lr,
-            "inner_state": self.inner_state,
-            "slow": slow,
-            "spoilt": self._spoilt is not None and bool(self._spoilt),
-        }
-        return {**self.inner.state_dict(), "fish": walk}
+        self._unshare()
+        self.spoilt = self._spoilt is not None and bool(self._spoilt)
+        found = self.inner.state_dict()
+        state = dict(found["state"])
+        numbers = (n for group in found["param_groups"] for n in group["params"])
+        for n, p in zip(numbers, self._params(), strict=True):
+            if p in self._slow:  # the entry is the optimizer's own and stays as it is
+                state[n] = {**state.get(n, {}), SLOW: self._slow[p]}
+        found = {**found, "state": state}
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, found)
+            found = found if changed is None else changed
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on in mid-walk. A plain state of the inner optimizer is taken too: a walk then begins."""
-        walk = state_dict.get("fish", {"position": 0, "slow": {}})
-        steps = walk.get("inner_steps", self.inner_steps)
-        if walk["position"] and steps != self.inner_steps:
+        """Goes on in mid-walk, with the saved settings.
+
+        A plain state of the inner optimizer is taken too: a walk then begins, with this optimizer's settings.
+        """
+        given = state_dict.copy()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, given)
+            given = given if changed is None else changed
+        groups, entries = given["param_groups"], given["state"]
+        slow = {n: e[SLOW] for n, e in entries.items() if isinstance(e, dict) and SLOW in e}
+        walk = {**self._walk(), "position": 0, "spoilt": False, "untrained": False}
+        walk |= {k: v for k, v in groups[0].items() if k in walk}
+        if "fish" in given:
             raise InputError(
-                f"the saved walk is {walk['position']} steps into {steps}, this optimizer's are "
-                f"inner_steps={self.inner_steps} long; make it with inner_steps={steps}."
+                "this state of Fish is of Shoal 0.2 or before, which kept walks elsewhere, under 'fish'; "
+                "load it there, or train anew."
             )
-        self.inner.load_state_dict({k: v for k, v in state_dict.items() if k != "fish"})
-        self.meta_lr = walk.get("meta_lr", self.meta_lr)
-        self.inner_state = walk.get("inner_state", self.inner_state)
-        self.position = walk["position"]
-        every = [p for group in self.param_groups for p in group["params"]]
-        self._walking = [every[int(n)] for n in walk["slow"]]
-        self._slow = [s.to(p, copy=True) for s, p in zip(walk["slow"].values(), self._walking, strict=True)]
-        spoilt = walk.get("spoilt", False) and self._walking
-        self._spoilt = torch.tensor(True, device=self._walking[0].device) if spoilt else None
+        if walk["position"] and not slow and any(p.requires_grad for p in self._params()):
+            raise InputError(
+                f"the state is {walk['position']} steps into a walk of {walk['inner_steps']} and lacks the "
+                f"weights from where it left, state[p][{SLOW!r}]; load one that is whole."
+            )
+        # Adam looks for its moments in every entry that there is.
+        bare = {n: {k: v for k, v in e.items() if k != SLOW} if n in slow else e for n, e in entries.items()}
+        self._unshare()
+        self.inner.load_state_dict({**given, "state": {n: e for n, e in bare.items() if n not in slow or e}})
+        for group in self.param_groups:
+            group.update(walk)
+        numbers = [n for group in groups for n in group["params"]]
+        self._slow = {
+            p: slow[n].to(device=p.device, dtype=p.dtype, copy=True)
+            for n, p in zip(numbers, self._params(), strict=True)
+            if n in slow
+        }
+        if self.position == 0 and self.inner.state:
+            self._leave_from_here()
+        spoilt = self.spoilt and self._slow
+        self._spoilt = torch.tensor(True, device=next(iter(self._slow)).device) if spoilt else None
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
+        self._unshare()
         # A scheduler hangs its own `step` on the instance; it is its to restore, as with any optimizer.
-        return {k: v for k, v in self.__dict__.items() if k not in ("step", "grad_scale", "found_inf")}
+        left = ("step", "grad_scale", "found_inf")
+        return {k: v for k, v in self.__dict__.items() if k not in left and not k.startswith("_optimizer_")}
 
     def __repr__(self) -> str:
         settings = f"inner_steps={self.inner_steps}, meta_lr={self.meta_lr}, inner_state={self.inner_state!r}"
@@ -284,6 +403,32 @@ def copy_where(condition: Tensor, to: list[Tensor], values: list[Tensor]) -> Non
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
     if to:  # foreach functions refuse empty lists, which is what a wholly frozen model has
         torch._foreach_copy_(to, values)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This process's shard of a ``DTensor``, whose memory it shares; any other tensor itself."""
+    if type(tensor) in (Tensor, nn.Parameter):
+        return tensor
+    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A ``DTensor`` put together from all processes; any other tensor itself."""
+    whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+def _reshard(model: nn.Module | None) -> None:
+    """Drops the whole parameters that FSDP2 has gathered from shards."""
+    for module in model.modules() if model is not None else ():
+        reshard: Any = getattr(module, "reshard", None)
+        if reshard is not None:
+            reshard()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:

@@ -129,7 +129,7 @@ class TestWhatAPenaltyDoes:
     @pytest.mark.parametrize("name", ["dann", "cdann"])
     def test_a_larger_weight_hides_the_domain(self, name: str) -> None:
         """From a judge that is trained afterwards."""
-        game = {"width": 16, "adversary_lr": 0.03, "adversary_steps": 3}
+        game = {"width": 16, "discriminator_lr": 0.03, "discriminator_steps": 3}
         without, with_it = (judged(trained(name, 150, weight=w, **game)) for w in (0.0, 1.0))
         assert without < 0.05
         assert with_it > 0.15
@@ -196,22 +196,27 @@ class TestWhatAPenaltyDoes:
         assert float(penalty.detach()) == pytest.approx(penalty_of(name, model), rel=1e-9)
 
     @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_the_adversarys_slope_reaches_the_first_layer_and_misleads_it(self, name: str) -> None:
+    def test_the_discriminators_slope_reaches_the_first_layer_and_misleads_it(self, name: str) -> None:
         model = network().double()
         algorithm, engine = on(name, model, weight=1e6)
         found, _ = algorithm.gradient(HELD, engine)
         assert float(found[0].norm()) > 1
-        before = float(algorithm.adversary_loss(algorithm.forward_batches(HELD)).detach())
+        before = discriminator_loss(algorithm)
         with torch.no_grad():
             for p, g in zip(engine.params, found, strict=True):
                 p -= 1e-8 * g
-        assert float(algorithm.adversary_loss(algorithm.forward_batches(HELD)).detach()) > before
+        assert discriminator_loss(algorithm) > before
 
-    def test_the_adversary_learns(self) -> None:
+    def test_the_discriminator_learns(self) -> None:
         model = network().double()
-        algorithm, engine = on("dann", model, lr=1e-9, weight=0.0, adversary_lr=0.01)
-        log = [algorithm.step(HELD, engine)["adversary"] for _ in range(60)]
+        algorithm, engine = on("dann", model, lr=1e-9, weight=0.0, discriminator_lr=0.01)
+        log = [algorithm.step(HELD, engine)["discriminator"] for _ in range(60)]
         assert float(log[-1]) < 0.5 * float(log[0])
+
+
+def discriminator_loss(algorithm: Any) -> float:
+    outputs = algorithm.forward_batches(HELD)
+    return float(algorithm.discriminator.loss(*algorithm.discriminator_input(outputs)).detach())
 
 
 def judged(model: FeatureModel) -> float:
@@ -523,7 +528,7 @@ class TestMessages:
             build("mixup", nn.Linear(4, 2), cross_entropy, Task(2, 2), where="features")
 
     @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_an_adversary_must_know_how_many_features_there_are(self, name: str) -> None:
+    def test_a_discriminator_must_know_how_many_features_there_are(self, name: str) -> None:
         with pytest.raises(InputError, match=r"how many features there are: Task\(…, features=…\)"):
             build(name, network(), cross_entropy, Task(2, 2))
 
@@ -560,7 +565,7 @@ class TestMessages:
             build(name, model, cross_entropy, Task(10_000_000, 10, features=64))
         assert time.perf_counter() - start < 1
 
-    def test_the_state_of_an_adversary_of_one_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_state_of_a_discriminator_of_one_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Has the features' width, not the setting's."""
         monkeypatch.setattr("shoal.algorithms.base.LARGEST_STATE", 1000)
         task = Task(10, 2, features=WIDTH)
@@ -648,12 +653,16 @@ class TestMessages:
             ),
             (
                 "dann",
-                {"adversary_steps": 0},
-                "adversary_steps of DANN must be a whole number from 1 to 100, got 0",
+                {"discriminator_steps": 0},
+                "discriminator_steps of DANN must be a whole number from 1 to 100, got 0",
             ),
             ("dann", {"width": 0}, "width of DANN must be a whole number from 1 to 16,384, got 0"),
             ("cdann", {"depth": 0}, "depth of CDANN must be a whole number from 1 to 100, got 0"),
-            ("dann", {"adversary_lr": 0.0}, "adversary_lr of DANN must be a number above 0 .* got 0.0"),
+            (
+                "dann",
+                {"discriminator_lr": 0.0},
+                "discriminator_lr of DANN must be a number above 0 .* got 0.0",
+            ),
             (
                 "dann",
                 {"gradient_penalty": -2.0},

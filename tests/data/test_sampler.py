@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from shoal.data import DomainBatchSampler, Domains
+from shoal.data import DomainBatchSampler, Domains, WithDomain
 from shoal.data.sampler import SMALL, key, permute
 from shoal.errors import InputError
 
@@ -322,6 +322,95 @@ def test_pieces_resume_by_optimizer_steps() -> None:
     straight = list(sampler)
     sampler.set_step(*divmod(3, 2))
     assert list(sampler) == straight[6:]
+
+
+# Mixed batches
+
+
+@given(samplers(), st.integers(1, 3), st.integers(1, 3))
+def test_mixed_batches_are_the_batches_of_a_step(
+    sampler: DomainBatchSampler, processes: int, pieces: int
+) -> None:
+    """Every part has equally many examples of each domain of the step, and together they are its batches."""
+    slots, size = sampler.domains_per_step, sampler.batch_size * processes * pieces
+    make = lambda **more: DomainBatchSampler(  # noqa: E731
+        sampler.domains, size, slots, seed=sampler.seed, steps=3, mixed=True, **more
+    )
+    whole = list(make())
+    assert len(whole) == len(make()) == 3
+    for step, batch in enumerate(whole):
+        assert batch == [i for _, indices in make().plan(step) for i in indices.tolist()]
+    shares = [list(make(share=(i, processes), pieces=pieces)) for i in range(processes)]
+    for step, batch in enumerate(whole):
+        parts = [part for share in shares for part in share[step * pieces : (step + 1) * pieces]]
+        assert Counter(chain(*parts)) == Counter(batch)
+        domains = Counter(d for d, _ in make().plan(step) for _ in range(sampler.batch_size))
+        for part in parts:
+            assert Counter(np.searchsorted(sampler.domains.offsets, part, side="right") - 1) == domains
+
+
+def test_mixed_batches_resume_and_have_epochs() -> None:
+    sampler = DomainBatchSampler(np.arange(60) % 3, 8, 2, mixed=True, pieces=2, steps=5)
+    straight = list(sampler) + list(sampler)
+    assert sampler.batches_per_step == 1
+    sampler.set_step(*divmod(3, sampler.batches_per_step))
+    assert list(sampler) == straight[6:10]
+    sampler.set_epoch(1)
+    assert list(sampler) == straight[10:]
+    with pytest.raises(InputError, match="batch=1 of a step of 1"):
+        sampler.set_step(0, 1)
+
+
+def test_splitting_later_is_splitting_at_construction() -> None:
+    later = DomainBatchSampler(np.arange(60) % 3, 8, 2)
+    later.split(share=(1, 2), pieces=2)
+    assert list(later) == list(DomainBatchSampler(np.arange(60) % 3, 8, 2, share=(1, 2), pieces=2))
+    with pytest.raises(InputError, match="batch_size=8 cannot be cut into 3 equal parts"):
+        later.split(pieces=3)
+
+
+PATIENTS = [(float(i), i % 2) for i in range(5)]
+SITES = ["oslo", "lima", "oslo", "lima", "rome"]
+
+
+def test_items_with_their_domain() -> None:
+    data = WithDomain(PATIENTS, SITES)
+    assert data.domains.names == ("lima", "oslo", "rome")
+    assert [data[i] for i in range(len(data))] == [(*PATIENTS[i], d) for i, d in enumerate([1, 0, 1, 0, 2])]
+    as_mappings = WithDomain([{"x": x, "y": y} for x, y in PATIENTS], SITES)
+    assert as_mappings[4] == {"x": 4.0, "y": 0, "domain": 2}
+    in_own_order = WithDomain(PATIENTS, Domains.from_indices({"b": [3, 4], "a": [2, 0, 1]}))
+    assert [in_own_order[i][2] for i in range(5)] == [1, 1, 1, 0, 0]
+
+
+def test_items_with_their_domain_are_read_together_where_the_dataset_can() -> None:
+    class Together(list):  # type: ignore[type-arg]
+        def __getitems__(self, indices: list[int]) -> list[object]:
+            return [("together", self[i]) for i in indices]
+
+    assert WithDomain(Together("abcde"), SITES).__getitems__([4, 1]) == [
+        ("together", "e", 2),
+        ("together", "b", 0),
+    ]
+    assert WithDomain(PATIENTS, SITES).__getitems__([4, 1]) == [(4.0, 0, 2), (1.0, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("domains", "message"),
+    [
+        (["a", "b"], "domains hold 2 entries and the dataset 5 examples"),
+        (Domains.from_indices({"a": [0, 1, 2, 3], "b": [3]}), "each example must be in one domain"),
+        (Domains.from_indices({"a": [0, 1, 2, 3], "b": [5]}), "each example must be in one domain"),
+    ],
+)
+def test_items_with_wrong_domains_are_refused(domains: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        WithDomain(PATIENTS, domains)
+
+
+def test_items_that_cannot_carry_a_domain_are_refused() -> None:
+    with pytest.raises(InputError, match=r"item 0 of the dataset is a str; it must be a tuple"):
+        WithDomain(["text"], [0])[0]
 
 
 def test_in_a_plain_dataloader() -> None:

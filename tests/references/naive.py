@@ -390,9 +390,10 @@ class Masked(Reference):
 
 
 class DANN(Reference):
-    """Plays with a copy of the adversary and an Adam of its own; with ``classes``, an embedding, it is CDANN.
+    """Trains a copy of the discriminator with an Adam of its own; CDANN with ``classes``, an embedding.
 
-    An example's weight in the adversary's loss is 1/N, or 1 over its class's size and the classes' number.
+    An example's weight in the discriminator's loss is 1/N, or 1 over its class's size and the classes'
+    number.
     """
 
     def __init__(
@@ -400,42 +401,42 @@ class DANN(Reference):
         model: nn.Module,
         loss: Loss,
         weights: Iterable[float],
-        adversary: nn.Module,
+        discriminator: nn.Module,
         classes: nn.Embedding | None = None,
         *,
-        adversary_steps: int = 1,
+        discriminator_steps: int = 1,
         gradient_penalty: float = 0.0,
-        adversary_lr: float = 1e-3,
+        discriminator_lr: float = 1e-3,
         beta1: float = 0.5,
     ) -> None:
         super().__init__(model, loss, weights)
-        self.adversary, self.classes = copy.deepcopy(adversary), copy.deepcopy(classes)
-        self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty
-        judges = [*self.adversary.parameters(), *(self.classes.parameters() if self.classes else ())]
-        self.adam = torch.optim.Adam(judges, lr=adversary_lr, betas=(beta1, 0.9))
+        self.discriminator, self.classes = copy.deepcopy(discriminator), copy.deepcopy(classes)
+        self.discriminator_steps, self.gradient_penalty = discriminator_steps, gradient_penalty
+        own = [*self.discriminator.parameters(), *(self.classes.parameters() if self.classes else ())]
+        self.adam = torch.optim.Adam(own, lr=discriminator_lr, betas=(beta1, 0.9))
 
     def seen(self, batches: Batches) -> list[tuple[Tensor, int, int]]:
         """The features, class and domain of every example."""
         return [(z, int(y[i]), d) for x, y, d in batches for i, z in enumerate(self.model.features(x))]
 
-    def mistake(self, z: Tensor, y: int, d: int) -> Tensor:
+    def example_loss(self, z: Tensor, y: int, d: int) -> Tensor:
         evidence = z if self.classes is None else z + self.classes.weight[y]
-        return -torch.log_softmax(self.adversary(evidence), -1)[d]
+        return -torch.log_softmax(self.discriminator(evidence), -1)[d]
 
-    def betrayed(self, seen: Sequence[tuple[Tensor, int, int]]) -> Tensor:
+    def discriminator_loss(self, seen: Sequence[tuple[Tensor, int, int]]) -> Tensor:
         if self.classes is None:
-            return mean([self.mistake(*example) for example in seen])
+            return mean([self.example_loss(*example) for example in seen])
         present = sorted({y for _, y, _ in seen})
-        return mean([mean([self.mistake(*e) for e in seen if e[1] == y]) for y in present])
+        return mean([mean([self.example_loss(*e) for e in seen if e[1] == y]) for y in present])
 
     def penalty(self, batches: Batches) -> Tensor:
-        return -self.betrayed(self.seen(batches))
+        return -self.discriminator_loss(self.seen(batches))
 
     def objective(self, batches: Batches) -> Tensor:
         seen = [(z.detach().requires_grad_(), y, d) for z, y, d in self.seen(batches)]
-        for _ in range(self.adversary_steps):
-            total = self.betrayed(seen)
-            slopes = [torch.autograd.grad(self.mistake(*e), e[0], create_graph=True)[0] for e in seen]
+        for _ in range(self.discriminator_steps):
+            total = self.discriminator_loss(seen)
+            slopes = [torch.autograd.grad(self.example_loss(*e), e[0], create_graph=True)[0] for e in seen]
             total = total + self.gradient_penalty * mean([(s**2).sum() for s in slopes])
             self.adam.zero_grad()
             total.backward()

@@ -60,7 +60,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "irm, later": ("irm", {"start": 3, "ramp": 2, "weight": 3.0}),
     "mldg, exact": ("mldg", {"order": "exact"}),
     "mixup of features": ("mixup", {"where": "features"}),
-    "dann, rough": ("dann", {"adversary_steps": 2, "gradient_penalty": 0.5, "ramp": 4}),
+    "dann, rough": ("dann", {"discriminator_steps": 2, "gradient_penalty": 0.5, "ramp": 4}),
 }
 # One of each kind, for what need not be tried with all.
 KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]
@@ -445,7 +445,7 @@ def test_parameters_that_share_a_gradient(
 
 @EVERY_WAY
 def test_any_number_of_pieces_gives_the_same_weights(name: str, settings: dict[str, Any]) -> None:
-    """And the same of whatever else is trained or kept, an adversary and its optimizer's moments say."""
+    """And the same of whatever else is trained or kept, a discriminator and its optimizer's moments say."""
     whole = network().double()
     one = trained(name, whole, doubled(data()), settings=settings)
     assert differ(whole, network().double())
@@ -488,12 +488,12 @@ WHOLE = ["cdann", "coral", "dann", "fishr", "groupdro", "irm", "mmd", "vrex"]
 
 
 def test_whole_objectives_are_named() -> None:
-    """Those that leave the gradient to the engine and are no mean over examples, and adversaries."""
+    """Those that leave the gradient to the engine and are no mean over examples, and discriminators."""
     found = [
         n
         for n in registry.names()
         if not (cls := algorithm_class(n)).additive
-        and (cls.trains_adversary or cls.gradient is shoal.algorithms.Algorithm.gradient)
+        and (cls.trains_discriminator or cls.gradient is shoal.algorithms.Algorithm.gradient)
         and cls.step is shoal.algorithms.Algorithm.step
     ]
     assert sorted(found) == WHOLE
@@ -855,22 +855,22 @@ def adversarial(name: str = "dann", **options: Any) -> ByHand:
 
 
 def judges(run: ByHand) -> list[Tensor]:
-    return [p.detach().clone() for p in run.algorithm.adversary_parameters()]  # type: ignore[operator]
+    return [p.detach().clone() for p in run.algorithm.discriminator.parameters()]  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "skip"])
 def test_a_helpers_step_is_its_own(on_nan: str) -> None:
     run = adversarial(on_nan=on_nan)
-    optimizer = run.engine.auxiliary["adversary"]
-    other = copy.deepcopy(run.algorithm.adversary)
+    optimizer = run.engine.auxiliary["discriminator"]
+    other = copy.deepcopy(run.algorithm.discriminator)
     by_hand = Adam(other.parameters(), 1e-3, betas=(0.5, 0.9))
     model = copy.deepcopy(run.algorithm.model)
     gradients = [torch.full_like(p, 0.3) for p in judges(run)]
-    run.engine.apply(gradients, auxiliary="adversary")
+    run.engine.apply(gradients, auxiliary="discriminator")
     for p, g in zip(other.parameters(), gradients, strict=True):
         p.grad = g
     by_hand.step()
-    assert_same(run.algorithm.adversary, other)
+    assert_same(run.algorithm.discriminator, other)
     assert_same(run.algorithm.model, model)
     torch.testing.assert_close(optimizer.state_dict()["state"], by_hand.state_dict()["state"], rtol=0, atol=0)
     assert not run.engine.optimizer.state
@@ -881,11 +881,11 @@ def test_a_helpers_step_is_its_own(on_nan: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_helpers_gradient_that_is_not_finite_is_left_out_and_stops_nothing(value: float) -> None:
     run = adversarial(on_nan="stop")
-    optimizer = run.engine.auxiliary["adversary"]
+    optimizer = run.engine.auxiliary["discriminator"]
     before = judges(run)
     gradients = [torch.full_like(p, 0.3) for p in before]
     gradients[-1][0] = value
-    run.engine.apply(gradients, auxiliary="adversary")
+    run.engine.apply(gradients, auxiliary="discriminator")
     torch.testing.assert_close(judges(run), before, rtol=0, atol=0)
     assert not optimizer.state
     assert all(p.grad is None for p in run.algorithm.parameters())
@@ -905,7 +905,7 @@ def test_after_a_stop_no_helper_moves() -> None:
     assert_same(run.algorithm.model, model)
 
 
-@pytest.mark.parametrize("name", [n for n in registry.names() if algorithm_class(n).trains_adversary])
+@pytest.mark.parametrize("name", [n for n in registry.names() if algorithm_class(n).trains_discriminator])
 def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
     made: list[Any] = []
 
@@ -914,7 +914,7 @@ def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
         return torch.optim.AdamW(made[-1], 0.05, weight_decay=100.0)
 
     done = trained(name, network(), optimizer=maker, clip=1e-9)
-    own = {id(p) for p in done.algorithm.adversary_parameters()}  # type: ignore[operator]
+    own = {id(p) for p in done.algorithm.discriminator.parameters()}  # type: ignore[operator]
     users = {id(p) for p in done.engine.params}
     assert own
     assert not own & users
@@ -924,24 +924,26 @@ def test_what_helpers_train_the_users_optimizer_does_not(name: str) -> None:
     fresh = training(name, network()).algorithm
     moved = max(
         float((a - b).detach().abs().max())
-        for a, b in zip(done.algorithm.adversary_parameters(), fresh.adversary_parameters(), strict=True)  # type: ignore[operator]
+        for a, b in zip(
+            done.algorithm.discriminator.parameters(), fresh.discriminator.parameters(), strict=True
+        )  # type: ignore[operator]
     )
     assert 1e-3 < moved < 2 * 6e-3
-    assert {int(s["step"]) for s in done.engine.auxiliary["adversary"].state.values()} == {6}
+    assert {int(s["step"]) for s in done.engine.auxiliary["discriminator"].state.values()} == {6}
 
 
 def test_others_have_no_helpers() -> None:
     for name in registry.names():
         made = training(name, network())
-        assert bool(made.engine.auxiliary) is algorithm_class(name).trains_adversary
+        assert bool(made.engine.auxiliary) is algorithm_class(name).trains_discriminator
         assert len(made.engine.params) == len(list(made.model.parameters()))
 
 
-def test_an_adversary_learns_in_the_trainings_own_steps() -> None:
+def test_a_discriminator_learns_in_the_trainings_own_steps() -> None:
     """As its Adam does by hand, on the features that the model had at each step."""
     run = ByHand("dann", network(), sgd)
     plain = ByHand("dann", network(), sgd)
-    other = plain.algorithm.adversary
+    other: Any = plain.algorithm.discriminator
     by_hand = Adam(other.parameters(), 1e-3, betas=(0.5, 0.9))
     for step in range(3):
         drawn = batches("domains", step)
@@ -949,17 +951,17 @@ def test_an_adversary_learns_in_the_trainings_own_steps() -> None:
             features = torch.cat([run.algorithm.model.features(b.x) for b in drawn])  # type: ignore[operator]
         by_hand.zero_grad()
         numbers = torch.tensor([b.domain for b in drawn]).repeat_interleave(B)
-        cross_entropy(other(features), numbers).backward()
+        cross_entropy(other.layers(features), numbers).backward()
         by_hand.step()
         run.take(step)
-        assert_same(run.algorithm.adversary, other, 1e-6)
+        assert_same(run.algorithm.discriminator, other, 1e-6)
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_captured_step_needs_helpers_that_can_skip(fused: bool) -> None:
     class Quick(algorithm_class("dann")):  # type: ignore[misc]
         def auxiliary_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-            return {"adversary": Adam(self.adversary_parameters(), 1e-3, fused=fused)}
+            return {"discriminator": Adam(self.discriminator.parameters(), 1e-3, fused=fused)}
 
     algorithm = Quick(network(), cross_entropy, Task(S, 2, 8))
     auxiliary = algorithm.auxiliary_optimizers()

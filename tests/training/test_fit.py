@@ -447,7 +447,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm": "groupdro", "draw": "regrouped", "domains_per_step": 4},
         "domains_per_step=4",
     ),
-    "the same, with an adversary": (
+    "the same, with a discriminator": (
         {"algorithm": "dann", "model": two_parts(), "draw": "pooled", "domains_per_step": 4},
         "DANN keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
     ),

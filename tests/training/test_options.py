@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import shoal
 from shoal.algorithms import Algorithm, registry
-from shoal.data import batch as batch_module
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training import loop
@@ -331,7 +330,7 @@ class NoDoubles(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", registry.names())
 def test_a_device_without_float64(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_module, "WITHOUT_FLOAT64", {"cpu"})
+    monkeypatch.setattr("shoal.tensors.WITHOUT_FLOAT64", {"cpu"})
     monkeypatch.setattr(Tensor, "double", lambda self: self)  # which is called on copies on the CPU only
     with NoDoubles():
         fit(name, steps=2, test={"t": domain(5)})

@@ -216,7 +216,7 @@ class TestEveryKind:
         check(tmp_path, [7], send(signal.SIGTERM), algorithm=name, precision=precision, clip=0.5)
 
 
-ADVERSARIAL = [n for n in registry.names() if algorithm_class(n).trains_adversary]
+ADVERSARIAL = [n for n in registry.names() if algorithm_class(n).trains_discriminator]
 
 
 @pytest.mark.parametrize("name", ADVERSARIAL)
@@ -227,8 +227,8 @@ class TestHelpers:
         stopped(tmp_path, 7, send(signal.SIGTERM), algorithm=name)
         loaded = Checkpoints(tmp_path / "checkpoints").load()
         assert loaded is not None
-        state = loaded.state["training"]["auxiliary"]["adversary"]["state"]
-        own = [k for k in loaded.state["training"]["algorithm"] if k.startswith(("adversary.", "classes."))]
+        state = loaded.state["training"]["auxiliary"]["discriminator"]["state"]
+        own = [k for k in loaded.state["training"]["algorithm"] if k.startswith("discriminator.")]
         assert len(state) == len(own) > 0
         assert {int(s["step"]) for s in state.values()} == {7}
         assert all(s["exp_avg_sq"].any() for s in state.values())
@@ -265,7 +265,7 @@ class TestHelpers:
             return found
 
         monkeypatch.setattr(Checkpoints, "load", without)
-        with pytest.raises(InputError, match="does not hold the optimizer of the adversary"):
+        with pytest.raises(InputError, match="does not hold the optimizer of the discriminator"):
             fit(tmp_path, name, resume=True)
 
 

@@ -38,7 +38,7 @@ from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 
 S, STEPS = 3, 4
-# Settings with which a penalty counts from the first step on, and small adversaries.
+# Settings with which a penalty counts from the first step on, and small discriminators.
 ACTIVE: dict[str, dict[str, Any]] = {
     "cdann": {"width": 16},
     "dann": {"width": 16},
@@ -52,7 +52,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "idgm by differences": ("idgm", {"method": "finite-difference"}),
     "mldg, exact": ("mldg", {"order": "exact"}),
     "mixup of features": ("mixup", {"where": "features"}),
-    "dann, rough": ("dann", {"adversary_steps": 2, "gradient_penalty": 0.5, "width": 16}),
+    "dann, rough": ("dann", {"discriminator_steps": 2, "gradient_penalty": 0.5, "width": 16}),
 }
 # One of each kind is tried in all variants, the others in a single one.
 KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]

@@ -70,7 +70,7 @@ def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
             f"model in two parts, not a {type(model).__name__}. "
             "Algorithms such as fish, irm, vrex or groupdro need none."
         )
-    if cls.trains_adversary and task.features is None:
+    if cls.trains_discriminator and task.features is None:
         raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
 
 

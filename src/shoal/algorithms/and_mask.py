@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
 from shoal.data.batch import Task
+from shoal.gradients import and_mask
 from shoal.settings import Range, uniform
 
 
@@ -44,14 +44,4 @@ class ANDMask(Algorithm):
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         gradients, log = self.domain_gradients(batches, engine)
-        return [self._masked(torch.stack(same)) for same in zip(*gradients, strict=True)], log
-
-    def _masked(self, each: Tensor) -> Tensor:
-        # Counted: on CUDA the mean of 41 ones is below 1.
-        agree = each.sign().sum(0).abs() >= self.tau * len(each) - 1e-6
-        return rescaled(each.mean(0), agree.to(each.dtype))
-
-
-def rescaled(mean: Tensor, mask: Tensor) -> Tensor:
-    """The masked gradient divided by the mask's mean; zero where nothing is left."""
-    return mean * mask / (mask.mean() + 1e-10)
+        return and_mask(gradients, self.tau), log

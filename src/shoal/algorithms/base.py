@@ -99,7 +99,7 @@ class Algorithm(nn.Module):
     family: ClassVar[str] = ""
     reference: ClassVar[str] = ""
     draw: ClassVar[Draw] = "domains"
-    passes: ClassVar[Literal["together", "apart"]] = "together"
+    passes: Literal["together", "apart"] = "together"
     """Whether a step's batches go through the model as one or one by one: BatchNorm sees the difference."""
     additive: ClassVar[bool] = False
     """The objective is a mean over examples."""
@@ -109,7 +109,7 @@ class Algorithm(nn.Module):
     """Keeps something for each domain, by its number."""
     needs_features: ClassVar[bool] = False
     """Looks at the features of a :class:`~shoal.models.FeatureModel`."""
-    trains_adversary: ClassVar[bool] = False
+    trains_discriminator: ClassVar[bool] = False
     mean_of_examples: ClassVar[bool] = False
     """Takes the loss of a batch for the mean of its examples' losses."""
     regression: ClassVar[bool] = True

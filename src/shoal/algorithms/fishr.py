@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import DomainOutput, Loss, Outputs, check_state, full_precision
-from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, flat, plain_output
+from shoal.algorithms.base import Loss, Outputs, check_state, full_precision
+from shoal.algorithms.penalty import (
+    SHARE,
+    STEPS,
+    BatchNorm,
+    Penalised,
+    Steps,
+    blocks,
+    pooled_features,
+    pooled_logits,
+    pooled_targets,
+)
 from shoal.data.batch import Task
 from shoal.errors import InputError
+from shoal.penalties import FishrVariances, fishr
 from shoal.settings import Range, log10, uniform
 
 RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -19,14 +29,8 @@ RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
 class Fishr(Penalised):
     """Adds how far the domains differ in the variance of their examples' gradients of the last layer.
 
-    An example's gradient with respect to the weights of a linear layer is r zᵀ, with z its features and r the
-    slope of its loss along the outputs. So the variances need no gradient of their own:
-
-        Var(W) = mean(r²)(z²)ᵀ − (mean r zᵀ)²,   Var(b) = mean r² − (mean r)²
-
     Each domain's variances v_d are smoothed over its visits, m_d ← κ m_d + (1 − κ) v_d, and the penalty is
-    the mean square of m_d/(1 − κ) around the mean over the step's domains. The division keeps the penalty's
-    slope along v_d the same for any κ.
+    the mean square of m_d/(1 − κ) around the mean over the step's domains: :func:`shoal.penalties.fishr`.
 
     Args:
         weight: λ.
@@ -44,8 +48,6 @@ class Fishr(Penalised):
     knows_domains = True
     mean_of_examples = True
 
-    variances: Tensor
-
     def __init__(
         self,
         model: nn.Module,
@@ -56,15 +58,22 @@ class Fishr(Penalised):
         start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=uniform(0.0, 1.0))] = 0.3,
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
+        batch_norm: BatchNorm = "pooled",
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
-        self.ema = ema
+        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
         head: Any = model.head
         self.place, last = _linear(head)
-        self.biased = last.bias is not None
-        numbers = last.weight.numel() + last.out_features * self.biased
+        bias = last.bias is not None
+        numbers = last.weight.numel() + last.out_features * bias
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
-        self.register_buffer("variances", torch.zeros(task.domains, numbers, dtype=last.weight.dtype))
+        self.variances = FishrVariances(
+            task.domains,
+            last.in_features,
+            last.out_features,
+            bias=bias,
+            ema=ema,
+            dtype=last.weight.dtype,
+        )
 
     def output_and_features(self, x: Any) -> tuple[Any, Any]:
         """The features are what enters the last layer."""
@@ -79,23 +88,14 @@ class Fishr(Penalised):
         return full_precision(output), full_precision(features)
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        found = torch.stack([self._variances(v) for v in outputs])
-        ids = self.ids(outputs)
-        smooth = torch.lerp(found, self.variances[ids].to(found.dtype), self.ema)
-        with torch.no_grad():
-            self.variances.index_copy_(0, ids, smooth.detach().to(self.variances.dtype))
-        smooth = smooth / (1 - self.ema)
-        return (smooth - smooth.mean(0)).square().mean()
-
-    def _variances(self, each: DomainOutput) -> Tensor:
-        """Of an example's gradients of the last layer, weights and then biases."""
-        output, z = plain_output(each, self), flat(each)
-        count = len(z)
-        loss = self.loss(output, each.y)
-        (slope,) = torch.autograd.grad(loss, output, create_graph=True)
-        r = slope.reshape(count, -1) * count  # the loss is a mean
-        weights = r.square().T @ z.square() / count - (r.T @ z / count).square()
-        return torch.cat([weights.flatten(), r.var(0, correction=0)]) if self.biased else weights.flatten()
+        return fishr(
+            pooled_logits(outputs, self),
+            pooled_features(outputs),
+            pooled_targets(outputs),
+            blocks(outputs, self.ids(outputs)),
+            loss=self.loss,
+            variances=self.variances,
+        )
 
 
 def _linear(head: nn.Module) -> tuple[int, nn.Linear]:

@@ -8,18 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Algorithm, Log, Loss, Outputs
-from shoal.data.batch import Task, widest
+from shoal.algorithms.penalty import PASSES, BatchNorm
+from shoal.data.batch import Task
+from shoal.penalties import Blocks, GroupWeights, group_dro
 from shoal.settings import Range, log10
+from shoal.tensors import widest
 
 
 class GroupDRO(Algorithm):
     """Minimises Σ_d q_d L_d, with q moving towards the domains of high loss: q_d ∝ exp(η Σ L_d) over visits.
 
     A domain's weight changes when it is visited. Where a step visits S of T domains, the sum over those is
-    multiplied by T/S, so that on average it is the sum over all.
+    multiplied by T/S, so that on average it is the sum over all: :func:`shoal.penalties.group_dro`.
 
     Args:
         step_size: η; with 0 the weights stay equal.
+        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+            :mod:`shoal.penalties`.
 
     Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.
     """
@@ -30,8 +35,6 @@ class GroupDRO(Algorithm):
     knows_domains = True
     capturable = True
 
-    log_weights: Tensor
-
     def __init__(
         self,
         model: nn.Module,
@@ -39,17 +42,14 @@ class GroupDRO(Algorithm):
         task: Task,
         *,
         step_size: Annotated[float, Range(0, search=log10(-3, -1))] = 0.01,
+        batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)
-        self.step_size = step_size
+        self.passes = PASSES[batch_norm]
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.register_buffer("log_weights", torch.zeros(task.domains, dtype=widest(device)))
+        self.weights = GroupWeights(task.domains, step_size, dtype=widest(device))
 
     def objective(self, outputs: Outputs) -> tuple[Tensor, Log]:
-        losses, ids = self.losses(outputs), self.ids(outputs)
-        with torch.no_grad():
-            self.log_weights.index_add_(0, ids, self.step_size * losses.to(self.log_weights.dtype))
-            self.log_weights -= self.log_weights.logsumexp(0)
-            share = self.log_weights.exp()[ids].to(losses.dtype)
-        total = (share * losses).sum() * (self.task.domains / len(outputs))
+        losses = self.losses(outputs)  # one mean loss per domain
+        total = group_dro(losses, Blocks([1] * len(losses), self.ids(outputs)), self.weights)
         return total, {"losses": losses.detach()}

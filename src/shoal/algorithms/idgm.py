@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Annotated
 
-import torch
 from torch import nn
 
 from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
 from shoal.algorithms.penalty import PenaltyWeight, Steps
 from shoal.data.batch import Task
-from shoal.gradients import Method, inner_product, match
+from shoal.gradients import Method, match
 from shoal.settings import Range, choice, log10
 
 
@@ -68,11 +67,5 @@ class IDGM(Algorithm):
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         average = engine.average if engine.processes > 1 else None
         found = self.matching(self.parts(batches, engine), engine.params, average=average)
-        slope = found.slope
-        weight = self.gamma.next().to(found.value.dtype)
-        if self.trust is not None:
-            length = inner_product(slope, slope).sqrt()
-            limit = self.trust * inner_product(found.mean, found.mean).sqrt() / length
-            weight = torch.where(length > 0, torch.minimum(weight, limit), weight)
-        total = [m - weight * s for m, s in zip(found.mean, slope, strict=True)]
+        total = found.gradient(-self.gamma.next(), self.trust)
         return total, {"losses": found.losses, "gip": found.value}

@@ -56,6 +56,5 @@ class IGA(Algorithm):
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         average = engine.average if engine.processes > 1 else None
         found = self.matching(self.parts(batches, engine), engine.params, average=average)
-        weight = self.weight.next().to(found.value.dtype)
-        total = [m + weight * s for m, s in zip(found.mean, found.slope, strict=True)]
+        total = found.gradient(self.weight.next())
         return total, {"losses": found.losses, "penalty": found.value}

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
-from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, plain_output
+from shoal.algorithms.penalty import (
+    SHARE,
+    STEPS,
+    BatchNorm,
+    Penalised,
+    Steps,
+    blocks,
+    pooled_logits,
+    pooled_targets,
+)
 from shoal.data.batch import Task
+from shoal.penalties import irm
 from shoal.settings import Range, log10
 
 
@@ -19,8 +28,9 @@ class IRM(Penalised):
         L = 1/S Σ_i L_i(f) + λ/S Σ_i (∂L_i(w·f)/∂w at w=1)²
 
     The square is estimated without bias as the product of the slopes on two halves of the batch, the even and
-    the odd examples, so it may be negative. Outputs of zero have no slope either: a large weight needs a
-    start that comes after the loss has fallen. Until ``start`` the weight is at most 1.
+    the odd examples, so it may be negative: :func:`shoal.penalties.irm`. Outputs of zero have no slope
+    either: a large weight needs a start that comes after the loss has fallen. Until ``start`` the weight is
+    at most 1.
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
@@ -38,18 +48,10 @@ class IRM(Penalised):
         weight: Annotated[float, Range(0, search=log10(-1, 5))] = 100.0,
         start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
         ramp: Steps = 0,
+        batch_norm: BatchNorm = "pooled",
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
+        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        return torch.stack([self._square(plain_output(v, self), v.y) for v in outputs]).mean()
-
-    def _square(self, output: Tensor, y: Tensor) -> Tensor:
-        if len(y) == 1:
-            return self._slope(output, y).square()
-        return self._slope(output[::2], y[::2]) * self._slope(output[1::2], y[1::2])
-
-    def _slope(self, output: Tensor, y: Tensor) -> Tensor:
-        scale = torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True)
-        (slope,) = torch.autograd.grad(self.loss(output * scale, y), scale, create_graph=True)
-        return slope
+        logits = pooled_logits(outputs, self)
+        return irm(logits, pooled_targets(outputs), blocks(outputs), loss=self.loss)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal
 
 import torch
@@ -20,9 +20,10 @@ from shoal.algorithms.base import (
     Outputs,
     full_precision,
 )
-from shoal.data.batch import Task, tensors_in, widest
+from shoal.data.batch import Task, cut, pool, tensors_in
 from shoal.errors import InputError
 from shoal.models import FeatureModel
+from shoal.penalties import Blocks, mixup, mixup_shares
 from shoal.settings import Range, log10
 
 
@@ -30,7 +31,7 @@ class Mixup(Algorithm):
     """Mixes each domain's examples with another's, λ x_i + (1 − λ) x_j, and their losses alike.
 
     The S batches of a step, which come in random order, are paired round a circle, each with the next; λ is
-    drawn for every pair from Beta(α, α).
+    drawn for every pair from Beta(α, α): :func:`shoal.penalties.mixup`.
 
     Args:
         alpha: of the Beta distribution; small values mix little.
@@ -74,7 +75,7 @@ class Mixup(Algorithm):
             )
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        shares = engine.agree(self.shares(len(batches), engine.params[0].device))
+        shares = engine.agree(mixup_shares(len(batches), self.alpha, engine.params[0].device))
         return engine.gradients(
             self,
             batches,
@@ -83,34 +84,28 @@ class Mixup(Algorithm):
             additive=True,
         )
 
-    def shares(self, count: int, device: torch.device) -> Tensor:
-        """Draws from Beta(α, α), as X/(X + Y) of two from Gamma(α), by their logarithms: those of a small α
-        are often below what a number can hold. A Gamma(α) is a Gamma(α + 1) times U^(1/α).
-        """
-        alphas = torch.full((count, 2), self.alpha, dtype=widest(device), device=device)
-        logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
-        return torch.sigmoid(logs[:, 0] - logs[:, 1])
-
     def forward_mixed(self, shares: Tensor, batches: Batches) -> list[DomainOutput]:
         """One output per pair, with the targets of both."""
         model: Any = self.model
         if self.where == "features":
             with self.autocast():
-                found = [model.features(b.x) for b in batches]
+                batches = [b._replace(x=model.features(b.x)) for b in batches]
         else:
             self.check_input(batches[0].x)
-            found = [b.x for b in batches]
+        sizes = [len(b.y) for b in batches]
+        whole = pool(batches)
+        x, y, y_other, _ = mixup(whole.x, whole.y, Blocks(sizes), shares=shares)
+        pairs = zip(sizes, [*sizes[1:], sizes[0]], strict=True)
+        ends = pairwise(accumulate((min(pair) for pair in pairs), initial=0))
         outputs = []
-        for place, batch in enumerate(batches):
-            other = (place + 1) % len(batches)
-            size = min(len(batch.y), len(batches[other].y))
-            mixed = _mix(found[place], found[other], shares[place], size)
+        for batch, (start, end) in zip(batches, ends, strict=True):
+            span = slice(start, end)
             if self.where == "features":
                 with self.autocast():
-                    output = full_precision(model.head(mixed))
+                    output = full_precision(model.head(cut(x, span)))
             else:
-                output = self(mixed)
-            outputs.append(DomainOutput(output, batch.y[:size], batch.domain, batches[other].y[:size]))
+                output = self(cut(x, span))
+            outputs.append(DomainOutput(output, y[span], batch.domain, y_other[span]))
         return outputs
 
     def mixed_loss(self, shares: Tensor, outputs: Outputs) -> tuple[Tensor, Log]:
@@ -120,13 +115,3 @@ class Mixup(Algorithm):
             found.append(torch.lerp(others, own, share.to(own.dtype)))
         losses = torch.stack(found)
         return losses.mean(), {"losses": losses.detach()}
-
-
-def _mix(a: Any, b: Any, share: Tensor, size: int) -> Any:
-    if isinstance(a, Tensor):
-        return torch.lerp(b[:size], a[:size], share.to(a.dtype))
-    if isinstance(a, Mapping):
-        return type(a)({k: _mix(a[k], b[k], share, size) for k in a})  # type: ignore[call-arg]
-    if isinstance(a, tuple) and hasattr(a, "_fields"):
-        return type(a)(*(_mix(x, y, share, size) for x, y in zip(a, b, strict=True)))
-    return type(a)(_mix(x, y, share, size) for x, y in zip(a, b, strict=True))

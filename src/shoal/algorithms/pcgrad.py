@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients
+from shoal.gradients import pcgrad
 
 
 class PCGrad(Algorithm):
@@ -25,25 +23,4 @@ class PCGrad(Algorithm):
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         gradients, log = self.domain_gradients(batches, engine)
-        stacked = [torch.stack(same) for same in zip(*gradients, strict=True)]
-        flat = [s.flatten(1) for s in stacked]
-        weights = surgery(torch.stack([f @ f.T for f in flat]).sum(0))
-        return [torch.tensordot(weights, s, 1) for s in stacked], log
-
-
-def surgery(gram: Tensor) -> Tensor:
-    """How much of each gradient ends up in the mean of the projected ones, from their products g_i·g_j.
-
-    A projected gradient is a combination of the original ones, so their products are all one needs.
-    """
-    count = len(gram)
-    mixture = torch.eye(count, dtype=gram.dtype, device=gram.device)
-    lengths = gram.diagonal()
-    places = torch.arange(count, device=gram.device)
-    for turn in range(1, count):
-        other = (places + turn) % count
-        products = (mixture @ gram)[places, other]
-        conflict = (products < 0) & (lengths[other] > 0)
-        along = torch.where(conflict, products / lengths[other], 0)
-        mixture[places, other] -= along
-    return mixture.mean(0)
+        return pcgrad(gradients), log

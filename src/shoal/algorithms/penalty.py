@@ -1,22 +1,26 @@
-"""Penalties beside the mean loss, and their weight over the course of training, once for all of them."""
+"""What algorithms with a penalty have in common; the penalties themselves are in :mod:`shoal.penalties`."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, DomainOutput, Log, Loss, Outputs
-from shoal.data.batch import Task, widest
+from shoal.algorithms.base import Algorithm, Log, Loss, Outputs
+from shoal.data.batch import Task
 from shoal.errors import InputError
+from shoal.penalties import Blocks
 from shoal.settings import Range, checked, log10
+from shoal.tensors import widest
 
 USUAL_STEPS = 5000
 STEPS = Range(0, what="a number of steps")
 SHARE = Range(0, 2, what="a share of the training")
 """More than 1 is after its end: never."""
 Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
+BatchNorm = Literal["pooled", "per-domain"]
+PASSES: dict[BatchNorm, Literal["together", "apart"]] = {"pooled": "together", "per-domain": "apart"}
 
 
 class PenaltyWeight(nn.Module):
@@ -70,6 +74,8 @@ class Penalised(Algorithm):
         weight: the penalty's.
         start, ramp: the weight is ``before`` for ``start`` steps and then rises linearly for ``ramp`` steps;
             a float is a share of the training.
+        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+            :mod:`shoal.penalties`.
     """
 
     before: ClassVar[float] = 0.0
@@ -85,8 +91,10 @@ class Penalised(Algorithm):
         weight: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
         start: Steps = 0,
         ramp: Steps = 0,
+        batch_norm: BatchNorm = "pooled",
     ) -> None:
         super().__init__(model, loss, task)
+        self.passes = PASSES[batch_norm]
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
@@ -99,16 +107,24 @@ class Penalised(Algorithm):
         return total, {"losses": losses.detach(), "penalty": penalty.detach()}
 
 
-def flat(each: DomainOutput) -> Tensor:
-    """A batch's features, one row an example, never in half precision."""
-    features: Tensor = each.features
-    return features.flatten(1)
+def blocks(outputs: Outputs, ids: Tensor | None = None) -> Blocks:
+    """The batches of a step as blocks of examples."""
+    return Blocks([len(v.y) for v in outputs], ids)
 
 
-def plain_output(each: DomainOutput, algorithm: object) -> Tensor:
-    if not isinstance(each.output, Tensor):
-        raise InputError(
-            f"{type(algorithm).__name__} needs a model whose output is one tensor, "
-            f"got {type(each.output).__name__}."
-        )
-    return each.output
+def pooled_features(outputs: Outputs) -> Tensor:
+    return torch.cat([v.features for v in outputs])
+
+
+def pooled_targets(outputs: Outputs) -> Tensor:
+    return torch.cat([v.y for v in outputs])
+
+
+def pooled_logits(outputs: Outputs, algorithm: object) -> Tensor:
+    for each in outputs:
+        if not isinstance(each.output, Tensor):
+            raise InputError(
+                f"{type(algorithm).__name__} needs a model whose output is one tensor, "
+                f"got {type(each.output).__name__}."
+            )
+    return torch.cat([v.output for v in outputs])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from shoal.algorithms.and_mask import ANDMask, rescaled
-from shoal.algorithms.base import Loss
+from shoal.algorithms.and_mask import ANDMask
+from shoal.algorithms.base import Batches, Engine, Gradients, Loss
 from shoal.data.batch import Task
+from shoal.gradients import sand_mask
 from shoal.settings import Range, log10, uniform
 
 
@@ -41,8 +41,6 @@ class SANDMask(ANDMask):
         super().__init__(model, loss, task, tau=tau)
         self.k = k
 
-    def _masked(self, each: Tensor) -> Tensor:
-        agreement = each.sign().mean(0).abs()
-        variance = each.var(0, correction=min(1, len(each) - 1)).clamp(min=1e-30)
-        mask = torch.tanh(self.k * (agreement - self.tau) / variance).clamp(min=0)
-        return rescaled(each.mean(0), mask)
+    def gradient(self, batches: Batches, engine: Engine) -> Gradients:
+        gradients, log = self.domain_gradients(batches, engine)
+        return sand_mask(gradients, self.tau, self.k), log

@@ -74,6 +74,7 @@ class _TwoWalks(FishOptimizer):
         """Steps in this block start a walk from here; its end is kept, parameters and state are put back."""
         params = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         start = [p.detach().clone() for p in params]
+        self._unshare()
         state = self.inner.state
         self.inner.state = clone_state(self._fresh if self.inner_state == "reset" else state)
         self.rehearsing = True
@@ -93,7 +94,7 @@ class _TwoWalks(FishOptimizer):
 
     def blend(self) -> None:
         if self._spoilt is not None:
-            copy_where(self._spoilt, self.rehearsed, self._slow)
-        torch._foreach_lerp_(self.rehearsed, self._walking, self.gamma)
-        torch._foreach_copy_(self._walking, self.rehearsed)
+            copy_where(self._spoilt, self.rehearsed, self._left())
+        torch._foreach_lerp_(self.rehearsed, self._walking(), self.gamma)
+        torch._foreach_copy_(self._walking(), self.rehearsed)
         super().blend()

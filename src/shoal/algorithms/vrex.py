@@ -7,8 +7,9 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
-from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps
+from shoal.algorithms.penalty import SHARE, STEPS, BatchNorm, Penalised, Steps
 from shoal.data.batch import Task
+from shoal.penalties import Blocks, vrex
 from shoal.settings import Range, log10
 
 
@@ -33,8 +34,9 @@ class VREx(Penalised):
         weight: Annotated[float, Range(0, search=log10(-1, 5))] = 10.0,
         start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
         ramp: Steps = 0,
+        batch_norm: BatchNorm = "pooled",
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
+        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
-        return losses.var(correction=0)
+        return vrex(losses, Blocks([1] * len(losses)))  # one mean loss per domain

@@ -65,7 +65,7 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
     needs = {
         "two domains": cls.compares_domains,
         "features": cls.needs_features,
-        "adversary": cls.trains_adversary,
+        "discriminator": cls.trains_discriminator,
         "second order": cls.second_order,
         "classes": not cls.regression,
     }

@@ -6,6 +6,7 @@ from shoal.data.loader import MetaBatchLoader, concatenate
 from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.splits import hold_out, leave_out
+from shoal.data.with_domain import WithDomain
 
 __all__ = [
     "DomainBatch",
@@ -17,6 +18,7 @@ __all__ = [
     "MetaBatchLoader",
     "Task",
     "TensorData",
+    "WithDomain",
     "concatenate",
     "from_arrays",
     "from_dataset",

@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, default_collate
 
 from shoal.errors import InputError
+from shoal.tensors import map_nest as map_nest
+from shoal.tensors import widest as widest
 
 if TYPE_CHECKING:
     from shoal.data.domains import Domains
-
-WITHOUT_FLOAT64 = {"mps"}
-"""Kinds of devices that have no such numbers."""
 
 
 class DomainBatch(NamedTuple):
@@ -90,17 +89,6 @@ def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
     return [DomainBatch(cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
 
 
-def map_nest(function: Callable[[Any], Any], x: Any) -> Any:
-    """A nest of lists, tuples and mappings with ``function`` of every other part in its place."""
-    if isinstance(x, Mapping):
-        return type(x)({k: map_nest(function, part) for k, part in x.items()})  # type: ignore[call-arg]
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return type(x)(*(map_nest(function, part) for part in x))
-    if isinstance(x, (list, tuple)):
-        return type(x)(map_nest(function, part) for part in x)
-    return function(x)
-
-
 def leaves(x: Any) -> Iterator[Any]:
     """Every part of a nest that is none itself, in its order."""
     if isinstance(x, (Mapping, list, tuple)):
@@ -118,11 +106,6 @@ def tensors_in(x: Any) -> Iterator[Tensor]:
 def cut(x: Any, span: slice) -> Any:
     """These examples of a nest; what has no batch, such as a scalar, stays as it is."""
     return map_nest(lambda part: part[span] if isinstance(part, Tensor) and part.ndim else part, x)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """The floating type for sums: float64 where the device has it."""
-    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
 
 
 @dataclass(frozen=True)

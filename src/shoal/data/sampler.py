@@ -128,11 +128,12 @@ class DomainBatchSampler(Sampler[list[int]]):
     the next iteration goes on from there, so pass p starts at step p · ``steps``. :meth:`set_step` resumes
     anywhere; a pass resumed midway ends where it would have ended.
 
-    For other people's trainers, an iteration can yield less than whole batches. ``share=(i, n)`` is for the
-    i-th of n processes: its part of *every* batch, so that all of them are in the same domain at the same
-    time. ``pieces=k`` yields that in k pieces, one after the other, for a trainer that accumulates gradients
-    over k batches. All parts are equally large, as averaging their gradients asks for. What is planned does
-    not change: :meth:`plan` and :meth:`plans` give whole batches.
+    ``mixed=True`` yields the S batches of a step as one list of S·B indices: a batch of several domains, as
+    the functions of :mod:`shoal.penalties` take it. :class:`~shoal.data.WithDomain` adds the domain of each
+    example to the batch.
+
+    For other people's trainers, an iteration can yield less than whole batches: see :meth:`split`. What is
+    planned does not change: :meth:`plan` and :meth:`plans` give whole batches.
     """
 
     @checked
@@ -146,6 +147,7 @@ class DomainBatchSampler(Sampler[list[int]]):
         by_size: bool = False,
         seed: Seed = 0,
         steps: Count | None = None,
+        mixed: bool = False,
         share: tuple[int, int] = (0, 1),
         pieces: Count = 1,
     ) -> None:
@@ -153,13 +155,8 @@ class DomainBatchSampler(Sampler[list[int]]):
             raise InputError(f'by_size=True with draw="{draw}", which says how often domains come; drop one.')
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         self.draw, self.by_size, self.seed = draw, by_size, seed
-        self.batch_size = batch_size
-        self.share, self.pieces = _checked_share(share), pieces
-        if self.batch_size % (parts := self.share[1] * self.pieces):
-            raise InputError(
-                f"batch_size={self.batch_size} cannot be cut into {parts} equal parts ({self.share[1]} "
-                f"processes, pieces={self.pieces}); it must be a multiple of {parts}."
-            )
+        self.batch_size, self.mixed = batch_size, mixed
+        self.split(share, pieces)
         count = len(self.domains)
         default = count if count <= 16 else 5
         self.domains_per_step = default if domains_per_step is None else domains_per_step
@@ -177,6 +174,30 @@ class DomainBatchSampler(Sampler[list[int]]):
         self.steps = steps
         self._next, self._batch = 0, 0
         self._told = False  # by set_step, where to start
+
+    @property
+    def batches_per_step(self) -> int:
+        """The optimizer steps that a training loop takes per step: S, or 1 where batches are mixed."""
+        return 1 if self.mixed else self.domains_per_step
+
+    @checked
+    def split(self, share: tuple[int, int] = (0, 1), pieces: Count = 1) -> None:
+        """Let iterations yield parts of batches, for several processes or accumulated gradients.
+
+        All parts are equally large, as averaging their gradients asks for.
+
+        Args:
+            share: ``(i, n)`` for the i-th of n processes: its part of *every* domain's batch, so that all
+                processes are in the same domains at the same time.
+            pieces: yields that in so many pieces, one after the other, for a training loop that accumulates
+                gradients over so many batches. A piece of a mixed batch has examples of all S domains.
+        """
+        self.share, self.pieces = _checked_share(share), pieces
+        if self.batch_size % (parts := self.share[1] * self.pieces):
+            raise InputError(
+                f"batch_size={self.batch_size} cannot be cut into {parts} equal parts ({self.share[1]} "
+                f"processes, pieces={self.pieces}); it must be a multiple of {parts}."
+            )
 
     @checked
     def plan(self, step: Position) -> list[tuple[int | None, NDArray[np.int64]]]:
@@ -252,12 +273,12 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def set_step(self, step: Position, batch: Position = 0) -> None:
-        """Let the next iteration start at this step, or within it, after so many of its S batches.
+        """Let the next iteration start at this step, or within it, after so many of its batches.
 
-        After n batches, as somebody's trainer counts its optimizer steps: ``set_step(*divmod(n, S))``.
+        After n optimizer steps of somebody's trainer: ``set_step(*divmod(n, sampler.batches_per_step))``.
         """
-        if batch >= self.domains_per_step:
-            raise InputError(f"batch={batch} of a step of {self.domains_per_step}; it must be below that.")
+        if batch >= (count := self.batches_per_step):
+            raise InputError(f"batch={batch} of a step of {count}; it must be below that.")
         self._next, self._batch, self._told = step, batch, True
 
     @checked
@@ -277,12 +298,13 @@ class DomainBatchSampler(Sampler[list[int]]):
         first, skipped = self._next, self._batch
         self._next, self._batch, self._told = (first // self.steps + 1) * self.steps, 0, False
         mine, every = self.share
-        batches = (batch for _, rows in planned(self, first, self._next) for batch in rows)
-        parts = (batch[mine::every] for batch in islice(batches, skipped, None))
-        return (piece.tolist() for part in parts for piece in np.split(part, self.pieces))
+        steps = (rows for _, rows in planned(self, first, self._next))  # each (S, B)
+        batches = (batch for rows in steps for batch in np.split(rows, self.batches_per_step))
+        parts = (batch[:, mine::every] for batch in islice(batches, skipped, None))
+        return (piece.ravel().tolist() for part in parts for piece in np.split(part, self.pieces, axis=1))
 
     def __len__(self) -> int:
-        return self.steps * self.domains_per_step * self.pieces
+        return self.steps * self.batches_per_step * self.pieces
 
 
 BLOCK = 64

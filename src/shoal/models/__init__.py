@@ -11,13 +11,16 @@ import torch
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
+from shoal.models.features import FeatureExtractor
 from shoal.registry import Registry
 from shoal.settings import check, checked, settings
 
-__all__ = ["FeatureModel", "build", "options_of", "registry"]
+__all__ = ["FeatureExtractor", "FeatureModel", "build", "options_of", "registry"]
 
 registry = Registry(
-    "model", "shoal.models", support=frozenset({"backbones", "feature_model", "language", "weights"})
+    "model",
+    "shoal.models",
+    support=frozenset({"backbones", "feature_model", "features", "language", "weights"}),
 )
 
 

@@ -1,0 +1,175 @@
+"""Batches by domain, Fish and penalties in the ``Trainer`` of transformers. ::
+
+trainer = DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], meta_lr=0.5)
+trainer.train()
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from shoal.data.sampler import DomainBatchSampler
+from shoal.data.with_domain import WithDomain
+from shoal.errors import InputError
+from shoal.integrations.fish import check_whole_loops, fish_among, slow_weights
+from shoal.optim import Fish
+from shoal.settings import Count, Range, coerce
+from shoal.vision import allow_torchvision
+
+allow_torchvision()
+try:
+    _Trainer: Any = importlib.import_module("transformers").Trainer
+except ModuleNotFoundError as error:
+    raise ImportError(
+        f"shoal.integrations.transformers needs transformers and accelerate ({error}): "
+        "pip install transformers accelerate"
+    ) from error
+
+__all__ = ["DomainTrainer"]
+
+Penalty = Callable[[Any, Tensor, Tensor], Tensor]
+
+
+class DomainTrainer(_Trainer):
+    """transformers' ``Trainer`` with training batches drawn by domain.
+
+    With ``meta_lr`` it trains with Fish: each optimizer step takes a batch of one domain, and
+    ``domains_per_step`` (S) of them are one inner loop. With ``penalty`` each optimizer step takes a batch
+    with examples of S domains and adds the penalty to the loss of the model::
+
+        def penalty(outputs, labels, domain):
+            return 10 * irm(outputs.logits, labels, domain)
+
+        DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], penalty=penalty)
+
+    With neither, batches are of one domain each, and the optimizer is the Trainer's.
+
+    A batch has ``per_device_train_batch_size`` examples on each device, times
+    ``gradient_accumulation_steps``: of one domain, or of S domains in equal parts. Several processes and
+    accumulated pieces split every batch, so that each has examples of the same domains; a penalty is computed
+    within each part. Resuming from a checkpoint continues with the batch after it. Evaluation and prediction
+    in the middle of an inner loop see θ, the weights after the last whole one.
+
+    The model's loss is taken to be a mean over the examples of its batch. If it divides by
+    ``num_items_in_batch``, set ``model.accepts_loss_kwargs = True``.
+
+    Args:
+        *args, **kwargs: those of the Trainer.
+        domains: one label (integer or string) for each example of ``train_dataset``.
+        domains_per_step: S, by default the number of domains, or 5 where they are more than 16.
+        meta_lr: wraps the optimizer in Fish with this ε. For other options of Fish, leave it out and give
+            ``optimizers=(Fish(…), None)``.
+        penalty: a function of the model's outputs, the labels and the domain number of each example of a
+            mixed batch; returns a scalar.
+    """
+
+    optimizer: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        domains: Any,
+        domains_per_step: int | None = None,
+        meta_lr: float | None = None,
+        penalty: Penalty | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        if penalty is not None and meta_lr is not None:
+            raise InputError(
+                f"meta_lr={meta_lr} with penalty: Fish takes batches of one domain, a penalty compares "
+                "several in one batch; drop one."
+            )
+        if self.train_dataset is None:
+            raise InputError("train_dataset is missing: domains are those of its examples.")
+        self.meta_lr = coerce(Annotated[float, Range(above=0, most=1)] | None, meta_lr, "meta_lr")
+        self.penalty = penalty
+        self._data = WithDomain(self.train_dataset, domains)
+        self._sampler = self._make_sampler(coerce(Count | None, domains_per_step, "domains_per_step"))
+        if not hasattr(self.accelerator.unwrap_model(self.model), "accepts_loss_kwargs"):
+            # A model with **kwargs is otherwise taken for one that divides by a number of items.
+            self.model_accepts_loss_kwargs = False
+
+    def _make_sampler(self, domains_per_step: int | None) -> DomainBatchSampler:
+        args, mixed = self.args, self.penalty is not None
+        size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        seed = args.seed if args.data_seed is None else args.data_seed
+        domains = self._data.domains
+        slots = DomainBatchSampler(domains, 1, domains_per_step, steps=1).domains_per_step
+        if mixed and args.train_batch_size % slots:
+            raise InputError(
+                f"per_device_train_batch_size={args.train_batch_size} cannot be shared equally among "
+                f"domains_per_step={slots} domains; it must be a multiple of {slots}."
+            )
+        return DomainBatchSampler(
+            domains,
+            size // slots if mixed else size,
+            slots,
+            seed=seed,
+            mixed=mixed,
+            share=(args.process_index, args.world_size),
+            pieces=args.gradient_accumulation_steps,
+        )
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        # Not prepared by Accelerate, which would deal whole batches out to processes.
+        collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
+        args, workers = self.args, self.args.dataloader_num_workers
+        loader = DataLoader(
+            self._data,
+            batch_sampler=self._sampler,
+            collate_fn=_WithDomainColumn(collate),
+            num_workers=workers,
+            pin_memory=args.dataloader_pin_memory,
+            persistent_workers=args.dataloader_persistent_workers,
+            prefetch_factor=args.dataloader_prefetch_factor if workers else None,
+        )
+        # The Trainer calls it, also where it resumes.
+        loader.set_epoch = self._sampler.set_epoch
+        return loader
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        super().create_optimizer(*args, **kwargs)
+        if self.meta_lr is not None and not fish_among([self.optimizer]):
+            self.optimizer = Fish(self.optimizer, self._sampler.domains_per_step, self.meta_lr)
+        check_whole_loops([self.optimizer], self.args.max_steps)
+        return self.optimizer
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        domain, labels = inputs.pop("domain", None), inputs.get("labels")
+        if self.penalty is None or domain is None:  # an evaluation has no domains
+            return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
+        penalty = self.penalty(outputs, labels, domain)
+        counted = kwargs.get("num_items_in_batch") is not None
+        if self.compute_loss_func or (self.model_accepts_loss_kwargs and counted):
+            penalty = penalty / self.args.gradient_accumulation_steps  # as the loss is already
+        loss = loss + penalty
+        return (loss, outputs) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        with slow_weights([self.optimizer]):
+            return super().evaluate(*args, **kwargs)
+
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
+        with slow_weights([self.optimizer]):
+            return super().predict(*args, **kwargs)
+
+
+class _WithDomainColumn:
+    """Collates items without their domain, which no collator or model knows, and adds it to the batch."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, items: list[dict[str, Any]]) -> Any:
+        domain = torch.tensor([item.pop("domain") for item in items])
+        batch = self.collate(items)
+        batch["domain"] = domain
+        return batch

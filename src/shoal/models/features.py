@@ -1,0 +1,434 @@
+"""The features of any model: what enters its last linear layer, or what another layer returns."""
+
+from __future__ import annotations
+
+import difflib
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from shoal.data.batch import tensors_in
+from shoal.errors import InputError, shown
+from shoal.replay import leaves_no_trace
+from shoal.settings import checked
+
+SHOWN = 8
+"""Layers that a message lists."""
+RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Alias", "ToCopy")
+"""Operations of autograd's graph that change no value; more than one per example they must leave in place."""
+
+
+class FeatureExtractor:
+    """Records the features of any ``nn.Module`` in each forward pass.
+
+    The features z are the input of the last linear layer, output = W z + b, whatever follows it without
+    weights of its own (a reshape, a softmax). It is found in the first forward pass, by following the output
+    back to the layer that it comes from in a trial pass. Each example's features are flattened, to (B, d): of
+    a layer that returns tokens (B, T, d) they are all T·d numbers. ::
+
+        extractor = FeatureExtractor(model)
+        logits = model(x)
+        loss = cross_entropy(logits, y) + shoal.penalties.coral(extractor.features, domain)
+
+    It stays attached to the model until :meth:`close`, or to the end of a ``with`` block; hooks are no part
+    of the model's ``state_dict``, and copies of the model record nothing. Compiled models (``torch.compile``)
+    and ``DistributedDataParallel`` are looked into; make the extractor before the first pass of a compiled
+    model.
+
+    Args:
+        model: any network.
+        layer: the name of a layer, as in ``model.named_modules()``: the features are its output. Of the
+            model's last layer, whose output is that of the model, they are its input.
+    """
+
+    @checked
+    def __init__(self, model: nn.Module, layer: str | None = None) -> None:
+        self.model = model
+        self.layer = layer
+        """The name of the layer; ``None`` until it is found."""
+        self.width: int | None = None
+        """The d of the features, once they are found."""
+        self.is_output = False
+        """Whether the layer is linear and its output is the model's, but for the shape."""
+        self._root = _unwrapped(model)
+        if layer is not None and layer not in dict(self._root.named_modules()):
+            raise _unknown(layer, self._root)
+        if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
+            raise InputError(
+                f"{_name(self._root)} has no linear layer (nn.Linear) whose input could be its features: "
+                f"features='layer.name' says which layer returns them{_some(_layers(self._root))}."
+            )
+        self._takes_input: bool | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._slot = Slot()
+        self._handles: list[RemovableHandle] = []
+        self._finalizer = weakref.finalize(self, _remove, self._handles)
+        self.open()
+
+    @property
+    def linear(self) -> nn.Linear | None:
+        """The layer itself, where it is a linear one; ``None`` until it is found."""
+        module = None if self.layer is None else self._root.get_submodule(self.layer)
+        return module if isinstance(module, nn.Linear) else None
+
+    @property
+    def features(self) -> Tensor:
+        """Of the last forward pass, one row per example."""
+        value = self._slot.value
+        tensors = [value] if isinstance(value, Tensor) else list(tensors_in(value))
+        if not tensors:
+            state = "" if self._handles else " since the extractor was closed"
+            raise InputError(f"no features: {self._what()} was not executed in a forward pass{state}.")
+        if len(tensors) > 1 or not tensors[0].ndim:
+            raise InputError(f"{self._what()} returns {len(tensors)} tensors; features must be one, (B, …).")
+        if not tensors[0].is_floating_point():
+            raise InputError(f"features must be floating-point numbers; {self._what()} has {tensors[0].dtype}.")
+        return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
+
+    def take(self) -> Tensor:
+        """The same, and keeps no reference to them."""
+        features, self._slot.value = self.features, None
+        return features
+
+    def find(self, *args: Any, **kwargs: Any) -> FeatureExtractor:
+        """Finds the layer by a trial pass ``model(*args, **kwargs)``, which leaves no trace in the model."""
+        was_open = bool(self._handles)
+        self.close()
+        trial = _Trial(self._root, self.layer)
+        with trial.watching(), _as_trial(self._root), _eager():
+            output = self._root.forward(*args, **kwargs)
+            trial.finish(args, kwargs, output)
+            call, self._takes_input, is_output = trial.feature_layer(output)
+        self.layer = call.name
+        self.is_output = is_output and self.linear is not None
+        self._slot.value = call.input if self._takes_input else call.output
+        rows, features = _main_output(output)[0].shape[:1], self.take().detach()
+        if features.shape[:1] != rows:
+            raise InputError(
+                f"features must have a row per example: {self._what()} gives {features.shape[0]} rows for "
+                f"an output of {rows[0] if rows else 'no'} rows. Name another with features='layer.name'."
+            )
+        self.width = features.shape[1]
+        if was_open:
+            self.open()
+        return self
+
+    def open(self) -> None:
+        """Attaches it to the model again after :meth:`close`."""
+        if self._handles:
+            return
+        if self.layer is None or self._takes_input is None:
+            at = _compiled(self.model) or self._root
+            self._handles.append(at.register_forward_pre_hook(Finder(self), with_kwargs=True))
+            return
+        module = self._root.get_submodule(self.layer)
+        self._handles.append(self._root.register_forward_pre_hook(Clear(self._slot)))
+        if self._takes_input:
+            handle = module.register_forward_pre_hook(RecordInput(self._slot), with_kwargs=True)
+        else:
+            handle = module.register_forward_hook(RecordOutput(self._slot))
+        self._handles.append(handle)
+
+    def close(self) -> None:
+        """Takes the hooks off the model."""
+        _remove(self._handles)
+        self._slot.value = None
+
+    def __enter__(self) -> FeatureExtractor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_slot", "_handles", "_finalizer")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def _what(self) -> str:
+        if self.layer is None:
+            return "the model"
+        return f"layer {self.layer!r}" if self.layer else f"the {type(self._root).__name__}"
+
+
+class Slot:
+    """Where hooks put what they record."""
+
+    value: Any = None
+
+
+class Hook:
+    """One of an extractor's; in a copy of the model, or in one that was pickled, it does nothing."""
+
+    def __init__(self, slot: Slot | None = None) -> None:
+        self.slot = slot
+
+    def __deepcopy__(self, memo: Any) -> Hook:
+        return type(self)()
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+class Clear(Hook):
+    """Before a forward pass: nothing of the pass before is left."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if self.slot is not None:
+            self.slot.value = None
+
+
+class RecordInput(Hook):
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.slot is not None:
+            self.slot.value = _first(args, kwargs)
+
+
+class RecordOutput(Hook):
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.slot is not None:
+            self.slot.value = output
+
+
+class Finder(Hook):
+    """Before the first forward pass: a trial pass finds the layer."""
+
+    def __init__(self, extractor: FeatureExtractor | None = None) -> None:
+        super().__init__()
+        self.extractor = weakref.ref(extractor) if extractor is not None else None
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        extractor = self.extractor() if self.extractor is not None else None
+        if extractor is not None:
+            extractor.find(*args, **kwargs)
+
+
+class Call(NamedTuple):
+    """One call of a layer in a trial pass."""
+
+    name: str
+    number: int
+    """How many calls of the layer came before."""
+    input: Any
+    output: Any
+
+
+class _Trial:
+    """The calls of all linear layers, and of the named one, in a forward pass of ``model``."""
+
+    def __init__(self, model: nn.Module, layer: str | None) -> None:
+        self.model, self.layer = model, layer
+        modules = model.named_modules()
+        self.watched = {m: n for n, m in modules if n == layer or isinstance(m, nn.Linear)}
+        if layer is not None:  # a module may have two names
+            self.watched[model.get_submodule(layer)] = layer
+        self.calls: list[Call] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        # The model itself, whose hooks are not called by model.forward, is added by `finish`.
+        inner = [m for m in self.watched if m is not self.model]
+        handles = [m.register_forward_hook(self._record, with_kwargs=True) for m in inner]
+        try:
+            yield
+        finally:
+            _remove(handles)
+
+    def finish(self, args: Any, kwargs: Any, output: Any) -> None:
+        if self.model in self.watched:
+            self._record(self.model, args, kwargs, output)
+
+    def _record(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        name = self.watched[module]
+        number = sum(call.name == name for call in self.calls)
+        self.calls.append(Call(name, number, _first(args, kwargs), output))
+
+    def feature_layer(self, output: Any) -> tuple[Call, bool, bool]:
+        """The call that has the features, whether they are its input, and whether it returns the output."""
+        named = [call for call in self.calls if call.name == self.layer]
+        if self.layer is not None and not named:
+            raise InputError(
+                f"layer {self.layer!r} is not executed in a forward pass of {_name(self.model)}"
+                f"{_some(_executed(self.calls))}."
+            )
+        tensors = _main_output(output)
+        # The outermost of those that return the same tensor comes last, and with it the named one.
+        ends = {t.grad_fn: call for call in self.calls for t in tensors_in(call.output) if t.grad_fn}
+        if self.layer is not None:
+            last = named[-1]
+            found, blocked = zip(*(self._last(t, ends) for t in tensors), strict=True)
+            if not any(blocked) and any(last in each for each in found):
+                found = [call for each in found for call in each]
+                self._check_single(last, [c for c in found if c.name == self.layer])
+                return last, True, self._only_reshaped(tensors, last)
+            self._check_single(last, named)
+            return last, False, False
+        return self._automatic(tensors, ends)
+
+    def _automatic(self, tensors: list[Tensor], ends: Mapping[Any, Call]) -> tuple[Call, bool, bool]:
+        candidates: dict[str, list[Call]] = {}
+        blocking: str | None = None
+        for tensor in tensors:
+            found, blocked = self._last(tensor, ends)
+            blocking = blocked or blocking
+            if blocked is None:
+                for call in found:
+                    candidates.setdefault(call.name, []).append(call)
+        if len(candidates) > 1:
+            raise InputError(
+                f"the output of {_name(self.model)} comes from several linear layers: say whose input the "
+                f"features are, features={' or '.join(repr(n) for n in [*candidates][:SHOWN])}."
+            )
+        if not candidates:
+            last = f"ends in {blocking}" if blocking else "has an output that comes from no linear layer"
+            raise InputError(
+                f"{_name(self.model)} {last}, not in a linear layer (nn.Linear) whose input could be the "
+                f"features: features='layer.name' says which layer returns them{_some(_layers(self.model))}."
+            )
+        (calls,) = candidates.values()
+        self._check_single(calls[0], calls)
+        return calls[0], True, self._only_reshaped(tensors, calls[0])
+
+    def _check_single(self, call: Call, calls: list[Call]) -> None:
+        """Refuses a layer that is executed several times, unless the features are those of its last call."""
+        count = sum(c.name == call.name for c in self.calls)
+        if len({c.number for c in calls}) > 1 or call.number != count - 1:
+            raise InputError(
+                f"layer {call.name!r} is executed {count} times in a forward pass, so it is not clear which "
+                "of its inputs are the features: name another layer with features='layer.name'."
+            )
+
+    def _last(self, tensor: Tensor, ends: Mapping[Any, Call]) -> tuple[list[Call], str | None]:
+        """The calls that a tensor comes from, and the first weights that come after any of them."""
+        weights = {id(p): n for n, p in self.model.named_parameters() if p.ndim > 1}
+        found: list[Call] = []
+        todo, seen = [tensor.grad_fn], set()
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in ends:
+                if ends[node] not in found:
+                    found.append(ends[node])
+                continue
+            if (name := weights.get(id(getattr(node, "variable", None)))) is not None:
+                owner = name.rpartition(".")[0]
+                kind = type(self.model.get_submodule(owner)).__name__
+                return found, f"layer {owner!r} ({kind})" if owner else f"weights {name!r} of its own"
+            todo += [n for n, _ in node.next_functions]
+        return found, None
+
+    def _only_reshaped(self, tensors: list[Tensor], call: Call) -> bool:
+        """Whether the output is that of the call, but for its shape."""
+        if len(tensors) > 1 or not isinstance(call.output, Tensor):
+            return False
+        node: Any = tensors[0].grad_fn
+        while node is not call.output.grad_fn:
+            if node is None or node.name().rstrip("0123456789").removesuffix("Backward") not in RESHAPES:
+                return False
+            node = node.next_functions[0][0]
+        return tensors[0].numel() == call.output.numel()
+
+
+def _first(args: Any, kwargs: Any) -> Any:
+    """The first argument of a call."""
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _main_output(output: Any) -> list[Tensor]:
+    """The tensors of a model's output: the logits, where it names them so."""
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    output = logits if isinstance(logits, Tensor) else output
+    found = [t for t in tensors_in(output) if t.grad_fn is not None]
+    if not found:
+        raise InputError(
+            f"the model's output, {shown(type(output).__name__)}, has no tensor that depends on its weights: "
+            "its features cannot be found."
+        )
+    return found
+
+
+@contextmanager
+def _as_trial(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, and a graph whatever is frozen; nothing of it is left afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        for p in frozen:
+            p.requires_grad_(True)
+        model.eval()
+        with torch.inference_mode(False), torch.enable_grad(), leaves_no_trace(model):
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+def _eager() -> Any:
+    """Compiled parts run as they were written."""
+    return torch.compiler.set_stance("force_eager")
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside of DistributedDataParallel and torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _compiled(model: nn.Module) -> nn.Module | None:
+    """The outermost that torch.compile has made, whose own hooks are not compiled."""
+    while not isinstance(getattr(model, "_orig_mod", None), nn.Module):
+        if not isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            return None
+        model = model.module
+    return model
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _name(model: nn.Module) -> str:
+    return type(model).__name__
+
+
+def _layers(model: nn.Module) -> list[str]:
+    """The parts of a model, and those of its last part."""
+    names = [name for name, _ in model.named_children()]
+    last = [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()] if names else []
+    return names + last
+
+
+def _executed(calls: list[Call]) -> list[str]:
+    return list(dict.fromkeys(call.name for call in calls if call.name))
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return ""
+    return f" (such as {', '.join(repr(n) for n in names[-SHOWN:])})"
+
+
+def _unknown(layer: str, model: nn.Module) -> InputError:
+    names = [name for name, _ in model.named_modules() if name]
+    near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
+    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return InputError(f"{_name(model)} has no layer {shown(layer)}.{hint or _some(_layers(model))}")

@@ -1,0 +1,696 @@
+"""Penalties for domain generalization as plain functions of one mixed batch, for any training loop.
+
+``domain`` says which domain each example comes from: a tensor (B,) of whole numbers, of any values and in
+any order. A penalty is a scalar to add to the loss:
+
+    z = backbone(x)
+    logits = head(z)
+    loss = cross_entropy(logits, y) + shoal.penalties.coral(z, domain)
+
+The algorithms of :mod:`shoal.algorithms` call these same functions. A domain may have one example in the
+batch, or none. Half-precision input is taken to float32 and autocast is off inside, so that a penalty is
+never computed in half precision; float64 stays.
+
+**Batches.** A batch must hold examples of at least two domains for a penalty that compares domains, and
+several of each for covariances, kernels or variances to mean something. A shuffled loader gives that where
+there are few domains; :class:`shoal.data.DomainBatchSampler` with ``batch_size=n, domains_per_step=s`` gives
+s batches of n examples from s distinct domains, to be concatenated.
+
+**BatchNorm.** A mixed batch goes through the model in one pass, so that BatchNorm takes its statistics over
+all domains pooled. To pass each domain's examples through the model on their own normalises every domain
+by itself, and that removes differences in mean and scale between domains before a penalty can measure
+them. Both are found in published code, and it is not a detail: in GroupDRO, CORAL and MMD the choice changes
+a step by 29 % to 130 %. The algorithms that pool take ``batch_norm="pooled"`` (the default) or
+``"per-domain"``; in your own loop it is your forward pass that decides. At test time the running statistics
+are used either way. Models without BatchNorm are not affected.
+
+**Synchronisation.** To group a batch by a tensor ``domain``, its values must be known: on a GPU each call
+waits once for the device. Where the examples are already ordered by domain, pass ``Blocks(sizes)`` in place
+of the tensor: nothing is then read back or checked by value, and CUDA graphs can capture the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from shoal.errors import InputError, shown
+from shoal.settings import Range, checked
+from shoal.tensors import map_nest, widest
+
+Loss = Callable[[Any, Tensor], Tensor]
+GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+HALF = (torch.float16, torch.bfloat16)
+
+
+class Blocks(NamedTuple):
+    """Examples ordered by domain, in place of a tensor ``domain``: the first ``sizes[0]`` are of one domain,
+    the next ``sizes[1]`` of another, and so on.
+
+    Args:
+        sizes: the number of examples per domain.
+        ids: the domains' numbers as a tensor (S,), for what is kept for each domain; 0, 1, … by default.
+
+    >>> features = torch.tensor([[0.0], [2.0], [1.0], [3.0]])
+    >>> coral(features, Blocks([2, 2]))
+    tensor(1.)
+    """
+
+    sizes: Sequence[int]
+    ids: Tensor | None = None
+
+
+Domain = Tensor | Blocks
+
+
+def coral(features: Tensor, domain: Domain) -> Tensor:
+    """How far apart the domains' features are in mean and covariance (CORAL).
+
+    The mean over pairs of domains of ‖μ_i − μ_j‖²/d + ‖C_i − C_j‖²/d², for d features.
+
+    Args:
+        features: (B, …), flattened to (B, d).
+        domain: (B,).
+
+    >>> coral(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([7, 5, 7, 5]))
+    tensor(1.)
+
+    Reference: Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016; the
+    means as in Koh et al., WILDS, 2021.
+    """
+    blocks, (features,) = _grouped(domain, {"features": features})
+    with _full_precision(features) as (features,):
+        means, covariances = [], []
+        for z in features.flatten(1).split(blocks.sizes):
+            mean = z.mean(0, keepdim=True)
+            centred = z - mean
+            means.append(mean[0])
+            covariances.append(centred.T @ centred / max(len(z) - 1, 1))
+        return _mean_over_pairs(torch.stack(means)) + _mean_over_pairs(torch.stack(covariances))
+
+
+def _mean_over_pairs(x: Tensor) -> Tensor:
+    """The mean over pairs of rows of the mean square of their difference, from distances to the middle."""
+    if len(x) < 2:
+        return x.new_zeros(()) * x.sum()
+    return 2 / (len(x) - 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
+
+
+def mmd(features: Tensor, domain: Domain) -> Tensor:
+    """The squared maximum mean discrepancy between the domains' features, a mean over pairs (MMD).
+
+    For two domains, mean k(x, x') + mean k(y, y') − 2 mean k(x, y) with the kernel
+    k(x, y) = Σ_γ exp(−γ‖x − y‖²), seven γ from 0.001 to 1000.
+
+    Args:
+        features: (B, …), flattened to (B, d).
+        domain: (B,).
+
+    >>> mmd(torch.tensor([[0.0], [100.0], [0.0], [100.0]]), torch.tensor([0, 0, 1, 1]))
+    tensor(0.)
+
+    Reference: Li et al., Domain Generalization with Adversarial Feature Learning, CVPR 2018; Gretton et al.,
+    A Kernel Two-Sample Test, 2012.
+    """
+    blocks, (features,) = _grouped(domain, {"features": features})
+    with _full_precision(features) as (features,):
+        # The narrow kernels look at differences that a difference of float32 squares would lose.
+        every = features.flatten(1).to(widest(features.device))
+        every = every - every.mean(0).detach()
+        squares = every.square().sum(1)
+        distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)
+        kernel = torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
+        cells = [row.split(blocks.sizes, dim=1) for row in kernel.split(blocks.sizes)]
+        means = torch.stack([torch.stack([cell.mean() for cell in row]) for row in cells])
+        own, count = means.diagonal(), len(blocks.sizes)
+        apart = own[:, None] + own[None] - 2 * means  # zero on the diagonal
+        return (apart.sum() / max(count * (count - 1), 1)).to(features.dtype)
+
+
+def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
+    """The squared slope of each domain's loss along a common scale of the outputs, a mean (IRMv1).
+
+        1/S Σ_i (∂L_i(w·f)/∂w at w=1)²
+
+    The square is estimated without bias as the product of the slopes on two halves of a domain's examples,
+    those at even and at odd places in the batch's order, so it may be negative. Examples of one domain are
+    enough.
+
+    Args:
+        logits: (B, …), the model's output.
+        y: (B, …), the targets.
+        domain: (B,).
+        loss: ``loss(logits, y)``, a mean over examples.
+
+    >>> irm(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
+    0.0
+
+    Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
+    """
+    blocks, (logits, y) = _grouped(domain, {"logits": logits, "y": y}, least=1)
+    with _full_precision(logits, y) as (logits, y), _graph() as finish:
+
+        def slope(output: Tensor, target: Tensor) -> Tensor:
+            scale = torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True)
+            value = _mean_loss(loss, output * scale, target)
+            return torch.autograd.grad(value, scale, create_graph=True)[0]
+
+        squares = []
+        for output, target in zip(logits.split(blocks.sizes), y.split(blocks.sizes), strict=True):
+            if len(target) == 1:
+                squares.append(slope(output, target).square())
+            else:
+                squares.append(slope(output[::2], target[::2]) * slope(output[1::2], target[1::2]))
+        return finish(torch.stack(squares).mean())
+
+
+def vrex(losses: Tensor, domain: Domain) -> Tensor:
+    """The variance of the domains' mean losses (V-REx): 1/S Σ_i (L_i − L̄)².
+
+    Args:
+        losses: (B,), one per example, such as ``cross_entropy(logits, y, reduction="none")``.
+        domain: (B,).
+
+    >>> vrex(torch.tensor([1.0, 3.0, 4.0, 4.0]), torch.tensor([0, 0, 1, 1]))
+    tensor(1.)
+
+    Reference: Krueger et al., Out-of-Distribution Generalization via Risk Extrapolation, ICML 2021.
+    """
+    blocks, (losses,) = _grouped(domain, {"losses": losses})
+    with _full_precision(losses) as (losses,):
+        return _means(losses, blocks).var(correction=0)
+
+
+def _means(losses: Tensor, blocks: Blocks) -> Tensor:
+    return torch.stack([each.mean() for each in losses.split(blocks.sizes)])
+
+
+class GroupWeights(nn.Module):
+    """The weights of :func:`group_dro`, one per domain; save them with the model.
+
+    Every call of ``group_dro`` in training mode moves them; after ``weights.eval()`` they stay.
+
+    Args:
+        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
+        step_size: η; with 0 the weights stay equal.
+        dtype: of the logarithms of the weights; float32 for devices without float64.
+    """
+
+    log_weights: Tensor
+
+    @checked
+    def __init__(
+        self,
+        domains: Annotated[int, Range(1)],
+        step_size: Annotated[float, Range(0)] = 0.01,
+        *,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__()
+        self.step_size = step_size
+        self.register_buffer("log_weights", torch.zeros(domains, dtype=dtype))
+
+
+def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
+    """The weighted loss of GroupDRO, in place of the mean loss: Σ_d q_d L_d.
+
+    q moves towards domains of high loss: q_d ∝ exp(η Σ L_d) over the batches that held the domain. Where a
+    batch holds S of T domains, the sum is multiplied by T/S, so that on average it is the sum over all.
+
+    Args:
+        losses: (B,), one per example, such as ``cross_entropy(logits, y, reduction="none")``.
+        domain: (B,), numbers from 0.
+        weights: its state.
+
+    >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
+    tensor(2.)
+
+    Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.
+    """
+    _check_state("weights", weights, GroupWeights, losses)
+    kept = weights.log_weights
+    blocks, (losses,) = _grouped(domain, {"losses": losses}, least=1, known=len(kept))
+    with _full_precision(losses) as (losses,):
+        each, ids = _means(losses, blocks), _ids(blocks, losses.device)
+        with torch.no_grad():
+            if weights.training:
+                kept.index_add_(0, ids, weights.step_size * each.to(kept.dtype))
+                kept -= kept.logsumexp(0)
+            share = kept.softmax(0)[ids].to(each.dtype)
+        return (share * each).sum() * (len(kept) / len(each))
+
+
+class FishrVariances(nn.Module):
+    """The variances that :func:`fishr` smooths over batches, one row per domain; save them with the model.
+
+    Every call of ``fishr`` in training mode moves those of the domains in the batch.
+
+    Args:
+        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
+        features, outputs: of the last layer.
+        bias: whether the last layer has biases.
+        ema: κ, the share of the old value that a new one leaves.
+    """
+
+    smoothed: Tensor
+
+    @checked
+    def __init__(
+        self,
+        domains: Annotated[int, Range(1)],
+        features: Annotated[int, Range(1)],
+        outputs: Annotated[int, Range(1)],
+        *,
+        bias: bool = True,
+        ema: Annotated[float, Range(0, below=1)] = 0.95,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.bias, self.ema = bias, ema
+        self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
+
+
+def fishr(
+    logits: Tensor,
+    features: Tensor,
+    y: Tensor,
+    domain: Domain,
+    *,
+    loss: Loss = cross_entropy,
+    variances: FishrVariances | None = None,
+    bias: bool = True,
+) -> Tensor:
+    """How far the domains differ in the variance of their examples' gradients of the last layer (Fishr).
+
+    An example's gradient with respect to the weights of a linear layer is r zᵀ, with z its features and r the
+    slope of its loss along the outputs. So the variances need no gradient of their own:
+
+        Var(W) = mean(r²)(z²)ᵀ − (mean r zᵀ)²,   Var(b) = mean r² − (mean r)²
+
+    The penalty is the mean square of the domains' variances v_d around their mean. With ``variances`` they
+    are smoothed over batches, m_d ← κ m_d + (1 − κ) v_d, and m_d/(1 − κ) takes their place; the division
+    keeps the penalty's slope along v_d the same for any κ.
+
+    Args:
+        logits: (B, …), the output of the last, linear layer.
+        features: (B, …), what enters it, flattened to (B, d).
+        y: (B, …), the targets.
+        domain: (B,); with ``variances``, numbers from 0.
+        loss: ``loss(logits, y)``, a mean over examples.
+        variances: its state; without one, those of this batch alone count.
+        bias: whether the last layer has biases; with ``variances`` that is known.
+
+    >>> z = torch.tensor([[1.0], [2.0], [1.0], [2.0]])
+    >>> fishr(z @ torch.ones(1, 2), z, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
+    0.0
+
+    Reference: Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, ICML
+    2022.
+    """
+    if variances is not None:
+        _check_state("variances", variances, FishrVariances, features)
+        bias = variances.bias
+    known = None if variances is None else len(variances.smoothed)
+    given = {"features": features, "logits": logits, "y": y}
+    blocks, (features, logits, y) = _grouped(domain, given, known=known)
+    with _full_precision(features, logits, y) as (features, logits, y), _graph() as finish:
+        split = [t.split(blocks.sizes) for t in (logits, features, y)]
+        each = [_gradient_variances(loss, o, z, t, bias) for o, z, t in zip(*split, strict=True)]
+        found = torch.stack(each)
+        if variances is not None:
+            found = _smoothed(found, variances, _ids(blocks, found.device))
+        return finish((found - found.mean(0)).square().mean())
+
+
+def _gradient_variances(loss: Loss, logits: Tensor, features: Tensor, y: Tensor, bias: bool) -> Tensor:
+    """Of the examples' gradients of the last layer, weights and then biases."""
+    z, count = features.flatten(1), len(features)
+    output = logits if logits.requires_grad else logits.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(_mean_loss(loss, output, y), output, create_graph=True)
+    r = slope.reshape(count, -1) * count  # the loss is a mean
+    weights = r.square().T @ z.square() / count - (r.T @ z / count).square()
+    return torch.cat([weights.flatten(), r.var(0, correction=0)]) if bias else weights.flatten()
+
+
+def _smoothed(found: Tensor, variances: FishrVariances, ids: Tensor) -> Tensor:
+    kept = variances.smoothed
+    if kept.shape[1] != found.shape[1]:
+        raise InputError(
+            f"variances has {kept.shape[1]} numbers per domain, and these features and logits have "
+            f"{found.shape[1]}: make it with FishrVariances(domains, features, outputs)."
+        )
+    smooth = torch.lerp(found, kept[ids].to(found.dtype), variances.ema)
+    if variances.training:
+        with torch.no_grad():
+            kept.index_copy_(0, ids, smooth.detach().to(kept.dtype))
+    return smooth / (1 - variances.ema)
+
+
+class DomainDiscriminator(nn.Module):
+    """A multilayer perceptron that predicts the domain from the features, for DANN and CDANN.
+
+    Called, it returns its loss behind a gradient-reversal layer: minimising it trains the discriminator to
+    predict the domain and, with −λ times that gradient, the model to prevent it. One optimizer for both:
+
+        discriminator = DomainDiscriminator(512, domains=4)
+        optimizer = Adam([*model.parameters(), *discriminator.parameters()])
+        loss = cross_entropy(head(z), y) + discriminator(z, domain)
+
+    :meth:`loss` is the same number without the reversal, for separate optimizers.
+
+    With ``classes``, it is CDANN's: it also gets the class y, as a learned vector that is added to the
+    features, and every class counts the same in its loss. So domains may differ in their class frequencies.
+
+    Args:
+        features: how many there are per example.
+        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
+        width, depth: of its layers, and how many linear ones there are.
+        classes: how many there are, for CDANN.
+        weight: λ; an attribute that may be changed during training.
+
+    >>> discriminator = DomainDiscriminator(8, domains=3)
+    >>> discriminator(torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])).shape
+    torch.Size([])
+
+    Reference: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016; Li et al., Deep Domain
+    Generalization via Conditional Invariant Adversarial Networks, ECCV 2018 (with classes).
+    """
+
+    @checked
+    def __init__(
+        self,
+        features: Annotated[int, Range(1)],
+        domains: Annotated[int, Range(1)],
+        *,
+        width: Annotated[int, Range(1)] = 256,
+        depth: Annotated[int, Range(1)] = 3,
+        classes: Annotated[int, Range(1)] | None = None,
+        weight: Annotated[float, Range(0)] = 1.0,
+    ) -> None:
+        super().__init__()
+        self.features, self.domains, self.weight = features, domains, weight
+        widths = [features, *[width] * (depth - 1)]
+        layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], domains))
+        self.classes = None if classes is None else nn.Embedding(classes, features)
+
+    def forward(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
+        blocks, features, y = self._grouped(features, domain, y)
+        reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
+        return self._mean(reverse(features, self.weight), blocks, y)
+
+    def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
+        """The cross-entropy of the predicted domains, a mean over examples (with classes, of their means)."""
+        blocks, features, y = self._grouped(features, domain, y)
+        return self._mean(features, blocks, y)
+
+    def _mean(self, features: Tensor, blocks: Blocks, y: Tensor | None) -> Tensor:
+        with _full_precision(features) as (features,):
+            each = self._losses(features, blocks, y)
+            if self.classes is None or y is None:
+                weights = torch.full_like(each, 1 / len(each), dtype=widest(each.device))
+            else:
+                counts = y.new_zeros(self.classes.num_embeddings).index_add(0, y, torch.ones_like(y))
+                weights = 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))
+            return (weights.to(each.dtype) * each).sum()
+
+    def gradient_penalty(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
+        """The mean squared norm of the gradient of an example's loss by its features, which are taken for
+        constants: a multiple of it, added to the loss, keeps the discriminator smooth."""
+        blocks, features, y = self._grouped(features, domain, y)
+        with _full_precision(features) as (features,), _graph() as finish:
+            z = features.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self._losses(z, blocks, y).sum(), z, create_graph=True)
+            return finish(slope.flatten(1).square().sum(1).mean())
+
+    def _losses(self, features: Tensor, blocks: Blocks, y: Tensor | None) -> Tensor:
+        """One per example."""
+        z = features.flatten(1).to(next(self.parameters()).dtype)
+        if self.classes is not None and y is not None:
+            z = z + self.classes(y)
+        ids = _ids(blocks, z.device)
+        domain = torch.cat([n.expand(size) for n, size in zip(ids, blocks.sizes, strict=True)])
+        return cross_entropy(self.layers(z), domain, reduction="none")
+
+    def _grouped(
+        self, features: Tensor, domain: Domain, y: Tensor | None
+    ) -> tuple[Blocks, Tensor, Tensor | None]:
+        if (y is None) != (self.classes is None):
+            raise InputError(
+                "y is missing: DomainDiscriminator(…, classes=…) takes discriminator(features, domain, y)."
+                if y is None
+                else "y is for a DomainDiscriminator(…, classes=…), and this one has none: leave it out."
+            )
+        given = {"features": features} if y is None else {"features": features, "y": y}
+        blocks, (features, *rest) = _grouped(domain, given, least=1, known=self.domains)
+        if features[0].numel() != self.features:
+            raise InputError(
+                f"features must have {self.features} numbers per example, as the discriminator was made for, "
+                f"got {features[0].numel()}."
+            )
+        if y is not None and self.classes is not None:
+            if y.ndim != 1 or y.is_floating_point() or y.dtype == torch.bool:
+                raise InputError(f"y must be classes, whole numbers (B,), got {_described(y)}.")
+            wrong = None if isinstance(domain, Blocks) else _outside(y, self.classes.num_embeddings)
+            if wrong is not None:
+                raise InputError(
+                    f"y has the class {wrong}, and the discriminator was made for classes from 0 to "
+                    f"{self.classes.num_embeddings - 1}."
+                )
+        return blocks, features, rest[0] if rest else None
+
+
+class _Reversed(torch.autograd.Function):
+    """The identity, with −λ times the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return -ctx.weight * gradient, None
+
+
+@checked
+def mixup(
+    x: Any,
+    y: Tensor,
+    domain: Domain,
+    *,
+    alpha: Annotated[float, Range(above=0)] = 0.2,
+    shares: Tensor | None = None,
+) -> tuple[Any, Tensor, Tensor, Tensor]:
+    """Mixes each domain's examples with another's, λ x_i + (1 − λ) x_j (inter-domain Mixup).
+
+    The domains, in the order in which they first appear in the batch, are paired round a circle, each with
+    the next, and their examples in order; λ is drawn for every pair of domains from Beta(α, α). Where the two
+    have different numbers of examples, the rest of the longer one is left out of the pair. Returns the mixed
+    inputs, the targets of both and λ per example:
+
+        x, y, y_other, share = mixup(x, y, domain)
+        losses, others = (cross_entropy(model(x), t, reduction="none") for t in (y, y_other))
+        loss = (share * losses + (1 - share) * others).mean()
+
+    Args:
+        x: (B, …), or any nest (list, tuple, dict) of such tensors; features where inputs cannot be mixed.
+        y: (B, …), the targets.
+        domain: (B,).
+        alpha: of the Beta distribution; small values mix little.
+        shares: the λ of each domain's pair, (S,), in place of random ones.
+
+    >>> x, domain = torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1])
+    >>> mixup(x, torch.tensor([0, 1]), domain, shares=torch.tensor([0.75, 0.5]))[0]
+    tensor([[2.5000],
+            [5.0000]])
+
+    Reference: Xu et al., Adversarial Domain Adaptation with Domain Mixup, AAAI 2020; Zhang et al., mixup:
+    Beyond Empirical Risk Minimization, ICLR 2018; Verma et al., Manifold Mixup, ICML 2019 (for features).
+    """
+    parts: list[Tensor] = []
+    map_nest(lambda part: parts.append(part) if isinstance(part, Tensor) and part.ndim else None, x)
+    if not parts:
+        raise InputError(f"x must be a tensor (B, …) or a nest of them, got {shown(x)}.")
+    given = {"y": y} | {f"x[{n}]" if n else "x": part for n, part in enumerate(parts)}
+    blocks, (y, *parts) = _grouped(domain, given)
+    count = len(blocks.sizes)
+    if shares is None:
+        shares = mixup_shares(count, alpha, y.device)
+    elif not isinstance(shares, Tensor) or shares.shape != (count,) or shares.device != y.device:
+        raise InputError(f"shares must be a tensor ({count},), one λ per domain, got {_described(shares)}.")
+    others = [*range(1, count), 0]
+    sizes = [min(blocks.sizes[a], blocks.sizes[b]) for a, b in enumerate(others)]
+
+    def own(values: Tensor) -> list[Tensor]:
+        return [v[:n] for v, n in zip(values.split(blocks.sizes), sizes, strict=True)]
+
+    def other(values: Tensor) -> list[Tensor]:
+        each = values.split(blocks.sizes)
+        return [each[b][:n] for b, n in zip(others, sizes, strict=True)]
+
+    def mixed(values: Tensor) -> Tensor:
+        triples = zip(other(values), own(values), shares, strict=True)
+        return torch.cat([torch.lerp(b, a, share.to(a.dtype)) for b, a, share in triples])
+
+    ordered = iter(parts)
+    x = map_nest(lambda p: mixed(next(ordered)) if isinstance(p, Tensor) and p.ndim else p, x)
+    share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
+    return x, torch.cat(own(y)), torch.cat(other(y)), share
+
+
+def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
+    """Draws from Beta(α, α), as X/(X + Y) of two from Gamma(α), by their logarithms: those of a small α
+    are often below what a number can hold. A Gamma(α) is a Gamma(α + 1) times U^(1/α).
+    """
+    alphas = torch.full((count, 2), alpha, dtype=widest(device), device=device)
+    logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
+    return torch.sigmoid(logs[:, 0] - logs[:, 1])
+
+
+# What all of them check, and how examples are grouped
+
+
+def _grouped(
+    domain: Domain, tensors: Mapping[str, Tensor], *, least: int = 2, known: int | None = None
+) -> tuple[Blocks, list[Tensor]]:
+    """The tensors with their examples ordered by domain, as the domains first appear, and those domains.
+
+    With ``known``, the domains' numbers must be from 0 to that. Targets, called ``y``, may be anything; the
+    others hold finite floating-point numbers.
+    """
+    first = next(iter(tensors))
+    for name, values in tensors.items():
+        _check_tensor(name, values, first, tensors[first])
+    count, device = len(tensors[first]), tensors[first].device
+    if isinstance(domain, Blocks):
+        if not domain.sizes or min(domain.sizes) < 1 or sum(domain.sizes) != count:
+            raise InputError(
+                f"domain: the sizes of Blocks must be positive and add up to {count}, as {first} has; "
+                f"got {shown(list(domain.sizes))}."
+            )
+        return Blocks(list(domain.sizes), domain.ids), list(tensors.values())
+    _check_domain(domain, count, first, device)
+    ids, start, place, sizes = np.unique(
+        domain.detach().cpu().numpy(), return_index=True, return_inverse=True, return_counts=True
+    )
+    if len(ids) < least:
+        raise InputError(
+            f"domain has one domain only, {ids[0]}, in this batch of {count}: examples of at least 2 are "
+            "compared. Shuffle domains together, or concatenate batches of a shoal.data.DomainBatchSampler."
+        )
+    if known is not None and (ids[0] < 0 or ids[-1] >= known):
+        raise InputError(
+            f"domain has the number {ids[0] if ids[0] < 0 else ids[-1]}, and the state was made for {known} "
+            f"domains: numbers must be from 0 to {known - 1}."
+        )
+    for name, values in tensors.items():
+        if name != "y" and not bool(torch.isfinite(values.detach()).all()):
+            raise InputError(
+                f"{name} has values that are not finite (NaN or infinity). Skip this batch, or look for what "
+                "makes them: often a learning rate that is too high, or float16 that overflows."
+            )
+    turn = start.argsort()
+    order = torch.from_numpy(turn.argsort()[place].argsort(kind="stable")).to(device)
+    blocks = Blocks(sizes[turn].tolist(), torch.from_numpy(ids[turn].astype(np.int64)).to(device))
+    return blocks, [values[order] for values in tensors.values()]
+
+
+def _check_tensor(name: str, values: Any, first: str, other: Tensor) -> None:
+    if not isinstance(values, Tensor):
+        raise InputError(f"{name} must be a tensor with one row per example, got {shown(values)}.")
+    if values.ndim == 0:
+        hint = ': compute them with reduction="none"' if name == "losses" else ""
+        raise InputError(f"{name} must have one value or row per example, got a single number{hint}.")
+    if name == "losses" and values.ndim != 1:
+        raise InputError(f"losses must be one number per example, (B,), got {_described(values)}.")
+    if name != "y" and not values.is_floating_point():
+        hint = {
+            "features": ": pass what the model computes before its last layer, not inputs or token ids",
+            "x": ", which has nothing between its values: mix features in place of token ids",
+        }.get(name.partition("[")[0], "")
+        raise InputError(f"{name} must be floating-point numbers, got {values.dtype}{hint}.")
+    if len(values) == 0 or len(values) != len(other):
+        raise InputError(f"{name} has {len(values)} examples, and {first} has {len(other)}.")
+    if values.device != other.device:
+        raise InputError(f"{name} is on {values.device}, and {first} on {other.device}.")
+
+
+def _check_domain(domain: Any, count: int, first: str, device: torch.device) -> None:
+    if not isinstance(domain, Tensor):
+        raise InputError(f"domain must be a tensor (B,) of whole numbers, got {shown(domain)}.")
+    if domain.is_floating_point() or domain.is_complex() or domain.dtype == torch.bool:
+        raise InputError(f"domain must be whole numbers, one per example, got {domain.dtype}: domain.long().")
+    if domain.shape != (count,):
+        raise InputError(
+            f"domain must have one number per example, ({count},) as {first} has, got {tuple(domain.shape)}."
+        )
+    if domain.device != device:
+        raise InputError(
+            f"domain is on {domain.device}, and {first} on {device}: domain.to({str(device)!r})."
+        )
+    if domain.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise InputError(
+            "domain must be read while a CUDA graph is captured: order the examples by domain, and pass "
+            "shoal.penalties.Blocks(sizes) in its place."
+        )
+
+
+def _check_state(name: str, state: Any, kind: type[nn.Module], values: Any) -> None:
+    if not isinstance(state, kind):
+        raise InputError(f"{name} must be a shoal.penalties.{kind.__name__}, got {shown(state)}.")
+    device = next(state.buffers()).device
+    if isinstance(values, Tensor) and values.device != device:
+        raise InputError(f"{name} is on {device}, and the batch on {values.device}: move it with .to(…).")
+
+
+def _described(values: Any) -> str:
+    if isinstance(values, Tensor):
+        return f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
+    return shown(values)
+
+
+def _outside(y: Tensor, count: int) -> int | None:
+    least, most = (int(v) for v in y.aminmax())
+    return least if least < 0 else most if most >= count else None
+
+
+def _ids(blocks: Blocks, device: torch.device) -> Tensor:
+    return torch.arange(len(blocks.sizes), device=device) if blocks.ids is None else blocks.ids
+
+
+def _mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    value = loss(output, y)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        raise InputError(
+            f"loss must return a mean over examples, one number, got {_described(value)}: "
+            'leave out reduction="none".'
+        )
+    return value
+
+
+@contextmanager
+def _full_precision(*tensors: Tensor) -> Iterator[list[Tensor]]:
+    """Half-precision tensors as float32, and no autocast in this block."""
+    kind = tensors[0].device.type
+    full = [t.float() if t.dtype in HALF else t for t in tensors]
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        yield full
+        return
+    with torch.autocast(kind, enabled=False):
+        yield full
+
+
+@contextmanager
+def _graph() -> Iterator[Callable[[Tensor], Tensor]]:
+    """Derivatives can be taken in this block, under ``torch.no_grad()`` too: the result has no graph then."""
+    wanted = torch.is_grad_enabled()
+    with torch.enable_grad():
+        yield lambda result: result if wanted else result.detach()

@@ -1,0 +1,27 @@
+"""The floating type for sums, and nests of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+WITHOUT_FLOAT64 = {"mps"}
+"""Kinds of devices that have no such numbers."""
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The floating type for sums: float64 where the device has it."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def map_nest(function: Callable[[Any], Any], x: Any) -> Any:
+    """A nest of lists, tuples and mappings with ``function`` of every other part in its place."""
+    if isinstance(x, Mapping):
+        return type(x)({k: map_nest(function, part) for k, part in x.items()})  # type: ignore[call-arg]
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*(map_nest(function, part) for part in x))
+    if isinstance(x, (list, tuple)):
+        return type(x)(map_nest(function, part) for part in x)
+    return function(x)

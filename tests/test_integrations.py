@@ -1,0 +1,355 @@
+"""Shoal in other people's loops: the page about it runs, and its loops end with the weights of shoal.fit."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import shoal
+from shoal.data import DomainBatchSampler
+from shoal.errors import InputError
+from shoal.models.feature_model import FeatureModel
+from shoal.optim import Fish
+from shoal.vision import allow_torchvision
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # as in test_examples.py
+PAGE = Path(__file__).parents[1] / "docs" / "your-loop.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """What its blocks leave behind."""
+    allow_torchvision()
+    for package in ("lightning", "transformers", "accelerate"):
+        pytest.importorskip(package)
+    text, world = PAGE.read_text(encoding="utf-8"), {"__name__": "docs"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("page"))
+        for block in BLOCK.finditer(text):
+            line = text[: block.start()].count("\n") + 1
+            exec(compile("\n" * line + block[1], str(PAGE), "exec"), world)
+    return SimpleNamespace(**world)
+
+
+def own(
+    page: SimpleNamespace, algorithm: str, model: nn.Module, data: Any = None, **options: Any
+) -> nn.Module:
+    """The same training in Shoal's own loop."""
+    same = {"steps": 10, "batch_size": 8, "lr": 0.01, "seed": 5, "device": "cpu", "progress": False}
+    if "optimizer" in options:
+        del same["lr"]
+    return shoal.fit(algorithm, model, data or page.hospitals, **(same | options)).model
+
+
+def python(code: str) -> str:
+    """What it prints, in a process of its own."""
+    paths = os.environ | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=paths, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def difference(one: nn.Module, other: nn.Module) -> float:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return max(float((a.detach() - b.detach()).abs().max()) for a, b in pairs)
+
+
+FISH = {"settings": {"meta_lr": 0.5}}
+
+
+def test_plain_fish(page: SimpleNamespace) -> None:
+    found = own(page, "fish", page.network(), **FISH)
+    assert difference(page.classifier.network, found) == 0
+    assert difference(found, page.network()) > 0.01
+
+
+def test_accelerate_fish(page: SimpleNamespace) -> None:
+    assert difference(page.accelerated, own(page, "fish", page.network(), accumulate=2, **FISH)) == 0
+
+
+def test_fsdp_fish(page: SimpleNamespace) -> None:
+    whole = [p.full_tensor() for p in page.sharded.parameters()]
+    found = own(page, "fish", page.network(), **FISH)
+    assert all(torch.equal(a, b) for a, b in zip(whole, found.parameters(), strict=True))
+
+
+class Split(FeatureModel):
+    """The page's network, as the algorithms take it that need features."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__(network[:2], network[2])
+
+
+def test_coral(page: SimpleNamespace) -> None:
+    model = Split(page.network())
+    found = own(page, "coral", model, settings={"weight": 1.0})
+    assert difference(page.coral_model, found) < 1e-6  # sums in another order
+    assert difference(page.coral_model, own(page, "erm", page.network())) > 1e-3
+
+
+def test_pcgrad(page: SimpleNamespace) -> None:
+    """In a bare loop over the domains' gradients; shoal.fit projects them in another order of domains."""
+    model = page.network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for x, y, domain in page.mixed_batches():
+        losses = [cross_entropy(model(x[domain == d]), y[domain == d]) for d in range(3)]
+        combined = page.pcgrad([torch.autograd.grad(loss, list(model.parameters())) for loss in losses])
+        for p, gradient in zip(model.parameters(), combined, strict=True):
+            p.grad = gradient
+        optimizer.step()
+    assert difference(page.pcgrad_model, model) < 1e-6
+    assert difference(page.pcgrad_model, own(page, "erm", page.network())) > 1e-3
+
+
+def test_group_dro(page: SimpleNamespace) -> None:
+    found = own(page, "groupdro", page.network(), settings={"step_size": 0.01})
+    assert difference(page.dro_model, found) < 1e-6
+    assert page.weights.log_weights.exp().sum().item() == pytest.approx(1)
+
+
+def test_vrex(page: SimpleNamespace) -> None:
+    whole = [p.full_tensor() for p in page.vrex_model.parameters()]
+    found = own(page, "vrex", page.network(), settings={"weight": 10.0, "start": 0})
+    assert max(float((a - b).abs().max()) for a, b in zip(whole, found.parameters(), strict=True)) < 1e-6
+
+
+def test_dann(page: SimpleNamespace) -> None:
+    """In a bare loop; shoal.fit has an optimizer of its own for the discriminator."""
+    network = page.network()  # seeds, as it did before the page's discriminator was made
+    extractor = page.FeatureExtractor(network)
+    discriminator = page.DomainDiscriminator(16, domains=3)
+    optimizer = torch.optim.Adam([*network.parameters(), *discriminator.parameters()], 0.01)
+    for x, y, domain in page.mixed_batches():
+        optimizer.zero_grad()
+        loss = cross_entropy(network(x), y) + discriminator(extractor.features, domain)
+        loss.backward()
+        optimizer.step()
+    assert difference(page.adversarial.network, network) == 0
+    assert difference(page.adversarial.discriminator, discriminator) == 0
+
+
+class Logits(nn.Module):
+    def __init__(self, bert: nn.Module) -> None:
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.bert(input_ids=tokens).logits
+
+
+def notes(page: SimpleNamespace) -> dict[str, Any]:
+    x, y = (torch.stack([note[k] for note in page.notes]) for k in ("input_ids", "labels"))
+    return {"kyoto": (x[:40], y[:40]), "lima": (x[40:70], y[40:70]), "oslo": (x[70:], y[70:])}
+
+
+def plain_adamw(params: Any) -> torch.optim.Optimizer:
+    """As the Trainer makes it."""
+    return torch.optim.AdamW(params, 0.01, weight_decay=0.0)
+
+
+def test_huggingface_fish(page: SimpleNamespace) -> None:
+    found = own(page, "fish", Logits(page.bert()), notes(page), optimizer=plain_adamw, **FISH)
+    assert difference(page.fish_bert, found) == 0
+
+
+def test_huggingface_irm(page: SimpleNamespace) -> None:
+    options = {"settings": {"weight": 10.0, "start": 0}, "optimizer": plain_adamw}
+    found = own(page, "irm", Logits(page.bert()).double(), notes(page), **options)
+    model = in_double(page)
+    assert difference(model, found) < 1e-10
+    assert (
+        difference(model, own(page, "erm", Logits(page.bert()).double(), notes(page), optimizer=plain_adamw))
+        > 1e-4
+    )
+    assert difference(page.irm_bert, page.bert()) > 0.01
+
+
+def in_double(
+    page: SimpleNamespace, more: Any = None, folder: Any = "runs", checkpoint: Any = None, **settings: Any
+) -> nn.Module:
+    """The page's training with a penalty in float64, where the order of sums hardly matters."""
+    parts = settings.get("gradient_accumulation_steps", 1)
+    settings = {"max_steps": 10, "per_device_train_batch_size": 24 // parts, **page.options, **settings}
+    model = page.bert().double()
+    arguments = {"train_dataset": page.notes, "domains": page.hospital, "penalty": page.penalty}
+    page.DomainTrainer(
+        model, page.TrainingArguments(str(folder), **settings), **arguments | (more or {})
+    ).train(resume_from_checkpoint=checkpoint)
+    return model
+
+
+# transformers
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_penalty_with_accumulation_is_a_mean_over_pieces(page: SimpleNamespace, counted: bool) -> None:
+    """Also where a loss function of the user's divides by the number of items, as the Trainer asks it to."""
+
+    def divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        return cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    loss = {"compute_loss_func": divided} if counted else {}
+    model = in_double(page, loss, gradient_accumulation_steps=2)
+    bare = page.bert().double()
+    optimizer = plain_adamw(bare.parameters())
+    x, y = (torch.stack([note[k] for note in page.notes]) for k in ("input_ids", "labels"))
+    with_domain = page.WithDomain(TensorDataset(x, y), page.hospital)
+    for number, (xb, yb, domain) in enumerate(DataLoader(with_domain, batch_sampler=sampler(page, pieces=2))):
+        outputs = bare(input_ids=xb)
+        ((cross_entropy(outputs.logits, yb) + page.penalty(outputs, yb, domain)) / 2).backward()
+        if number % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert difference(model, bare) < 1e-10
+
+
+def sampler(page: SimpleNamespace, **options: Any) -> DomainBatchSampler:
+    return DomainBatchSampler(page.hospital, 8, 3, seed=5, steps=10, mixed=True, **options)
+
+
+def test_training_with_a_penalty_resumes(page: SimpleNamespace, tmp_path: Path) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 7}
+    whole = in_double(page, folder=tmp_path, **saving)
+    resumed = in_double(page, folder=tmp_path, checkpoint=str(tmp_path / "checkpoint-7"))
+    assert difference(whole, resumed) == 0
+
+
+def test_columns_that_the_model_does_not_take_are_left_out(page: SimpleNamespace) -> None:
+    """Of a dataset of Hugging Face, and a domain column with names in it."""
+    datasets = pytest.importorskip("datasets")
+    columns = {k: [note[k].tolist() for note in page.notes] for k in ("input_ids", "labels")}
+    data = datasets.Dataset.from_dict({**columns, "domain": page.hospital, "comment": ["none"] * 90})
+    model = in_double(page, {"train_dataset": data, "domains": data["domain"]})
+    assert difference(model, in_double(page)) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"meta_lr": 0.5}, "meta_lr=0.5 with penalty"),
+        ({"penalty": None, "meta_lr": 2}, "meta_lr must be .*, got 2"),
+        ({"domains": ["a", "b"]}, "domains hold 2 entries and the dataset 90 examples"),
+        ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
+        ({"domains_per_step": 0}, "domains_per_step must be .*, got 0"),
+        ({"train_dataset": None}, "train_dataset is missing"),
+        (
+            {"per_device_train_batch_size": 8},
+            "per_device_train_batch_size=8 cannot be shared .* multiple of 3",
+        ),
+    ],
+)
+def test_domain_trainer_refuses(page: SimpleNamespace, arguments: dict[str, Any], message: str) -> None:
+    size = {k: arguments.pop(k) for k in ("per_device_train_batch_size",) if k in arguments}
+    with pytest.raises(InputError, match=message):
+        in_double(page, arguments, **size)
+
+
+# Lightning
+
+
+def fit(page: SimpleNamespace, module: Any, callbacks: Any, checkpoint: Any = None, **settings: Any) -> Any:
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    quiet |= {"use_distributed_sampler": False, "enable_checkpointing": False, "max_steps": 30}
+    trainer = page.L.Trainer(callbacks=callbacks, **quiet | settings)
+    trainer.fit(module, ckpt_path=checkpoint)
+    return trainer
+
+
+def test_lightning_resumes_mixed_batches(page: SimpleNamespace, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=7)
+    fit(page, page.Adversarial(), [keep], max_steps=10, enable_checkpointing=True)
+    resumed = page.Adversarial()
+    fit(page, resumed, [], max_steps=10, checkpoint=tmp_path / "step=7.ckpt")
+    assert difference(resumed, page.adversarial) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> None:
+    module = page.Classifier()
+    clip = {"gradient_clip_val": 0.05, "gradient_clip_algorithm": algorithm, "precision": "bf16-mixed"}
+    trainer = fit(page, module, [page.FishCallback()], **clip)
+    assert trainer.gradient_clip_val == 0.05
+    bare = page.network()
+    optimizer = Fish(torch.optim.Adam(bare.parameters(), 0.01), inner_steps=3, meta_lr=0.5)
+    cut = {"norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}[algorithm]
+    for x, y in page.domain_batches():
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = cross_entropy(bare(x), y)
+        loss.backward()
+        cut(bare.parameters(), 0.05)
+        optimizer.step()
+    assert difference(module.network, bare) == 0
+
+
+def test_lightning_under_its_other_name() -> None:
+    pytest.importorskip("pytorch_lightning")
+    code = """
+from shoal.vision import allow_torchvision
+allow_torchvision()
+import sys, pytorch_lightning as pl
+from shoal.integrations.lightning import FishCallback
+assert issubclass(FishCallback, pl.Callback) and "lightning" not in sys.modules
+"""
+    python(code)
+
+
+def test_loader_without_domains_is_refused(page: SimpleNamespace) -> None:
+    with pytest.raises(
+        InputError, match=r"batch_sampler is a BatchSampler; make it with DataLoader\(dataset, "
+    ):
+        page.prepared(DataLoader(page.patients), None)
+
+
+# Both
+
+
+def test_a_part_of_an_inner_loop_is_warned_of(page: SimpleNamespace) -> None:
+    message = r"max_steps=10 is not a multiple of inner_steps=3.* Take max_steps=12"
+    with pytest.warns(UserWarning, match=message):
+        fit(page, page.Classifier(), [page.FishCallback()], max_steps=10)
+    with pytest.warns(UserWarning, match=message):
+        in_double(page, {"penalty": None, "meta_lr": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("module", "packages", "advice"),
+    [
+        ("lightning", ["lightning", "lightning.pytorch", "pytorch_lightning"], "pip install lightning"),
+        ("transformers", ["transformers"], "pip install transformers accelerate"),
+    ],
+)
+def test_missing_packages_are_named(module: str, packages: list[str], advice: str) -> None:
+    """And nothing imports them unasked."""
+    code = f"""
+import sys, shoal, shoal.integrations
+shoal.fit, shoal.optim.Fish
+assert not set({packages}) & set(sys.modules)
+for name in {packages}:
+    sys.modules[name] = None
+try:
+    import shoal.integrations.{module}
+except ImportError as error:
+    print(error)
+"""
+    assert advice in python(code)

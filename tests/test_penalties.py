@@ -1,0 +1,982 @@
+"""Penalties in anybody's loop: equal to the algorithms and to the formulas taken the slow way."""
+
+import importlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import cross_entropy, mse_loss
+
+import shoal
+from shoal import penalties
+from shoal.algorithms import algorithm_class
+from shoal.data import DomainBatchSampler, Domains
+from shoal.errors import InputError
+from shoal.models import FeatureModel
+from shoal.penalties import Blocks, DomainDiscriminator, FishrVariances, GroupWeights
+
+DOMAINS, S, SIZE, WIDTH, CLASSES, STEPS, SEED = 4, 3, 6, 5, 3, 4, 7
+CLOSE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-10}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+
+
+# The formulas, one domain, pair and example at a time
+
+
+def of_domains(values: Tensor, domain: Tensor) -> dict[int, Tensor]:
+    """The rows of each domain, as they first appear."""
+    found: dict[int, list[Tensor]] = {}
+    for value, d in zip(values, domain.tolist(), strict=True):
+        found.setdefault(d, []).append(value)
+    return {d: torch.stack(rows) for d, rows in found.items()}
+
+
+def mean(values: Any) -> Any:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def naive_coral(features: Tensor, domain: Tensor) -> Tensor:
+    groups = list(of_domains(features, domain).values())
+    d = features.shape[1]
+
+    def moments(z: Tensor) -> tuple[list[Tensor], list[list[Tensor]]]:
+        middle = [mean(row[a] for row in z) for a in range(d)]
+        scale = max(len(z) - 1, 1)
+        return middle, [
+            [sum((row[a] - middle[a]) * (row[b] - middle[b]) for row in z) / scale for b in range(d)]
+            for a in range(d)
+        ]
+
+    every = [moments(z) for z in groups]
+    found = []
+    for i in range(len(every)):
+        for j in range(i):
+            (m, c), (n, e) = every[i], every[j]
+            apart = sum((m[a] - n[a]) ** 2 for a in range(d)) / d
+            found.append(apart + sum((c[a][b] - e[a][b]) ** 2 for a in range(d) for b in range(d)) / d**2)
+    return mean(found)
+
+
+def naive_mmd(features: Tensor, domain: Tensor) -> Tensor:
+    def kernel(x: Tensor, y: Tensor) -> Any:
+        return sum(torch.exp(-(10.0**power) * ((x - y) ** 2).sum()) for power in range(-3, 4))
+
+    def similar(a: Tensor, b: Tensor) -> Tensor:
+        return mean(kernel(x, y) for x in a for y in b)
+
+    groups = list(of_domains(features, domain).values())
+    pairs = [(groups[i], groups[j]) for i in range(len(groups)) for j in range(i)]
+    return mean(similar(a, a) + similar(b, b) - 2 * similar(a, b) for a, b in pairs)
+
+
+def slope_of_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """∂L/∂logits of one example."""
+    return torch.softmax(logits, 0) - torch.eye(len(logits), dtype=logits.dtype)[y]
+
+
+def slope_of_square(output: Tensor, y: Tensor) -> Tensor:
+    return 2 * (output - y)
+
+
+def naive_irm(logits: Tensor, y: Tensor, domain: Tensor, slope: Any = slope_of_cross_entropy) -> Tensor:
+    found = []
+    targets = of_domains(y, domain)
+    for d, output in of_domains(logits, domain).items():
+        target = targets[d]
+        each = [(o * slope(o, t)).sum() for o, t in zip(output, target, strict=True)]
+        found.append(each[0] ** 2 if len(each) == 1 else mean(each[::2]) * mean(each[1::2]))
+    return mean(found)
+
+
+def naive_vrex(losses: Tensor, domain: Tensor) -> Tensor:
+    each = [mean(rows) for rows in of_domains(losses, domain).values()]
+    return mean((loss - mean(each)) ** 2 for loss in each)
+
+
+class NaiveGroupDRO:
+    def __init__(self, domains: int, step_size: float) -> None:
+        self.step_size, self.q = step_size, [1 / domains] * domains
+
+    def __call__(self, losses: Tensor, domain: Tensor) -> Tensor:
+        each = {d: mean(rows) for d, rows in of_domains(losses, domain).items()}
+        for d, loss in each.items():
+            self.q[d] *= math.exp(self.step_size * float(loss.detach()))
+        self.q = [q / sum(self.q) for q in self.q]
+        return sum(self.q[d] * loss for d, loss in each.items()) * len(self.q) / len(each)
+
+
+class NaiveFishr:
+    """An example's gradient of the last layer is the outer product of its slope and its features."""
+
+    def __init__(self, ema: float = 0.0, slope: Any = slope_of_cross_entropy, bias: bool = True) -> None:
+        self.ema, self.slope, self.bias = ema, slope, bias
+        self.kept: dict[int, Tensor] = {}
+
+    def variances(self, logits: Tensor, features: Tensor, y: Tensor) -> Tensor:
+        each = []
+        for output, z, target in zip(logits, features, y, strict=True):
+            r = self.slope(output, target).reshape(-1)
+            parts = [r[c] * z[a] for c in range(len(r)) for a in range(len(z))]
+            each.append(torch.stack([*parts, *r] if self.bias else parts))
+        return mean((g - mean(each)) ** 2 for g in each)
+
+    def __call__(self, logits: Tensor, features: Tensor, y: Tensor, domain: Tensor) -> Tensor:
+        split = [of_domains(t, domain) for t in (logits, features, y)]
+        smooth = []
+        for d in split[0]:
+            found = self.variances(*(part[d] for part in split))
+            found = self.ema * self.kept.get(d, torch.zeros_like(found)) + (1 - self.ema) * found
+            self.kept[d] = found.detach()
+            smooth.append(found / (1 - self.ema))
+        return mean(((v - mean(smooth)) ** 2).mean() for v in smooth)
+
+
+def naive_discriminator(
+    discriminator: DomainDiscriminator, features: Tensor, domain: Tensor, y: Tensor | None = None
+) -> Tensor:
+    each: dict[int, list[Tensor]] = {}
+    for n, (z, d) in enumerate(zip(features, domain.tolist(), strict=True)):
+        label = 0 if y is None else int(y[n])
+        if discriminator.classes is not None:
+            z = z + discriminator.classes.weight[label]
+        for layer in discriminator.layers:
+            z = layer.weight @ z + layer.bias if isinstance(layer, nn.Linear) else torch.relu(z)
+        each.setdefault(label, []).append(torch.logsumexp(z, 0) - z[d])
+    return mean(mean(losses) for losses in each.values())
+
+
+# Three trainings that must end alike: a loop of one's own, shoal.fit, and a loop with the naive formulas
+
+
+def network(norm: bool) -> FeatureModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        first = [nn.Linear(4, 6), nn.BatchNorm1d(6)] if norm else [nn.Linear(4, 6)]
+        features = nn.Sequential(*first, nn.Tanh(), nn.Linear(6, WIDTH), nn.Tanh())
+        return FeatureModel(features, nn.Linear(WIDTH, CLASSES)).double()
+
+
+def discriminator(classes: int | None = None) -> DomainDiscriminator:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        return DomainDiscriminator(WIDTH, DOMAINS, width=8, classes=classes).double()
+
+
+def data() -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(1)
+    domain = torch.arange(DOMAINS).repeat_interleave(20)
+    y = torch.randint(CLASSES, (len(domain),), generator=draw)
+    noise = torch.randn(len(domain), 4, generator=draw, dtype=torch.float64)
+    x = (1 + 0.3 * domain[:, None]) * noise + 0.5 * domain[:, None] + y[:, None] * torch.tensor([1, -1, 0, 0])
+    return x, y, domain
+
+
+X, Y, DOMAIN = data()
+
+
+def mixed(step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The examples of one step of the sampler, shuffled: domains first appear, and their examples follow each
+    other, in the order of the sampler."""
+    sampler = DomainBatchSampler(
+        Domains.from_labels(DOMAIN.tolist()), batch_size=SIZE, domains_per_step=S, seed=SEED
+    )
+    batches = [iter(indices.tolist()) for _, indices in sampler.plan(step)]
+    shuffled = torch.randperm(S * SIZE, generator=torch.Generator().manual_seed(step)) % S
+    places = {slot: n for n, slot in enumerate(dict.fromkeys(shuffled.tolist()))}
+    order = torch.tensor([next(batches[places[slot]]) for slot in shuffled.tolist()])
+    return X[order], Y[order], DOMAIN[order]
+
+
+def forward(model: FeatureModel, x: Tensor, domain: Tensor, per_domain: bool) -> tuple[Tensor, Tensor]:
+    """Features and logits, from one pass or from one for each domain."""
+    if per_domain:
+        z = torch.empty(len(x), WIDTH, dtype=x.dtype)
+        for d in dict.fromkeys(domain.tolist()):
+            z[domain == d] = model.features(x[domain == d])
+    else:
+        z = model.features(x)
+    return z, model.head(z)
+
+
+Objective = Callable[[FeatureModel, Tensor, Tensor, Tensor, bool], Tensor]
+
+
+def loop(objective: Objective, norm: bool, per_domain: bool) -> FeatureModel:
+    model = network(norm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        x, y, domain = mixed(step)
+        loss = objective(model, x, y, domain, per_domain)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def fitted(name: str, norm: bool, **chosen: Any) -> FeatureModel:
+    model = network(norm)
+
+    class Begun(algorithm_class(name)):  # type: ignore[misc]
+        """With the discriminator that the loops begin with."""
+
+        def __init__(self, model: nn.Module, loss: Any, task: Any, **own: Any) -> None:
+            super().__init__(model, loss, task, **own)
+            begun = discriminator(CLASSES if name == "cdann" else None)
+            self.discriminator.load_state_dict(begun.state_dict())
+
+    shoal.fit(
+        Begun if name in ("dann", "cdann") else name,
+        model,
+        {str(d): (X[d == DOMAIN], Y[d == DOMAIN]) for d in range(DOMAINS)},
+        steps=STEPS,
+        batch_size=SIZE,
+        domains_per_step=S,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        settings=chosen,
+        seed=SEED,
+        select="last",
+        progress=False,
+    )
+    return model
+
+
+def of_features(penalty: Any, weight: float) -> Objective:
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        z, logits = forward(model, x, domain, per_domain)
+        return cross_entropy(logits, y) + weight * penalty(z, 10**9 * domain - 5)
+
+    return objective
+
+
+def of_logits(penalty: Any, weight: float) -> Objective:
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        _, logits = forward(model, x, domain, per_domain)
+        return cross_entropy(logits, y) + weight * penalty(logits, y, -domain)
+
+    return objective
+
+
+def of_losses(penalty: Any, weight: float | None) -> Objective:
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        _, logits = forward(model, x, domain, per_domain)
+        losses = cross_entropy(logits, y, reduction="none")
+        found: Tensor = penalty(losses, domain)
+        return found if weight is None else losses.mean() + weight * found
+
+    return objective
+
+
+def of_all(penalty: Any, weight: float) -> Objective:
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        z, logits = forward(model, x, domain, per_domain)
+        return cross_entropy(logits, y) + weight * penalty(logits, z, y, domain)
+
+    return objective
+
+
+def adversarial(loss_of: Any, weight: float, classes: int | None) -> Objective:
+    """With an optimizer for each side, as the algorithms do it."""
+    judge = discriminator(classes)
+    adam = torch.optim.Adam(judge.parameters(), lr=1e-2, betas=(0.5, 0.9))
+
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        z, logits = forward(model, x, domain, per_domain)
+        target = y if classes else None
+        for _ in range(2):
+            adam.zero_grad()
+            loss_of(judge, z.detach(), domain, target).backward()
+            adam.step()
+        return cross_entropy(logits, y) - weight * loss_of(judge, z, domain, target)
+
+    return objective
+
+
+def with_penalty(judge: DomainDiscriminator, z: Tensor, domain: Tensor, y: Tensor | None) -> Tensor:
+    loss = judge.loss(z, domain, y)
+    return loss if z.requires_grad else loss + 0.3 * judge.gradient_penalty(z, domain, y)
+
+
+def naive_with_penalty(judge: DomainDiscriminator, z: Tensor, domain: Tensor, y: Tensor | None) -> Tensor:
+    loss = naive_discriminator(judge, z, domain, y)
+    if z.requires_grad:
+        return loss
+    norms = []
+    for n in range(len(z)):
+        one = z[[n]].requires_grad_()
+        own = naive_discriminator(judge, one, domain[[n]], None if y is None else y[[n]])
+        (slope,) = torch.autograd.grad(own, one, create_graph=True)
+        norms.append((slope**2).sum())
+    return loss + 0.3 * mean(norms)
+
+
+def shares(step: int) -> Tensor:
+    return torch.rand(S, generator=torch.Generator().manual_seed(50 + step), dtype=torch.float64)
+
+
+def mixing() -> Objective:
+    steps = iter(range(STEPS))
+
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        x, y, y_other, share = penalties.mixup(x, y, domain, shares=shares(next(steps)))
+        parts = x.split(SIZE) if per_domain else [x]
+        logits = torch.cat([model(part) for part in parts])
+        own, other = (cross_entropy(logits, t, reduction="none") for t in (y, y_other))
+        return (share * own + (1 - share) * other).mean()
+
+    return objective
+
+
+def naive_mixing() -> Objective:
+    steps = iter(range(STEPS))
+
+    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
+        inputs, targets = list(of_domains(x, domain).values()), list(of_domains(y, domain).values())
+        found = []
+        for i, share in enumerate(shares(next(steps)).tolist()):
+            j = (i + 1) % S
+            inner = torch.stack(
+                [share * a + (1 - share) * b for a, b in zip(inputs[i], inputs[j], strict=True)]
+            )
+            logs = torch.log_softmax(model(inner), 1)
+            own, other = ([logs[n, t[n]] for n in range(SIZE)] for t in (targets[i], targets[j]))
+            found += [-share * a - (1 - share) * b for a, b in zip(own, other, strict=True)]
+        return mean(found)
+
+    return objective
+
+
+def with_state(function: Any, **state: Any) -> Any:
+    return lambda *tensors: function(*tensors, **state)
+
+
+DANN = {
+    "discriminator_steps": 2,
+    "gradient_penalty": 0.3,
+    "discriminator_lr": 1e-2,
+    "width": 8,
+    "weight": 0.7,
+}
+CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective], Callable[[], Objective]]] = {
+    "coral": (
+        {"weight": 3.0},
+        lambda: of_features(penalties.coral, 3.0),
+        lambda: of_features(naive_coral, 3.0),
+    ),
+    "mmd": ({"weight": 3.0}, lambda: of_features(penalties.mmd, 3.0), lambda: of_features(naive_mmd, 3.0)),
+    "irm": (
+        {"weight": 5.0, "start": 0},
+        lambda: of_logits(penalties.irm, 5.0),
+        lambda: of_logits(naive_irm, 5.0),
+    ),
+    "vrex": (
+        {"weight": 5.0, "start": 0},
+        lambda: of_losses(penalties.vrex, 5.0),
+        lambda: of_losses(naive_vrex, 5.0),
+    ),
+    "groupdro": (
+        {"step_size": 0.5},
+        lambda: of_losses(with_state(penalties.group_dro, weights=GroupWeights(DOMAINS, 0.5)), None),
+        lambda: of_losses(NaiveGroupDRO(DOMAINS, 0.5), None),
+    ),
+    "fishr": (
+        {"weight": 100.0, "start": 0, "ema": 0.8},
+        lambda: of_all(
+            with_state(penalties.fishr, variances=FishrVariances(DOMAINS, WIDTH, CLASSES, ema=0.8).double()),
+            100.0,
+        ),
+        lambda: of_all(NaiveFishr(0.8), 100.0),
+    ),
+    "fishr without smoothing": (
+        {"weight": 100.0, "start": 0, "ema": 0.0},
+        lambda: of_all(penalties.fishr, 100.0),
+        lambda: of_all(NaiveFishr(), 100.0),
+    ),
+    "dann": (
+        DANN,
+        lambda: adversarial(with_penalty, 0.7, None),
+        lambda: adversarial(naive_with_penalty, 0.7, None),
+    ),
+    "cdann": (
+        DANN,
+        lambda: adversarial(with_penalty, 0.7, CLASSES),
+        lambda: adversarial(naive_with_penalty, 0.7, CLASSES),
+    ),
+    "mixup": ({}, mixing, naive_mixing),
+}
+every_case = pytest.mark.parametrize("case", CASES)
+POOLS = [case for case in CASES if case != "mixup"]
+
+
+@pytest.fixture(autouse=True)
+def known_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter(range(STEPS))
+    module = importlib.import_module("shoal.algorithms.mixup")
+    monkeypatch.setattr(module, "mixup_shares", lambda *_: shares(next(steps)))
+
+
+def equal(*models: nn.Module) -> None:
+    for other in models[1:]:
+        torch.testing.assert_close(other.state_dict(), models[0].state_dict(), **CLOSE)
+
+
+def change(a: nn.Module, b: nn.Module) -> float:
+    """The largest difference of a weight."""
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((p - q).detach().abs().max()) for p, q in pairs)
+
+
+class TestAlike:
+    @every_case
+    @pytest.mark.parametrize("mode", ["no BatchNorm", "pooled", "per-domain"])
+    def test_a_loop_is_the_algorithm_is_the_formula(self, case: str, mode: str) -> None:
+        if (case, mode) == ("mixup", "pooled"):
+            return  # its pairs pass one by one
+        options, objective, reference = CASES[case]
+        norm, per_domain = mode != "no BatchNorm", mode == "per-domain"
+        chosen = {"batch_norm": mode} if norm and case != "mixup" else {}
+        ours = loop(objective(), norm, per_domain)
+        equal(ours, fitted(case.split()[0], norm, **options, **chosen), loop(reference(), norm, per_domain))
+        plain = loop(of_features(lambda z, domain: 0.0, 0.0), norm, per_domain)
+        assert change(ours, plain) > 1e-3  # else the comparison is of nothing
+
+    @pytest.mark.parametrize("case", POOLS)
+    def test_batch_norm_changes_a_step_with_batch_norm_only(self, case: str) -> None:
+        options, _, _ = CASES[case]
+        name = case.split()[0]
+        for norm in (True, False):
+            pooled, apart = (fitted(name, norm, **options, batch_norm=m) for m in ("pooled", "per-domain"))
+            assert (change(pooled, apart) > 1e-2) is norm
+            assert norm or change(pooled, apart) < 1e-10
+
+    def test_pooled_is_the_default(self) -> None:
+        equal(fitted("coral", True), fitted("coral", True, batch_norm="pooled"))
+
+    def test_another_word_is_refused(self) -> None:
+        with pytest.raises(InputError, match=r"batch_norm .*'pooled' or 'per-domain', got 'apart'"):
+            fitted("groupdro", True, batch_norm="apart")
+
+    def test_the_batches_are_mixed(self) -> None:
+        for step in range(STEPS):
+            domain = mixed(step)[2].tolist()
+            assert len(set(domain)) == S
+            assert domain != sorted(domain)
+            assert domain != sorted(domain, key=domain.index)
+
+
+# One batch
+
+
+def batch(sizes: tuple[int, ...] = (4, 3, 5), seed: int = 0) -> dict[str, Any]:
+    """Features, logits, targets and losses of shuffled examples of several domains."""
+    draw = torch.Generator().manual_seed(seed)
+    domain = torch.tensor([d for d, n in enumerate(sizes) for _ in range(n)])
+    domain = domain[torch.randperm(len(domain), generator=draw)]
+    shift = 0.4 * domain[:, None]
+    features = torch.randn(len(domain), WIDTH, generator=draw, dtype=torch.float64) * (1 + shift) + shift
+    logits = torch.randn(len(domain), CLASSES, generator=draw, dtype=torch.float64) - shift
+    y = torch.randint(CLASSES, (len(domain),), generator=draw)
+    losses = cross_entropy(logits, y, reduction="none")
+    return {"features": features, "logits": logits, "y": y, "losses": losses, "domain": domain}
+
+
+JUDGE, CLASS_JUDGE = discriminator(), discriminator(CLASSES)
+Penalty = Callable[[dict[str, Any]], Tensor]
+PENALTIES: dict[str, tuple[Penalty, Penalty]] = {
+    "coral": (
+        lambda b: penalties.coral(b["features"], b["domain"]),
+        lambda b: naive_coral(b["features"], b["domain"]),
+    ),
+    "mmd": (
+        lambda b: penalties.mmd(b["features"], b["domain"]),
+        lambda b: naive_mmd(b["features"], b["domain"]),
+    ),
+    "irm": (
+        lambda b: penalties.irm(b["logits"], b["y"], b["domain"]),
+        lambda b: naive_irm(b["logits"], b["y"], b["domain"]),
+    ),
+    "vrex": (
+        lambda b: penalties.vrex(b["losses"], b["domain"]),
+        lambda b: naive_vrex(b["losses"], b["domain"]),
+    ),
+    "group_dro": (
+        lambda b: penalties.group_dro(b["losses"], b["domain"], GroupWeights(DOMAINS, 0.5)),
+        lambda b: NaiveGroupDRO(DOMAINS, 0.5)(b["losses"], b["domain"]),
+    ),
+    "fishr": (
+        lambda b: penalties.fishr(b["logits"], b["features"], b["y"], b["domain"]),
+        lambda b: NaiveFishr()(b["logits"], b["features"], b["y"], b["domain"]),
+    ),
+    "smoothed fishr": (
+        lambda b: penalties.fishr(
+            b["logits"],
+            b["features"],
+            b["y"],
+            b["domain"],
+            variances=FishrVariances(DOMAINS, WIDTH, CLASSES, dtype=torch.float64),
+        ),
+        lambda b: NaiveFishr(0.95)(b["logits"], b["features"], b["y"], b["domain"]),
+    ),
+    "discriminator": (
+        lambda b: JUDGE(b["features"], b["domain"]),
+        lambda b: naive_discriminator(JUDGE, b["features"], b["domain"]),
+    ),
+    "discriminator with classes": (
+        lambda b: CLASS_JUDGE(b["features"], b["domain"], b["y"]),
+        lambda b: naive_discriminator(CLASS_JUDGE, b["features"], b["domain"], b["y"]),
+    ),
+}
+every_penalty = pytest.mark.parametrize("name", PENALTIES)
+BY_NUMBER = ("group_dro", "smoothed fishr", "discriminator", "discriminator with classes")
+BY_PLACE = ("irm",)
+
+
+def take(b: dict[str, Any], order: Any) -> dict[str, Any]:
+    return {name: values[order] for name, values in b.items()}
+
+
+def same(found: Any, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, **CLOSE)
+
+
+@every_penalty
+class TestOneBatch:
+    @pytest.mark.parametrize("sizes", [(4, 3, 5), (1, 4), (1, 1), (1, 1, 1, 1), (6, 0, 2, 1)])
+    def test_against_the_formula(self, name: str, sizes: tuple[int, ...]) -> None:
+        """Domains with one example, and one with none."""
+        ours, reference = PENALTIES[name]
+        found = ours(batch(sizes))
+        assert found.shape == ()
+        same(found, torch.as_tensor(reference(batch(sizes))))
+
+    @hypothesis.settings(max_examples=25, deadline=None)
+    @hypothesis.given(st.permutations(range(12)))
+    def test_the_order_of_the_examples_does_not_count(self, name: str, order: list[int]) -> None:
+        ours, _ = PENALTIES[name]
+        b = batch()
+        if name in BY_PLACE:  # but for the order within a domain
+            domain = b["domain"].tolist()
+            rows = {d: iter([n for n in range(12) if domain[n] == d]) for d in set(domain)}
+            order = [next(rows[domain[n]]) for n in order]
+        same(ours(take(b, order)), ours(b))
+
+    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+    def test_numbers_of_domains_may_be_any(self, name: str, dtype: torch.dtype) -> None:
+        if name in BY_NUMBER:
+            return
+        ours, _ = PENALTIES[name]
+        b = batch()
+        numbers = torch.tensor([-(10**9), 10**9, 0], dtype=dtype)
+        same(ours(b | {"domain": numbers[b["domain"]]}), ours(b))
+
+    def test_blocks_are_the_same(self, name: str) -> None:
+        ours, _ = PENALTIES[name]
+        b = batch()
+        ordered = take(b, b["domain"].argsort(stable=True))
+        same(ours(ordered | {"domain": Blocks([4, 3, 5])}), ours(b))
+        turned = take(ordered, [*range(7, 12), *range(7)])
+        same(ours(turned | {"domain": Blocks([5, 4, 3], torch.tensor([2, 0, 1]))}), ours(b))
+
+    def test_blocks_read_no_value(self, name: str) -> None:
+        """So that a CUDA graph can capture them: a tensor without values is enough."""
+        ours, _ = PENALTIES[name]
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            b = {n: mode.from_tensor(v) for n, v in batch().items()}
+            with pytest.raises(RuntimeError, match="numpy"):
+                ours(b)
+            found = ours(b | {"domain": Blocks([4, 3, 5], mode.from_tensor(torch.tensor([2, 0, 1])))})
+        assert found.shape == ()
+
+    def test_of_one_block_without_values(self, name: str) -> None:
+        """Nothing is checked by value: a captured step could not wait for it."""
+        ours, _ = PENALTIES[name]
+        b = {n: v * math.nan if v.is_floating_point() else v for n, v in batch().items()}
+        assert ours(b | {"domain": Blocks([5, 7])}).isnan()
+        if name in ("coral", "mmd", "vrex", "fishr"):
+            assert ours(batch() | {"domain": Blocks([12])}).item() == pytest.approx(0, abs=1e-12)
+
+    def test_gradients(self, name: str) -> None:
+        b = batch((3, 2, 1))
+        ours, _ = PENALTIES[name]
+        inputs = [n for n in ("features", "logits", "losses") if n in USES[name]]
+
+        def function(*tensors: Tensor) -> Tensor:
+            if name == "group_dro":  # whose weights are constants
+                return penalties.group_dro(tensors[0], b["domain"], GroupWeights(DOMAINS).eval())
+            return ours(b | dict(zip(inputs, tensors, strict=True)))
+
+        given = [b[n].clone().requires_grad_() for n in inputs]
+        if "discriminator" in name:  # whose gradient is reversed on purpose
+            found = torch.autograd.grad(function(*given), given)
+            _, reference = PENALTIES[name]
+            expected = torch.autograd.grad(reference(b | dict(zip(inputs, given, strict=True))), given)
+            torch.testing.assert_close(found, tuple(-g for g in expected), **CLOSE)
+        else:
+            assert torch.autograd.gradcheck(function, given)
+
+    @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+    def test_half_precision_is_taken_to_float32(self, name: str, half: torch.dtype) -> None:
+        if "discriminator" in name:
+            pytest.skip("has a precision of its own")
+        ours, _ = PENALTIES[name]
+        b = {n: v.to(half) if v.is_floating_point() else v for n, v in batch().items()}
+        found = ours(b)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(
+            found, ours({n: v.float() if v.dtype == half else v for n, v in b.items()})
+        )
+
+    def test_under_autocast(self, name: str) -> None:
+        b = {n: v.float() if v.is_floating_point() else v for n, v in batch().items()}
+        ours, _ = PENALTIES[name]
+        expected = ours(b)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (b["features"] @ b["features"].T).dtype == torch.bfloat16
+            found = ours(b)
+            assert torch.is_autocast_enabled("cpu")
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    def test_without_gradients(self, name: str) -> None:
+        ours, _ = PENALTIES[name]
+        b = batch()
+        with torch.no_grad():
+            found = ours(b)
+        assert not found.requires_grad
+        same(found, ours(b).detach())
+
+    def test_the_shape_of_features(self, name: str) -> None:
+        if "features" not in USES[name]:
+            return
+        ours, _ = PENALTIES[name]
+        b = batch()
+        same(ours(b | {"features": b["features"].reshape(12, 1, WIDTH, 1)}), ours(b))
+
+    @needs_cuda
+    def test_on_cuda(self, name: str) -> None:
+        if "discriminator" in name or name in BY_NUMBER:
+            return
+        ours, _ = PENALTIES[name]
+        same(ours({n: v.cuda() for n, v in batch().items()}).cpu(), ours(batch()))
+
+
+USES = {
+    "coral": ("features",),
+    "mmd": ("features",),
+    "irm": ("logits", "y"),
+    "vrex": ("losses",),
+    "group_dro": ("losses",),
+    "fishr": ("features", "logits", "y"),
+    "smoothed fishr": ("features", "logits", "y"),
+    "discriminator": ("features",),
+    "discriminator with classes": ("features", "y"),
+}
+
+
+@every_penalty
+class TestBadInput:
+    def refused(self, name: str, match: str, **wrong: Any) -> None:
+        ours, _ = PENALTIES[name]
+        b = {n: v.float() if v.is_floating_point() else v for n, v in batch().items()}
+        with pytest.raises(InputError, match=match) as raised:
+            ours(b | wrong)
+        assert len(str(raised.value).splitlines()) == 1
+
+    def test_the_domain(self, name: str) -> None:
+        domain = batch()["domain"]
+        self.refused(
+            name,
+            r"^domain must have one number per example, \(12,\) as \w+ has, got \(11,\)",
+            domain=domain[1:],
+        )
+        self.refused(name, r"^domain must have one number per example.*got \(12, 1\)", domain=domain[:, None])
+        self.refused(name, r"^domain must have one number per example.*got \(\)", domain=domain[0])
+        self.refused(
+            name, r"^domain must be whole numbers.*torch.float32: domain.long\(\)", domain=domain.float()
+        )
+        self.refused(name, r"^domain must be whole numbers.*torch.bool", domain=domain > 0)
+        self.refused(name, r"^domain must be a tensor .* got \[0, 1", domain=[0, 1])
+        self.refused(
+            name, r"^domain is on meta, and \w+ on cpu: domain.to\('cpu'\)", domain=domain.to("meta")
+        )
+        for sizes in ([5, 6], [12, 0], []):
+            self.refused(
+                name, "^domain: the sizes of Blocks must be positive and add up to 12", domain=Blocks(sizes)
+            )
+
+    def test_one_domain_only(self, name: str) -> None:
+        one = torch.full((12,), 2)
+        if name in ("irm", "group_dro", "discriminator", "discriminator with classes"):
+            assert PENALTIES[name][0](batch() | {"domain": one}).isfinite()
+        else:
+            self.refused(
+                name, r"^domain has one domain only, 2, .*at least 2 .*DomainBatchSampler", domain=one
+            )
+
+    def test_numbers_that_the_state_does_not_know(self, name: str) -> None:
+        if name not in BY_NUMBER:
+            return
+        for wrong in (-1, DOMAINS, 10**9):
+            domain = batch()["domain"].clone()
+            domain[3] = wrong
+            self.refused(name, f"^domain has the number {wrong}, .* from 0 to {DOMAINS - 1}", domain=domain)
+
+    def test_what_is_penalised(self, name: str) -> None:
+        b = batch()
+        for what in set(USES[name]) - {"y"}:
+            whole = b[what].long()
+            self.refused(name, f"^{what} must be floating-point numbers, got torch.int64", **{what: whole})
+            self.refused(name, f"^{what} must .*got None", **{what: None})
+            self.refused(name, f"^{what} must have one value or row per example", **{what: b[what].mean()})
+            for value in (math.nan, math.inf):
+                broken = b[what].clone()
+                broken[5] = value
+                self.refused(name, f"^{what} has values that are not finite", **{what: broken})
+
+    def test_targets(self, name: str) -> None:
+        if "y" in USES[name]:
+            y = batch()["y"]
+            self.refused(name, r"^y has 11 examples, and \w+ has 12", y=y[1:])
+            self.refused(name, r"^y must be a tensor", y=y.tolist())
+            self.refused(name, r"^y is on meta, and \w+ on cpu", y=y.to("meta"))
+
+
+class TestLosses:
+    def test_a_mean_is_refused(self) -> None:
+        for name in ("vrex", "group_dro"):
+            with pytest.raises(
+                InputError, match=r'losses .*a single number: compute them with reduction="none"'
+            ):
+                PENALTIES[name][0](batch() | {"losses": torch.tensor(1.0)})
+            with pytest.raises(InputError, match=r"losses must be one number per example, \(B,\)"):
+                PENALTIES[name][0](batch() | {"losses": torch.ones(12, 2)})
+
+    def test_a_loss_that_is_no_mean_is_refused(self) -> None:
+        b = batch()
+        penalty: Any
+        for penalty, given in ((penalties.irm, ["logits"]), (penalties.fishr, ["logits", "features"])):
+            with pytest.raises(InputError, match="loss must return a mean over examples, one number"):
+                penalty(
+                    *(b[n] for n in given), b["y"], b["domain"], loss=nn.CrossEntropyLoss(reduction="none")
+                )
+
+    @pytest.mark.parametrize("outputs", [None, 1, 2])
+    def test_of_a_regression(self, outputs: int | None) -> None:
+        b = batch()
+        output = b["logits"][:, 0] if outputs is None else b["logits"][:, :outputs]
+        y = b["features"][:, 1] if outputs is None else b["features"][:, :outputs]
+
+        def slope(output: Tensor, y: Tensor) -> Tensor:
+            return 2 * (output - y) / max(output.numel(), 1)
+
+        same(penalties.irm(output, y, b["domain"], loss=mse_loss), naive_irm(output, y, b["domain"], slope))
+        same(
+            penalties.fishr(output, b["features"], y, b["domain"], loss=mse_loss),
+            NaiveFishr(slope=slope)(output, b["features"], y, b["domain"]),
+        )
+
+
+class TestState:
+    def test_weights_that_are_evaluated_stay(self) -> None:
+        b, weights = batch(), GroupWeights(3, 0.5)
+        penalties.group_dro(b["losses"], b["domain"], weights)
+        kept = weights.log_weights.clone()
+        weights.eval()
+        first = penalties.group_dro(b["losses"], b["domain"], weights)
+        same(penalties.group_dro(b["losses"], b["domain"], weights), first)
+        same(weights.log_weights, kept)
+        weights.train()
+        penalties.group_dro(b["losses"], b["domain"], weights)
+        assert (weights.log_weights - kept).abs().max() > 1e-3
+
+    def test_the_worst_domain_gets_more(self) -> None:
+        weights = GroupWeights(2, 1.0)
+        for _ in range(5):
+            penalties.group_dro(torch.tensor([0.1, 2.0]), torch.tensor([0, 1]), weights)
+        assert weights.log_weights.exp().tolist() == pytest.approx(
+            [math.exp(-9.5) / (1 + math.exp(-9.5))] * 1 + [1 / (1 + math.exp(-9.5))]
+        )
+
+    def test_variances_that_are_evaluated_stay(self) -> None:
+        b = batch()
+        state = FishrVariances(3, WIDTH, CLASSES, ema=0.5, dtype=torch.float64)
+        found = [
+            penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=state) for _ in "ab"
+        ]
+        assert found[0].item() != pytest.approx(found[1].item())
+        kept = state.eval().smoothed.clone()
+        penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=state)
+        same(state.smoothed, kept)
+
+    def test_states_are_saved(self) -> None:
+        b = batch()
+        weights, again = GroupWeights(3, 0.5), GroupWeights(3, 0.5)
+        penalties.group_dro(b["losses"], b["domain"], weights)
+        again.load_state_dict(weights.state_dict())
+        same(*(penalties.group_dro(b["losses"], b["domain"], w) for w in (weights, again)))
+
+    def test_a_layer_without_biases(self) -> None:
+        b = batch()
+        tensors = [b[n] for n in ("logits", "features", "y", "domain")]
+        expected = NaiveFishr(bias=False)(*tensors)
+        same(penalties.fishr(*tensors, bias=False), expected)
+        state = FishrVariances(3, WIDTH, CLASSES, bias=False, ema=0.0, dtype=torch.float64)
+        same(penalties.fishr(*tensors, variances=state), expected)
+        assert abs((expected - penalties.fishr(*tensors)).item()) > 1e-6
+
+    def test_states_of_another_kind_or_size_are_refused(self) -> None:
+        b = batch()
+        tensors = [b[n] for n in ("logits", "features", "y", "domain")]
+        with pytest.raises(InputError, match=r"weights must be a shoal.penalties.GroupWeights, got tensor"):
+            penalties.group_dro(b["losses"], b["domain"], torch.ones(3))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"variances must be a shoal.penalties.FishrVariances"):
+            penalties.fishr(*tensors, variances=GroupWeights(3))  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"variances has 24 numbers per domain, and .* have 18"):
+            penalties.fishr(*tensors, variances=FishrVariances(3, 7, CLASSES))
+        with pytest.raises(InputError, match=r"weights is on meta, and the batch on cpu"):
+            penalties.group_dro(b["losses"], b["domain"], GroupWeights(3).to("meta"))
+
+    @pytest.mark.parametrize(
+        ("kind", "arguments", "message"),
+        [
+            (GroupWeights, {"domains": 0}, "domains .*at least 1, got 0"),
+            (GroupWeights, {"domains": 2, "step_size": -1.0}, "step_size .*at least 0, got -1"),
+            (FishrVariances, {"domains": 2, "features": 2, "outputs": 2, "ema": 1.0}, "ema .*below 1"),
+            (DomainDiscriminator, {"features": 0, "domains": 2}, "features .*at least 1, got 0"),
+            (DomainDiscriminator, {"features": 2, "domains": 2, "weight": -1}, "weight .*at least 0, got -1"),
+        ],
+    )
+    def test_wrong_settings(self, kind: Any, arguments: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            kind(**arguments)
+
+
+class TestDiscriminator:
+    def test_one_optimizer_trains_both(self) -> None:
+        """The discriminator down its loss, the features up it, λ times as much."""
+        b = batch()
+        judge = discriminator()
+        judge.weight = 0.3
+        z = b["features"].clone().requires_grad_()
+        judge(z, b["domain"]).backward()
+        own = torch.autograd.grad(judge.loss(z, b["domain"]), [z, *judge.parameters()])
+        same(z.grad, -0.3 * own[0])
+        for p, g in zip(judge.parameters(), own[1:], strict=True):
+            same(p.grad, g)
+        same(judge(z, b["domain"]), judge.loss(z, b["domain"]))
+
+    def test_the_gradient_penalty(self) -> None:
+        b = batch()
+        for judge, y in ((discriminator(), None), (discriminator(CLASSES), b["y"])):
+            found = judge.gradient_penalty(b["features"], b["domain"], y)
+            features = b["features"].detach()
+            loss = naive_with_penalty(judge, features, b["domain"], y)
+            same(found, (loss - naive_discriminator(judge, features, b["domain"], y)) / 0.3)
+
+    def test_wrong_features_and_classes(self) -> None:
+        b = batch()
+        with pytest.raises(InputError, match=r"features must have 5 numbers per example.*got 3"):
+            JUDGE(b["features"][:, :3], b["domain"])
+        with pytest.raises(InputError, match=r"y is for a DomainDiscriminator\(…, classes=…\)"):
+            JUDGE(b["features"], b["domain"], b["y"])
+        with pytest.raises(InputError, match=r"y is missing"):
+            CLASS_JUDGE(b["features"], b["domain"])
+        with pytest.raises(InputError, match=r"y must be classes"):
+            CLASS_JUDGE(b["features"], b["domain"], b["losses"])
+        for wrong in (-1, CLASSES):
+            with pytest.raises(InputError, match=rf"y has the class {wrong}, .* from 0 to 2"):
+                CLASS_JUDGE(b["features"], b["domain"], b["y"] * 0 + wrong)
+
+
+class TestMixup:
+    def test_unequal_domains(self) -> None:
+        x = torch.tensor([[1.0], [10.0], [2.0], [100.0], [20.0], [30.0]])
+        y, domain = torch.arange(6), torch.tensor([5, -3, 5, 7, -3, -3])
+        share = torch.tensor([0.5, 0.9, 0.1])
+        mixed, own, other, shares = penalties.mixup(x, y, domain, shares=share)
+        assert mixed[:, 0].tolist() == pytest.approx([5.5, 11.0, 0.9 * 10 + 0.1 * 100, 0.1 * 100 + 0.9 * 1])
+        assert own.tolist() == [0, 2, 1, 3]
+        assert other.tolist() == [1, 4, 3, 0]
+        assert shares.tolist() == pytest.approx([0.5, 0.5, 0.9, 0.1])
+
+    def test_blocks_and_nests(self) -> None:
+        b = batch((2, 2, 2))
+        ordered = take(b, b["domain"].argsort(stable=True))
+        share = torch.rand(3)
+        first = dict.fromkeys(b["domain"].tolist())
+        found = penalties.mixup(
+            {"a": b["features"], "n": [b["logits"], 3]}, b["y"], b["domain"], shares=share[list(first)]
+        )
+        for part in ("features", "logits"):
+            mixed = found[0]["a"] if part == "features" else found[0]["n"][0]
+            order = [b["domain"].tolist().index(d) for d in first]
+            assert len(mixed) == 6
+            i = next(iter(first))
+            one = share[i].double() * b[part][order[0]] + (1 - share[i].double()) * b[part][order[1]]
+            same(mixed[0], one)
+        assert found[0]["n"][1] == 3
+        blocks = penalties.mixup(ordered["features"], ordered["y"], Blocks([2, 2, 2]), shares=share)
+        same(blocks[0][0], torch.lerp(ordered["features"][2], ordered["features"][0], share[0].double()))
+
+    def test_shares_are_drawn(self) -> None:
+        b = batch()
+        torch.manual_seed(0)
+        drawn = [penalties.mixup(b["features"], b["y"], b["domain"], alpha=0.2)[3] for _ in range(200)]
+        every = torch.cat([d.unique() for d in drawn])
+        assert len(every) > 550  # one for each pair of domains
+        assert float(every.mean()) == pytest.approx(0.5, abs=0.06)
+        assert float(every.var()) == pytest.approx(1 / (4 * 1.4), rel=0.1)
+
+    def test_bad_input(self) -> None:
+        b = batch()
+        with pytest.raises(
+            InputError, match=r"^x must be floating-point numbers, got torch.int64, .*mix features"
+        ):
+            penalties.mixup(b["y"], b["y"], b["domain"])
+        with pytest.raises(InputError, match=r"^x\[1\] must be floating-point"):
+            penalties.mixup([b["features"], b["y"]], b["y"], b["domain"])
+        with pytest.raises(InputError, match=r"^x must be a tensor \(B, …\) or a nest of them"):
+            penalties.mixup("x", b["y"], b["domain"])
+        with pytest.raises(InputError, match=r"^domain has one domain only"):
+            penalties.mixup(b["features"], b["y"], torch.zeros_like(b["domain"]))
+        with pytest.raises(InputError, match=r"^x has 11 examples, and y has 12"):
+            penalties.mixup(b["features"][1:], b["y"], b["domain"])
+        with pytest.raises(InputError, match=r"^shares must be a tensor \(3,\)"):
+            penalties.mixup(b["features"], b["y"], b["domain"], shares=torch.ones(2))
+        with pytest.raises(InputError, match=r"alpha .*above 0, got 0"):
+            penalties.mixup(b["features"], b["y"], b["domain"], alpha=0)
+
+
+@needs_cuda
+class TestCuda:
+    def test_domain_on_another_device(self) -> None:
+        b = batch()
+        with pytest.raises(InputError, match=r"domain is on cpu, and features on cuda:0"):
+            penalties.coral(b["features"].cuda(), b["domain"])
+
+    @every_penalty
+    def test_blocks_can_be_captured(self, name: str) -> None:
+        if "discriminator" in name or name in BY_NUMBER:
+            return
+        ours, _ = PENALTIES[name]
+        b = {n: v.cuda() for n, v in batch().items()} | {"domain": Blocks([4, 3, 5])}
+        expected = ours(b)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = ours(b)
+        graph.replay()
+        same(found, expected)
+
+    def test_a_tensor_cannot_be_captured(self) -> None:
+        b = {n: v.cuda() for n, v in batch().items()}
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(InputError, match=r"domain must be read .*Blocks\(sizes\)"),
+            torch.cuda.graph(graph),
+        ):
+            penalties.coral(b["features"], b["domain"])
