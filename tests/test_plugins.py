@@ -132,7 +132,7 @@ class TestTheCommandLine:
         assert all("strange-methods 1.5" in p for p in problems)
         assert "\nfish " in done.stdout
 
-    def test_train_and_compare(self, site: Path, tmp_path: Path) -> None:
+    def test_train_and_compare(self, site: Path, tmp_path: Path, capsys: Any) -> None:
         words = ("--steps", "20", "--device", "cpu")
         done = command(site, "train", "MY_method", "my_data", "--data", "copies=2", "--set", "weight=0.5",
                        "--model", "my-net", "--out", "run", *words, cwd=tmp_path)  # fmt: skip
@@ -140,20 +140,18 @@ class TestTheCommandLine:
         record = json.loads((tmp_path / "run" / "record.json").read_text())
         assert record["config"]["algorithm"] == "my-method"
         assert record["environment"]["strange-methods"] == "1.5"
-        few = ("--seeds", "1", "--search", "2", "--no-baselines", "--jobs", "2", "--out", "all", "--json")
+        few = ("--seeds", "1", "--search", "1", "--no-baselines", "--jobs", "1", "--out", "all", "--json")
         named = ("my-data", "--algorithms", "my-method", "erm")
         done = command(site, "compare", *named, *few, *words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        rows = {row["name"]: row for row in json.loads(done.stdout)["rows"]}
+        rows = {row["algorithm"]: row for row in json.loads(done.stdout)["rows"]}
         assert rows.keys() == {"my-method", "erm"}
         assert all(row["rank"] is not None for row in rows.values())
         # Its records are read where the package is not installed.
-        done = command(tmp_path, "results", "all", "--json", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "my-method" in done.stdout
-        done = command(tmp_path, "train", "my-method", "linear", cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith("shoal: unknown algorithm 'my-method'.")
+        assert main(["results", str(tmp_path / "all"), "--json"]) == 0
+        assert "my-method" in capsys.readouterr().out
+        assert main(["train", "my-method", "linear"]) == 2
+        assert capsys.readouterr().err.startswith("shoal: unknown algorithm 'my-method'.")
 
 
 class TestNames:
