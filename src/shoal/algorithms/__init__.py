@@ -1,4 +1,7 @@
-"""Algorithms, one file each; a file in this folder is an algorithm that can be named."""
+"""Algorithms, one file each; a file in this folder, or an entry point, is an algorithm that can be named.
+
+How a package of your own adds one: :mod:`shoal.registry`.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,32 @@ from shoal.algorithms.base import Algorithm, Loss
 from shoal.data.batch import Task
 from shoal.errors import InputError, check_names
 from shoal.models import FeatureModel
-from shoal.registry import Registry
+from shoal.registry import ALGORITHMS as registry
 from shoal.settings import check, checked, settings, shown
 
 GIVEN = ("model", "loss", "task")
 """What every algorithm is made from, beside its settings."""
-registry = Registry("algorithm", "shoal.algorithms", support=frozenset({"base", "penalty"}))
 
 
 def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
-    """The algorithm that the file ``name`` defines: its last subclass of :class:`Algorithm`; or a class."""
+    """The algorithm called ``name``: of a module, its last subclass of :class:`Algorithm`; or a class."""
     if isinstance(name, type) and issubclass(name, Algorithm):
         return name
     if not isinstance(name, str):
         raise InputError(f"algorithm must be a name or a subclass of Algorithm, got {shown(name)}.")
     module = registry.module(name)
+    if inspect.isclass(module) and issubclass(module, Algorithm):
+        return module
     found = [
         c
-        for c in vars(module).values()
+        for c in (vars(module).values() if inspect.ismodule(module) else ())
         if inspect.isclass(c) and issubclass(c, Algorithm) and c.__module__ == module.__name__
     ]
     if not found:
-        raise InputError(f"{module.__name__} defines no subclass of shoal.algorithms.Algorithm.")
+        package = registry.package_of(name)
+        whose = f"algorithm {name!r} of the package {package}: " if package else ""
+        what = getattr(module, "__name__", shown(module))
+        raise InputError(f"{whose}{what} is or defines no subclass of shoal.algorithms.Algorithm.")
     return found[-1]
 
 

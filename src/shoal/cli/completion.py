@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shoal.cli.arguments import subcommands
+from shoal.registry import ALGORITHMS, DATASETS, MODELS
 
 BASH = """\
 _shoal() {{
@@ -64,9 +65,9 @@ def bash() -> str:
     for name, parser in every.items():
         words.append(_case(name, [*_words(parser), *subcommands(parser)]))
         for action in parser._actions:
-            if action.option_strings and action.choices:
+            if action.option_strings and (choices := _choices(action)):
                 flags = "|".join(f'"{name} {flag}"' for flag in action.option_strings)
-                values.append(f"    {flags}) words={shlex.quote(' '.join(map(str, action.choices)))} ;;")
+                values.append(f"    {flags}) words={shlex.quote(' '.join(choices))} ;;")
     nested = "|".join(f'"{name}"' for name in every if " " in name)
     return BASH.format(nested=nested, values="\n".join(values), words="\n".join(words))
 
@@ -75,14 +76,25 @@ def _case(name: str, words: list[str]) -> str:
     return f'    "{name}") words={shlex.quote(" ".join(words))} ;;'
 
 
+def _choices(action: argparse.Action) -> list[str]:
+    """What an argument may be, as far as it can be listed; DATA may be a file, which the shell completes."""
+    if action.dest in ("algorithm", "algorithms"):
+        return ALGORITHMS.names()
+    if action.dest == "datasets" or (action.dest == "dataset" and action.option_strings):
+        return DATASETS.names()
+    if action.dest == "model" and action.option_strings:
+        return MODELS.names()
+    return [str(choice) for choice in action.choices or ()]
+
+
 def _words(parser: argparse.ArgumentParser) -> list[str]:
     """The options, and what is known of the positional arguments."""
     options = [flag for action in parser._actions for flag in action.option_strings if flag[:2] == "--"]
     return options + [
-        str(choice)
+        choice
         for action in parser._actions
         if not action.option_strings and not isinstance(action, argparse._SubParsersAction)
-        for choice in action.choices or ()
+        for choice in _choices(action)
     ]
 
 
@@ -96,11 +108,12 @@ def fish() -> str:
         condition = f"{asked}; and __fish_seen_subcommand_from {inner}" if outer else ""
         condition = shlex.quote(condition or f"__fish_seen_subcommand_from {name}")
         for action in parser._actions:
-            choices = shlex.quote(" ".join(map(str, action.choices or ())))
+            choices = shlex.quote(" ".join(_choices(action)))
             if flags := [flag[2:] for flag in action.option_strings if flag[:2] == "--"]:
-                takes = "" if action.nargs == 0 else f" -x -a {choices}" if action.choices else " -r"
+                takes = "" if action.nargs == 0 else f" -x -a {choices}" if _choices(action) else " -r"
                 note = shlex.quote(re.sub(r"\s*\(default.*|(?<=%)%", "", str(action.help or ""))[:70])
                 lines += [f"complete -c shoal -n {condition} -l {flag}{takes} -d {note}" for flag in flags]
-            elif action.choices and not isinstance(action, argparse._SubParsersAction):
-                lines.append(f"complete -c shoal -n {condition} -f -a {choices}")
+            elif _choices(action) and not isinstance(action, argparse._SubParsersAction):
+                files = " -f" if action.choices else ""  # none, unless other arguments are some
+                lines.append(f"complete -c shoal -n {condition}{files} -a {choices}")
     return "\n".join(lines) + "\n"

@@ -93,8 +93,7 @@ def check_data(args: Any) -> int:
     module = registry.module(args.dataset)
     published, layout = getattr(module, "PUBLISHED", None), getattr(module, "LAYOUT", None)
     if published is None and layout is None and registry.module(OWN) is not module:
-        kinds = ("LAYOUT", "PUBLISHED")
-        known = [n for kind in kinds for n in registry.names() if hasattr(registry.module(n), kind)]
+        known = [*registry.having("LAYOUT"), *registry.having("PUBLISHED")]
         raise InputError(f"--dataset {args.dataset} has no folder of images; these have: {', '.join(known)}.")
     if not args.folder.is_dir():
         raise InputError(f"there is no folder {str(args.folder)!r}.")
@@ -328,8 +327,8 @@ def _download(name: str) -> Download:
 
     download: Download | None = getattr(registry.module(name), "DOWNLOAD", None)
     if download is None:
-        known = [n for n in registry.names() if hasattr(registry.module(n), "DOWNLOAD")]
-        raise InputError(f"dataset {name!r} is not fetched; these are: {', '.join(known)}.")
+        known = ", ".join(registry.having("DOWNLOAD"))
+        raise InputError(f"dataset {name!r} is not fetched; these are: {known}.")
     return download
 
 

@@ -8,7 +8,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.showing import show
-from shoal.errors import check_names
+from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
     from shoal.settings import Setting
@@ -38,12 +38,24 @@ def run(args: Any) -> None:
     check_names(registry.kind, args.names, [*registry.names(), *baselines])
     chosen = [n for n in registry.names() if not args.names or n in args.names]
     costs = algorithms_costs()
-    entries = [_algorithm(name, costs) if listed else _dataset(name) for name in chosen]
+    problems = {} if args.names else registry.problems()
+    entries = []
+    for name in chosen:
+        try:
+            entry = _algorithm(name, costs) if listed else _dataset(name)
+        except InputError as error:
+            if args.names:
+                raise
+            problems[name] = str(error)
+            continue
+        package = registry.package_of(name)
+        entries.append(entry | ({"package": str(package)} if package else {}))
     entries += [_baseline(name) for name in baselines if name in args.names]
     text = _in_full(entries)
     if listed and not args.names:
         text = f"{_table(entries)}\n\n{FOOTNOTE.format(baselines=', '.join(SUMMARIES), **costs)}"
-    show({args.what: entries}, text, args)
+    text += "".join(f"\n\nNot available: {problem}" for problem in problems.values())
+    show({args.what: entries, "problems": problems}, text, args)
 
 
 def algorithms_costs() -> dict[str, Any]:
@@ -115,10 +127,19 @@ def _dataset(name: str) -> dict[str, Any]:
 def _table(entries: list[dict[str, Any]]) -> str:
     from shoal.report.tables import Table
 
-    table = Table(["name", "family", "paper", "batches", "needs", "step"])
+    packages = ["package"] if any("package" in e for e in entries) else []
+    table = Table(["name", "family", "paper", "batches", "needs", "step", *packages])
     for e in entries:
         cost = "–" if e["cost"] is None else f"{e['cost']:.2f}"
-        table.add(e["name"], e["family"], e["paper"], e["batches"], ", ".join(e["needs"]), cost)
+        table.add(
+            e["name"],
+            e["family"],
+            e["paper"],
+            e["batches"],
+            ", ".join(e["needs"]),
+            cost,
+            *(e.get(p, "–") for p in packages),
+        )
     return table.text()
 
 

@@ -19,6 +19,7 @@ import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.execute import Tally, Tell, count_cores, settle
+from shoal.experiments.run import packages
 from shoal.experiments.store import Store
 from shoal.training.progress import losses_note
 
@@ -71,7 +72,7 @@ class Ray:
             own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
             where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
             job = Job(store, store.folder.absolute(), tally.name, where, how, os.getcwd(), own)
-            _check_nodes(ray, needs, job)
+            _check_nodes(ray, needs, job, {k: v for c in tally.waiting for k, v in packages(c).items()})
             task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
             _run(ray, task, job, tally, self.jobs or QUEUED, Watch(store, tell))
 
@@ -146,8 +147,8 @@ class Job(NamedTuple):
     environment: dict[str, str]
 
 
-def _check_nodes(ray: Any, needs: Needs, job: Job) -> None:
-    """Every node on which runs may be done sees the store's folder and has Shoal."""
+def _check_nodes(ray: Any, needs: Needs, job: Job, added: dict[str, str]) -> None:
+    """Every node on which runs may be done sees the store's folder, and has Shoal and packages ``added``."""
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"] and needs.fit(n)}
     if not nodes:
         raise InputError(
@@ -158,12 +159,21 @@ def _check_nodes(ray: Any, needs: Needs, job: Job) -> None:
 
     def look() -> str:
         """Sent by value: a node without Shoal can run it."""
+        from importlib import metadata
+
         try:
             import shoal.experiments.execute
         except Exception as error:
             return f"cannot import shoal ({error}): install it there, or where its Ray was started"
         if shoal.__version__ != version:
             return f"has shoal {shoal.__version__}, not {version}"
+        for package, needed in added.items():
+            try:
+                there = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                return f"lacks the package {package}, which adds what is to run: install it there"
+            if there != needed:
+                return f"has {package} {there}, not {needed}"
         try:
             same = shoal.experiments.execute.Store(folder).claims.read_text() == name
         except OSError:

@@ -189,7 +189,11 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
     """Algorithms that cannot do the task, and why."""
     reasons = {}
     for name in algorithms:
-        cls = algorithm_class(parted(name)[0])
+        try:
+            cls = algorithm_class(parted(name)[0])
+        except InputError as error:  # one of all, from a package that cannot be imported
+            reasons[name] = str(error).rstrip(".")
+            continue
         if where.classes is None and not cls.regression:
             reasons[name] = "needs classes"
         elif where.domains < 2 and cls.compares_domains:

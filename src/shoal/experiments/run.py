@@ -261,6 +261,7 @@ class Turns:
             return
         training, processes = self.training, self.training.processes
         where = surroundings(training.device, processes.count)
+        where["environment"] |= packages(self.config)
         written = {"run": self.config.to_dict(), "how": self.how, **where}
         make: Any = Journal
         if not self.weights:
@@ -293,7 +294,16 @@ class Turns:
             yield from training.stages(journal, signals)
         except Diverged as stop:
             status, error = "diverged", str(stop)
-        self.record = RunRecord(config=self.config, **summary(training, status, error))
+        measured = summary(training, status, error)
+        measured["environment"] |= packages(self.config)
+        self.record = RunRecord(config=self.config, **measured)
+
+
+def packages(config: RunConfig) -> dict[str, str]:
+    """The installed packages, with their versions, that add the run's algorithm, dataset or model."""
+    named = ((registry, config.algorithm), (sets.registry, config.dataset), (models.registry, config.model))
+    found = [which.package_of(name) for which, name in named if name]
+    return {package.name: package.version for package in found if package}
 
 
 def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:

@@ -1,4 +1,7 @@
-"""Models by name; each file of this folder is one, with ``build(input_shape, classes)``."""
+"""Models by name; each file of this folder is one, with ``build(input_shape, classes)``.
+
+How a package of your own adds one: :mod:`shoal.registry`; its name goes before one of timm's.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,11 @@ from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
-from shoal.registry import Registry
+from shoal.registry import MODELS as registry
+from shoal.registry import spelled
 from shoal.settings import check, checked, settings
 
 __all__ = ["FeatureExtractor", "FeatureModel", "build", "options_of", "registry"]
-
-registry = Registry(
-    "model",
-    "shoal.models",
-    support=frozenset({"backbones", "feature_model", "features", "language", "weights"}),
-)
 
 
 @checked
@@ -67,7 +65,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _maker(name: str) -> Callable[..., FeatureModel]:
     """What builds the model called ``name``."""
-    if str(name).lower().replace("_", "-") in registry.names():
+    if spelled(name) in registry.names():
         maker: Callable[..., FeatureModel] = registry.module(name).build
         return maker
     if language.known(str(name)):  # timm has none of these, and takes seconds to say so
