@@ -18,6 +18,7 @@ LAYERS = (
         "settings",
         "registry",
         "replay",
+        "dual",
         "tensors",
         "gradients",
         "penalties",

@@ -24,16 +24,22 @@ a sum over ordered pairs is twice the mean; the mean is what is computed here.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
+from shoal.dual import Dual
 from shoal.errors import InputError
-from shoal.replay import leaves_no_trace, random_state
+from shoal.replay import leaves_no_trace, random_state, set_random_state
 from shoal.settings import Range, checked, shown
 
 Gradient = list[Tensor]
@@ -69,7 +75,9 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
     count = _pairs(len(gradients))
     _check_alike(gradients)
     if normalize:
-        gradients = [_divide(g, _norm(g)) for g in gradients]
+        gradients = [
+            [_over(x, norm) for x in g] for g, norm in zip(gradients, map(_norm, gradients), strict=True)
+        ]
     total = [torch.stack(tensors).sum(0) for tensors in zip(*gradients, strict=True)]
     squares = torch.stack([inner_product(g, g) for g in gradients]).sum()
     return (inner_product(total, total) - squares) / count
@@ -434,10 +442,12 @@ class Matching(NamedTuple):
         """
         weight = torch.as_tensor(weight, dtype=self.value.dtype, device=self.value.device)
         if trust is not None:
-            length = inner_product(self.slope, self.slope).sqrt()
-            limit = trust * inner_product(self.mean, self.mean).sqrt() / length
+            length, whole = (
+                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g))) for g in (self.slope, self.mean)
+            )
+            limit = trust * whole / length
             weight = torch.where(length > 0, weight.sign() * torch.minimum(weight.abs(), limit), weight)
-        return [m + weight * s for m, s in zip(self.mean, self.slope, strict=True)]
+        return list(torch._foreach_add(self.mean, torch._foreach_mul(self.slope, weight)))
 
 
 @checked
@@ -588,12 +598,14 @@ def match(
     which v_i = 2/S (g_i − ḡ).
 
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
-    ‖g_i‖ → 0. ``method="exact"`` takes one Hessian-vector product a domain; ``"finite-difference"`` takes
-    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r with first-order gradients alone, keeps S gradients instead of a
-    second-order graph, and moves and restores the parameters in place; r is ``radius`` (default: 0.03, or the
-    square root of the precision times 1 + ‖θ‖ if that is more). With smooth activations the default is within
-    a few per cent of exact, a smaller r proportionally nearer. Not so with ReLU, whose kinks the exact form
-    does not see: each one crossed adds a jump divided by r, so that a tiny r yields noise.
+    ‖g_i‖ → 0. ``method="exact"`` takes one Hessian-vector product per domain, by forward-mode differentiation
+    of its gradient, or by differentiating backwards twice where an operator of the model has no forward mode
+    (such as functions of one's own), which is slower. ``"finite-difference"`` takes (∇L_i(θ + r v_i/‖v_i‖)
+    − g_i)·‖v_i‖/r with first-order gradients alone, and moves and restores the parameters in place; r is
+    ``radius`` (default: 0.03, or the square root of the precision times 1 + ‖θ‖ if that is more). With smooth
+    activations the default is within a few per cent of exact, a smaller r proportionally nearer. Not so with
+    ReLU, whose kinks the exact form does not see: each one crossed adds a jump divided by r, so that a tiny r
+    yields noise. Both keep S gradients, and one domain's graph at a time.
 
     With ``model`` given, the second sweep sees the first one's dropout masks and leaves its buffers alone.
     A loss may come in :data:`Parts`. Where several processes hold a share of every domain's batch,
@@ -606,53 +618,77 @@ def match(
     # Either measure is c/2 (r ‖Σu‖² − Σ‖u‖²), so that v_i = c (r Σu − u_i) before any normalising.
     r, c = (1.0, 2.0 / count) if measure == "gip" else (1.0 / len(losses), -2.0 / len(losses))
     domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
-    keep = method == "finite-difference" or average is not None or any(len(parts) > 1 for parts in domains)
+    layout = Layout(params)
 
     before = None if model is None else random_state(model)
-    values, scales, kept = [], [], []
-    mean = [torch.zeros_like(p) for p in params]
-    total = mean if not normalize else [torch.zeros_like(p) for p in params]
-    squares = torch.zeros((), dtype=params[0].dtype, device=params[0].device)
+    values, gradients = [], []
     for parts in domains:
         value, g = _first_order(parts, params)
-        g = g if average is None else average(g)
         values.append(value)
-        scale = (inner_product(g, g) + softening**2).sqrt() if normalize else torch.ones_like(squares)
-        u = _divide(g, scale)
-        squares += inner_product(u, u)
-        torch._foreach_add_(mean, g)
+        gradients.append(layout.join(g if average is None else average(g)))
+    one = torch.ones_like(gradients[0][0])
+    scales = [(torch.dot(g, g) + softening**2).sqrt() if normalize else one for g in gradients]
+    total, squares = torch.zeros_like(gradients[0]), torch.zeros_like(one)
+    mean = total if not normalize else torch.zeros_like(total)
+    for whole, scale in zip(gradients, scales, strict=True):
+        u = _over(whole, scale) if normalize else whole
+        squares += torch.dot(u, u)
+        total += u
         if normalize:
-            torch._foreach_add_(total, u)
-        scales.append(scale)
-        if keep:
-            kept.append(g)
+            mean += whole
 
-    def direction(i: int, g: Sequence[Tensor]) -> Gradient:
-        u = _divide(g, scales[i])
-        v = [r * t - x for t, x in zip(total, u, strict=True)]
-        if normalize:
-            along = inner_product(u, v)
-            v = _divide([a - x * along for a, x in zip(v, u, strict=True)], scales[i])
-        torch._foreach_mul_(v, c)
-        return v
+    def direction(i: int) -> Tensor:
+        if not normalize:
+            return c * (r * total - gradients[i])
+        u = _over(gradients[i], scales[i])
+        v = r * total - u
+        return c * _over(v - u * torch.dot(u, v), scales[i])
 
-    value = (r * inner_product(total, total) - squares) * (c / 2)
-    slope = [torch.zeros_like(p) for p in params]
+    value = (r * torch.dot(total, total) - squares) * (c / 2)
+    slope = torch.zeros_like(total)
     with nullcontext() if model is None else leaves_no_trace(model, since=before):
         if method == "exact":
             for i, parts in enumerate(domains):
+                v = layout.split(direction(i))
                 for weight, loss in parts:
-                    g = gradient(loss(), params, create_graph=True)
-                    v = direction(i, kept[i] if keep else [x.detach() for x in g])
-                    torch._foreach_add_(slope, _vector_product(g, v, params), alpha=weight)
-                    del g  # holds the graph, which must not live beside the next one's
+                    slope.add_(layout.join(_hessian_product(loss, params, v, model)), alpha=weight)
         else:
-            _add_differences(slope, domains, params, kept, direction, radius)
-    slope = slope if average is None else average(slope)
+            length = torch.linalg.vector_norm(layout.join(params))
+            rounding = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5
+            radius = rounding.clamp(min=0.03) if radius is None else radius
+            for i, parts in enumerate(domains):
+                way = direction(i)
+                size = torch.linalg.vector_norm(way)
+                with moved(params, layout.split(_over(way, size)), radius):
+                    _, there = _first_order(parts, params)
+                slope += (layout.join(there) - gradients[i]) * (size / radius)
+    slope = slope if average is None else layout.join(average(layout.split(slope)))
     if measure == "variance":
         value = value.clamp(min=0)  # rounding
-    torch._foreach_div_(mean, float(len(losses)))
-    return Matching(torch.stack(values), mean, value, slope)
+    return Matching(torch.stack(values), layout.split(mean / len(losses)), value, layout.split(slope))
+
+
+class Layout:
+    """Lists of tensors like ``params`` as one vector and back: few large operations in place of many small.
+
+    Elements are in the order they have in memory, so that a channels-last parameter has such a gradient.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.dtypes = [p.dtype for p in params]
+        strides = [p.stride() for p in params]
+        self.orders = [sorted(range(len(s)), key=lambda d: -s[d]) for s in strides]
+        self.back = [[order.index(d) for d in range(len(order))] for order in self.orders]
+        self.shapes = [[p.shape[d] for d in order] for p, order in zip(params, self.orders, strict=True)]
+        self.sizes = [p.numel() for p in params]
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        each = zip(tensors, self.orders, strict=True)
+        return torch.cat([t.detach().permute(order).reshape(-1) for t, order in each])
+
+    def split(self, vector: Tensor) -> Gradient:
+        each = zip(vector.split(self.sizes), self.shapes, self.back, self.dtypes, strict=True)
+        return [part.view(shape).permute(back).to(dtype) for part, shape, back, dtype in each]
 
 
 def _parameters(params: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -695,10 +731,9 @@ def _norm(g: Sequence[Tensor]) -> Tensor:
     return torch.where(square > 0, torch.where(square > 0, square, 1).sqrt(), 0)
 
 
-def _divide(g: Sequence[Tensor], by: Tensor) -> Gradient:
-    """g/by, and zero where ``by`` is zero."""
-    factor = torch.where(by > 0, 1 / torch.where(by > 0, by, 1), 0)
-    return [x * factor for x in g]
+def _over(x: Tensor, by: Tensor) -> Tensor:
+    """x/by, and zero where ``by`` is zero."""
+    return x * torch.where(by > 0, 1 / torch.where(by > 0, by, 1), 0)
 
 
 def _first_order(parts: Parts, params: Sequence[Tensor]) -> tuple[Tensor, Gradient]:
@@ -720,64 +755,93 @@ def _first_order(parts: Parts, params: Sequence[Tensor]) -> tuple[Tensor, Gradie
     return value, total
 
 
-def _add_differences(
-    slope: Gradient,
-    domains: Sequence[Parts],
-    params: Sequence[Tensor],
-    gradients: Sequence[Gradient],
-    direction: Callable[[int, Gradient], Gradient],
-    radius: float | None,
-) -> None:
-    """Adds Σ H_i v_i by forward differences of length ``radius``; the parameters end where they began."""
-    length = _norm([p.detach() for p in params])
-    rounding = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5
-    r = rounding.clamp(min=0.03) if radius is None else radius
-    for i, parts in enumerate(domains):
-        v = direction(i, gradients[i])
-        size = inner_product(v, v).sqrt()
-        with moved(params, _divide(v, size), r):
-            _, there = _first_order(parts, params)
-        torch._foreach_add_(slope, [(a - b) * (size / r) for a, b in zip(there, gradients[i], strict=True)])
-
-
 @contextmanager
 def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
     """In this block the parameters are θ + by · direction; afterwards they are exactly what they were.
 
     A direction that is not finite, as of a gradient that overflowed in half precision, leads nowhere.
     """
-    start = [p.detach().clone() for p in params]
-    finite = torch.stack([x.isfinite().all() for x in direction]).all()
-    there = [torch.where(finite, s + x * by, s) for s, x in zip(start, direction, strict=True)]
+    layout = Layout(params)
+    start, way = layout.join(params), layout.join(direction)
+    there = torch.where(way.isfinite().all(), start + way * by, start)
     try:
         with torch.no_grad():
-            torch._foreach_copy_(list(params), there)
+            torch._foreach_copy_(list(params), layout.split(there))
         yield
     finally:
         with torch.no_grad():
-            torch._foreach_copy_(list(params), start)
+            torch._foreach_copy_(list(params), layout.split(start))
 
 
 @checked
 def curvature(
-    losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
+    losses: Sequence[Callable[[], Tensor] | Parts],
+    params: Sequence[Tensor],
+    v: Sequence[Tensor],
+    *,
+    model: nn.Module | None = None,
 ) -> Gradient:
-    """H v, with H the Hessian of the mean of these losses; one graph in memory at a time."""
+    """H v, with H the Hessian of the mean of these losses; one graph in memory at a time.
+
+    ``model`` is what the losses pass their batches through, if it draws random numbers.
+    """
     if len(v) != len(params):
         raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")
+    params = _parameters(params)
     total = [torch.zeros_like(p) for p in params]
     for loss in losses:
         parts: Parts = [(1.0, loss)] if callable(loss) else loss
         for weight, part in parts:
-            g = gradient(part(), params, create_graph=True)
-            product = _vector_product(g, list(v), params)
+            product = _hessian_product(part, params, v, model)
             torch._foreach_add_(total, product, alpha=weight / len(losses))
-            del g
     return total
 
 
-def _vector_product(g: Gradient, v: Gradient, params: Sequence[Tensor]) -> Gradient:
-    """∂(g·v)/∂params for a gradient taken with its graph: H v."""
+_double_backward_only: WeakSet[nn.Module] = WeakSet()
+"""Models with an operator that has no forward mode."""
+_one_at_a_time = threading.RLock()
+"""There is only one level of forward mode in a process."""
+
+
+def _hessian_product(
+    loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor], model: nn.Module | None
+) -> Gradient:
+    """H v of one loss."""
+    with sdpa_kernel(SDPBackend.MATH):  # the only attention with second derivatives
+        if model not in _double_backward_only:
+            before = [] if model is None else random_state(model)
+            try:
+                return _forward_over_reverse(loss, params, v)
+            except NotImplementedError as error:
+                what = (str(error).splitlines() or [""])[0]
+                logging.getLogger("shoal").info("second derivatives by double backward, slower: %s", what)
+            if model is not None:
+                set_random_state(model, before)
+                _double_backward_only.add(model)
+        return _double_backward(loss, params, v)
+
+
+def _forward_over_reverse(
+    loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]
+) -> Gradient:
+    """The derivative of the gradient along v: one pass in which the parameters are dual numbers θ + εv.
+
+    Whatever ``loss`` calls uses the parameters themselves, so these become dual in place, and are plain again
+    where the level ends. Their values do not change, hence neither need their version counters.
+    """
+    with _one_at_a_time, forward_ad.dual_level():
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(params)):
+            for p, tangent in zip(params, v, strict=True):
+                p.copy_(forward_ad.make_dual(p.detach(), tangent))
+        with Dual():
+            value = loss()
+        tangents = [forward_ad.unpack_dual(g).tangent for g in gradient(value, params)]
+    return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, params, strict=True)]
+
+
+def _double_backward(loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
+    """∂(g·v)/∂θ, through the graph of the gradient."""
+    g = gradient(loss(), params, create_graph=True)
     curved = [(x, w) for x, w in zip(g, v, strict=True) if x.requires_grad]
     if not curved:  # a loss linear in the parameters
         return [torch.zeros_like(p) for p in params]

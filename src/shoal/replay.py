@@ -38,11 +38,11 @@ def leaves_no_trace(model: nn.Module, since: list[Tensor] | None = None) -> Iter
     now = random_state(model)
     buffers = [(m, n, b, b.clone()) for m in model.modules() for n, b in m._buffers.items() if b is not None]
     if since is not None:
-        _set(model, since)
+        set_random_state(model, since)
     try:
         yield
     finally:
-        _set(model, now)
+        set_random_state(model, now)
         with torch.no_grad():
             for module, name, buffer, saved in buffers:
                 buffer.copy_(saved)
@@ -53,7 +53,8 @@ def _devices(model: nn.Module) -> list[int]:
     return sorted({p.device.index for p in model.parameters() if p.is_cuda})
 
 
-def _set(model: nn.Module, states: list[Tensor]) -> None:
+def set_random_state(model: nn.Module, states: list[Tensor]) -> None:
+    """Puts back what :func:`random_state` gave."""
     if states:
         torch.set_rng_state(states[0])
         for device, state in zip(_devices(model), states[1:], strict=True):
