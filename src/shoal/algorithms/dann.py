@@ -59,8 +59,9 @@ class DANN(Algorithm):
         beta1: Annotated[float, Range(0, below=1, search=choice(0.0, 0.5))] = 0.5,
         width: Annotated[int, Range(1, 2**14)] = 256,
         depth: Annotated[int, Range(1, 100)] = 3,
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task)
+        super().__init__(model, loss, task, features=features)
         assert task.features is not None
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.adversary_steps, self.gradient_penalty = adversary_steps, gradient_penalty

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 
-from shoal.algorithms.base import DomainOutput, Loss, Outputs, check_state, full_precision
+from shoal.algorithms.base import DomainOutput, Loss, Outputs, check_state
 from shoal.algorithms.penalty import SHARE, STEPS, Penalised, Steps, flat, plain_output
 from shoal.data.batch import Task
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
+from shoal.models import FeatureModel
 from shoal.settings import Range, log10, uniform
 
 RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
@@ -56,27 +57,31 @@ class Fishr(Penalised):
         start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=uniform(0.0, 1.0))] = 0.3,
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp)
+        if features is None and isinstance(model, FeatureModel):
+            features = _linear(model.head)
+        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, features=features)
         self.ema = ema
-        head: Any = model.head
-        self.place, last = _linear(head)
+        assert self.extractor is not None
+        last = self.extractor.linear
+        if last is None:
+            raise InputError(
+                "Fishr's closed form needs the last linear layer of the model: features='layer.name' must "
+                f"name one, got {shown(features)}. shoal.fit finds it."
+            )
         self.biased = last.bias is not None
         numbers = last.weight.numel() + last.out_features * self.biased
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
         self.register_buffer("variances", torch.zeros(task.domains, numbers, dtype=last.weight.dtype))
 
-    def output_and_features(self, x: Any) -> tuple[Any, Any]:
-        """The features are what enters the last layer."""
-        model: Any = self.model
-        with self.autocast():
-            features = model.features(x)
-            if isinstance(model.head, nn.Sequential):
-                features = model.head[: self.place](features)
-                output = model.head[self.place :](features)
-            else:
-                output = model.head(features)
-        return full_precision(output), full_precision(features)
+    def check_input(self, x: Any) -> None:
+        super().check_input(x)
+        if self.extractor is not None and not self.extractor.is_output:
+            raise InputError(
+                f"Fishr's closed form needs a model whose output is that of a linear layer, and layer "
+                f"{self.extractor.layer!r} is followed by something else, or its output is not one tensor."
+            )
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
         found = torch.stack([self._variances(v) for v in outputs])
@@ -98,8 +103,8 @@ class Fishr(Penalised):
         return torch.cat([weights.flatten(), r.var(0, correction=0)]) if self.biased else weights.flatten()
 
 
-def _linear(head: nn.Module) -> tuple[int, nn.Linear]:
-    """Where the one linear layer of a head is, and it."""
+def _linear(head: nn.Module) -> str:
+    """The name in a FeatureModel of the one linear layer of its head."""
     parts = list(head) if isinstance(head, nn.Sequential) else [head]
     places = [i for i, part in enumerate(parts) if isinstance(part, nn.Linear)]
     before, after = parts[: places[0]] if places else [], parts[places[0] + 1 :] if places else []
@@ -109,4 +114,4 @@ def _linear(head: nn.Module) -> tuple[int, nn.Linear]:
             f"Fishr's closed form needs a head that is one linear layer; this one is {type(head).__name__} "
             f"with {len(places)} of them. Put what comes before the last layer into the features."
         )
-    return places[0], parts[places[0]]  # type: ignore[return-value]
+    return f"head.{places[0]}" if isinstance(head, nn.Sequential) else "head"

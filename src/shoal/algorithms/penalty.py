@@ -85,8 +85,9 @@ class Penalised(Algorithm):
         weight: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
         start: Steps = 0,
         ramp: Steps = 0,
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task)
+        super().__init__(model, loss, task, features=features)
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:

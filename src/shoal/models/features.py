@@ -19,7 +19,17 @@ from shoal.settings import checked
 
 SHOWN = 8
 """Layers that a message lists."""
-RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Alias", "ToCopy")
+RESHAPES = (
+    "View",
+    "UnsafeView",
+    "ReshapeAlias",
+    "Squeeze",
+    "Unsqueeze",
+    "Select",
+    "Slice",
+    "Alias",
+    "ToCopy",
+)
 """Operations of autograd's graph that change no value; more than one per example they must leave in place."""
 
 
@@ -64,13 +74,13 @@ class FeatureExtractor:
                 f"features='layer.name' says which layer returns them{_some(_layers(self._root))}."
             )
         self._takes_input: bool | None = None
-        self._start()
+        self._detached()
+        self.open()
 
-    def _start(self) -> None:
+    def _detached(self) -> None:
         self._slot = Slot()
         self._handles: list[RemovableHandle] = []
         self._finalizer = weakref.finalize(self, _remove, self._handles)
-        self.open()
 
     @property
     def linear(self) -> nn.Linear | None:
@@ -89,7 +99,9 @@ class FeatureExtractor:
         if len(tensors) > 1 or not tensors[0].ndim:
             raise InputError(f"{self._what()} returns {len(tensors)} tensors; features must be one, (B, …).")
         if not tensors[0].is_floating_point():
-            raise InputError(f"features must be floating-point numbers; {self._what()} has {tensors[0].dtype}.")
+            raise InputError(
+                f"features must be floating-point numbers; {self._what()} has {tensors[0].dtype}."
+            )
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
     def take(self) -> Tensor:
@@ -121,7 +133,7 @@ class FeatureExtractor:
         return self
 
     def open(self) -> None:
-        """Attaches it to the model again after :meth:`close`."""
+        """Attaches it to the model: again after :meth:`close`, or a copy of it, which starts detached."""
         if self._handles:
             return
         if self.layer is None or self._takes_input is None:
@@ -152,7 +164,7 @@ class FeatureExtractor:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._start()
+        self._detached()
 
     def _what(self) -> str:
         if self.layer is None:
@@ -210,6 +222,8 @@ class Finder(Hook):
         extractor = self.extractor() if self.extractor is not None else None
         if extractor is not None:
             extractor.find(*args, **kwargs)
+            if extractor.layer == "":  # the model is the layer, and its hooks are those from before
+                extractor._slot.value = _first(args, kwargs)
 
 
 class Call(NamedTuple):
@@ -295,8 +309,15 @@ class _Trial:
                 f"features: features='layer.name' says which layer returns them{_some(_layers(self.model))}."
             )
         (calls,) = candidates.values()
-        self._check_single(calls[0], calls)
-        return calls[0], True, self._only_reshaped(tensors, calls[0])
+        call = calls[0]
+        self._check_single(call, calls)
+        if isinstance(call.input, Tensor) and call.input.ndim > 2 and not _same_size(tensors, call):
+            raise InputError(
+                f"the last linear layer {call.name!r} is applied to each of several tokens (its input has "
+                f"shape {tuple(call.input.shape)}), of which the output uses a part: name the layer that "
+                "returns the features with features='layer.name', or give a shoal.models.FeatureModel."
+            )
+        return call, True, self._only_reshaped(tensors, call)
 
     def _check_single(self, call: Call, calls: list[Call]) -> None:
         """Refuses a layer that is executed several times, unless the features are those of its last call."""
@@ -330,14 +351,19 @@ class _Trial:
 
     def _only_reshaped(self, tensors: list[Tensor], call: Call) -> bool:
         """Whether the output is that of the call, but for its shape."""
-        if len(tensors) > 1 or not isinstance(call.output, Tensor):
+        if len(tensors) > 1 or not _same_size(tensors, call):
             return False
         node: Any = tensors[0].grad_fn
         while node is not call.output.grad_fn:
             if node is None or node.name().rstrip("0123456789").removesuffix("Backward") not in RESHAPES:
                 return False
             node = node.next_functions[0][0]
-        return tensors[0].numel() == call.output.numel()
+        return True
+
+
+def _same_size(tensors: list[Tensor], call: Call) -> bool:
+    """Whether one of the tensors may be the output of the call."""
+    return isinstance(call.output, Tensor) and any(t.numel() == call.output.numel() for t in tensors)
 
 
 def _first(args: Any, kwargs: Any) -> Any:
@@ -431,4 +457,4 @@ def _unknown(layer: str, model: nn.Module) -> InputError:
     names = [name for name, _ in model.named_modules() if name]
     near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InputError(f"{_name(model)} has no layer {shown(layer)}.{hint or _some(_layers(model))}")
+    return InputError(f"{_name(model)} has no layer {shown(layer)}{_some(_layers(model))}.{hint}")
