@@ -66,12 +66,12 @@ class FeatureExtractor:
         self.is_output = False
         """Whether the layer is linear and its output is the model's, but for the shape."""
         self._root = _unwrapped(model)
-        if layer is not None and layer not in dict(self._root.named_modules()):
-            raise _unknown(layer, self._root)
+        if layer is not None:
+            _check_name(layer, self._root)
         if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
             raise InputError(
-                f"{_name(self._root)} has no linear layer (nn.Linear) whose input could be its features: "
-                f"features='layer.name' says which layer returns them{_some(_layers(self._root))}."
+                f"features: {_name(self._root)} has no linear layer (nn.Linear) whose input they could be; "
+                f"features='layer.name' says which layer returns them{_such_as(self._root)}."
             )
         self._takes_input: bool | None = None
         self._detached()
@@ -95,12 +95,14 @@ class FeatureExtractor:
         tensors = [value] if isinstance(value, Tensor) else list(tensors_in(value))
         if not tensors:
             state = "" if self._handles else " since the extractor was closed"
-            raise InputError(f"no features: {self._what()} was not executed in a forward pass{state}.")
+            compiled = _compiled(self.model) is not None or self._root._compiled_call_impl is not None
+            hint = " A model compiled and used before needs torch.compiler.reset()." if compiled else ""
+            raise InputError(f"features: {self._what()} was not executed in a forward pass{state}.{hint}")
         if len(tensors) > 1 or not tensors[0].ndim:
-            raise InputError(f"{self._what()} returns {len(tensors)} tensors; features must be one, (B, …).")
+            raise InputError(f"features must be one tensor, (B, …); {self._what()} gives {len(tensors)}.")
         if not tensors[0].is_floating_point():
             raise InputError(
-                f"features must be floating-point numbers; {self._what()} has {tensors[0].dtype}."
+                f"features must be floating-point numbers; {self._what()} gives {tensors[0].dtype}."
             )
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
@@ -125,7 +127,7 @@ class FeatureExtractor:
         if features.shape[:1] != rows:
             raise InputError(
                 f"features must have a row per example: {self._what()} gives {features.shape[0]} rows for "
-                f"an output of {rows[0] if rows else 'no'} rows. Name another with features='layer.name'."
+                f"an output of {rows[0] if rows else 'no'} rows. Name another layer, features='layer.name'."
             )
         self.width = features.shape[1]
         if was_open:
@@ -137,7 +139,8 @@ class FeatureExtractor:
         if self._handles:
             return
         if self.layer is None or self._takes_input is None:
-            at = _compiled(self.model) or self._root
+            compiled = _compiled(self.model)
+            at = self._root if compiled is None else compiled
             self._handles.append(at.register_forward_pre_hook(Finder(self), with_kwargs=True))
             return
         module = self._root.get_submodule(self.layer)
@@ -218,6 +221,7 @@ class Finder(Hook):
         super().__init__()
         self.extractor = weakref.ref(extractor) if extractor is not None else None
 
+    @torch.compiler.disable
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         extractor = self.extractor() if self.extractor is not None else None
         if extractor is not None:
@@ -271,8 +275,7 @@ class _Trial:
         named = [call for call in self.calls if call.name == self.layer]
         if self.layer is not None and not named:
             raise InputError(
-                f"layer {self.layer!r} is not executed in a forward pass of {_name(self.model)}"
-                f"{_some(_executed(self.calls))}."
+                f"features: layer {self.layer!r} is not executed in a forward pass of {_name(self.model)}."
             )
         tensors = _main_output(output)
         # The outermost of those that return the same tensor comes last, and with it the named one.
@@ -299,23 +302,23 @@ class _Trial:
                     candidates.setdefault(call.name, []).append(call)
         if len(candidates) > 1:
             raise InputError(
-                f"the output of {_name(self.model)} comes from several linear layers: say whose input the "
-                f"features are, features={' or '.join(repr(n) for n in [*candidates][:SHOWN])}."
+                f"features: the output of {_name(self.model)} comes from several linear layers; say whose "
+                f"input they are: features={' or '.join(repr(n) for n in [*candidates][:SHOWN])}."
             )
         if not candidates:
-            last = f"ends in {blocking}" if blocking else "has an output that comes from no linear layer"
+            last = f"has an output that comes from {blocking or 'something else'}"
             raise InputError(
-                f"{_name(self.model)} {last}, not in a linear layer (nn.Linear) whose input could be the "
-                f"features: features='layer.name' says which layer returns them{_some(_layers(self.model))}."
+                f"features: {_name(self.model)} {last}, not from a linear layer (nn.Linear) whose input they "
+                f"could be; features='layer.name' says which layer returns them{_such_as(self.model)}."
             )
         (calls,) = candidates.values()
         call = calls[0]
         self._check_single(call, calls)
         if isinstance(call.input, Tensor) and call.input.ndim > 2 and not _same_size(tensors, call):
             raise InputError(
-                f"the last linear layer {call.name!r} is applied to each of several tokens (its input has "
-                f"shape {tuple(call.input.shape)}), of which the output uses a part: name the layer that "
-                "returns the features with features='layer.name', or give a shoal.models.FeatureModel."
+                f"features: the last linear layer {call.name!r} is applied to every token (its input has "
+                f"shape {tuple(call.input.shape)}), and the output uses a part of them: name the layer that "
+                "returns the features, features='layer.name', or give a shoal.models.FeatureModel."
             )
         return call, True, self._only_reshaped(tensors, call)
 
@@ -324,8 +327,8 @@ class _Trial:
         count = sum(c.name == call.name for c in self.calls)
         if len({c.number for c in calls}) > 1 or call.number != count - 1:
             raise InputError(
-                f"layer {call.name!r} is executed {count} times in a forward pass, so it is not clear which "
-                "of its inputs are the features: name another layer with features='layer.name'."
+                f"features: layer {call.name!r} is executed {count} times in a forward pass, and it is not "
+                "clear which of them counts; name another layer, features='layer.name'."
             )
 
     def _last(self, tensor: Tensor, ends: Mapping[Any, Call]) -> tuple[list[Call], str | None]:
@@ -378,8 +381,8 @@ def _main_output(output: Any) -> list[Tensor]:
     found = [t for t in tensors_in(output) if t.grad_fn is not None]
     if not found:
         raise InputError(
-            f"the model's output, {shown(type(output).__name__)}, has no tensor that depends on its weights: "
-            "its features cannot be found."
+            f"features: the model's output ({type(output).__name__}) has no tensor that depends on its "
+            "weights, so they cannot be found."
         )
     return found
 
@@ -436,25 +439,19 @@ def _name(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def _layers(model: nn.Module) -> list[str]:
-    """The parts of a model, and those of its last part."""
+def _such_as(model: nn.Module) -> str:
+    """Names of layers for a message: the parts of a model, and those of its last part."""
     names = [name for name, _ in model.named_children()]
-    last = [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()] if names else []
-    return names + last
+    if names:
+        names += [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()]
+    return f" (such as {', '.join(map(repr, names[-SHOWN:]))})" if names else ""
 
 
-def _executed(calls: list[Call]) -> list[str]:
-    return list(dict.fromkeys(call.name for call in calls if call.name))
-
-
-def _some(names: list[str]) -> str:
-    if not names:
-        return ""
-    return f" (such as {', '.join(repr(n) for n in names[-SHOWN:])})"
-
-
-def _unknown(layer: str, model: nn.Module) -> InputError:
-    names = [name for name, _ in model.named_modules() if name]
-    near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InputError(f"{_name(model)} has no layer {shown(layer)}{_some(_layers(model))}.{hint}")
+def _check_name(layer: str, model: nn.Module) -> None:
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    if isinstance(model, nn.Linear):
+        names.append("")  # its name as a module of itself
+    if layer not in names:
+        near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
+        hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else f"{_such_as(model)}."
+        raise InputError(f"features: {_name(model)} has no layer {shown(layer)}{hint}")
