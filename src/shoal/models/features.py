@@ -19,18 +19,11 @@ from shoal.settings import checked
 
 SHOWN = 8
 """Layers that a message lists."""
-RESHAPES = (
-    "View",
-    "UnsafeView",
-    "ReshapeAlias",
-    "Squeeze",
-    "Unsqueeze",
-    "Select",
-    "Slice",
-    "Alias",
-    "ToCopy",
-)
-"""Operations of autograd's graph that change no value; more than one per example they must leave in place."""
+RESHAPES = {
+    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice"),
+    *("Alias", "Clone", "ToCopy"),
+}
+"""Operations of autograd's graph that change no value; that they leave none out, the size tells."""
 
 
 class FeatureExtractor:
@@ -300,6 +293,11 @@ class _Trial:
             if blocked is None:
                 for call in found:
                     candidates.setdefault(call.name, []).append(call)
+        candidates = {
+            name: calls
+            for name, calls in candidates.items()
+            if not any(_comes_from(other, calls) for n, (other, *_) in candidates.items() if n != name)
+        }
         if len(candidates) > 1:
             raise InputError(
                 f"features: the output of {_name(self.model)} comes from several linear layers; say whose "
@@ -362,6 +360,20 @@ class _Trial:
                 return False
             node = node.next_functions[0][0]
         return True
+
+
+def _comes_from(call: Call, calls: list[Call]) -> bool:
+    """Whether the input of a call was computed from an output of the others."""
+    ends = {t.grad_fn for each in calls for t in tensors_in(each.output)}
+    todo, seen = [t.grad_fn for t in tensors_in(call.input)], set()
+    while todo:
+        node = todo.pop()
+        if node in ends:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+    return False
 
 
 def _same_size(tensors: list[Tensor], call: Call) -> bool:
