@@ -516,17 +516,6 @@ def dict_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
 
 
 class TestMessages:
-    @pytest.mark.parametrize("name", ["coral", "mmd", "dann", "cdann", "fishr"])
-    def test_features_need_a_model_in_two_parts(self, name: str) -> None:
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        train = {f"{b.domain}": (b.x, b.y) for b in domains()}
-        with pytest.raises(InputError, match=r"looks at features.*FeatureModel.*not a Sequential"):
-            shoal.fit(name, model, train, steps=1, progress=False)
-
-    def test_mixing_features_needs_one_too(self) -> None:
-        with pytest.raises(InputError, match=r"where='features' needs a shoal.models.FeatureModel.*Linear"):
-            build("mixup", nn.Linear(4, 2), cross_entropy, Task(2, 2), where="features")
-
     @pytest.mark.parametrize("name", ["dann", "cdann"])
     def test_a_discriminator_must_know_how_many_features_there_are(self, name: str) -> None:
         with pytest.raises(InputError, match=r"how many features there are: Task\(…, features=…\)"):

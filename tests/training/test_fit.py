@@ -451,10 +451,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"algorithm": "dann", "model": two_parts(), "draw": "pooled", "domains_per_step": 4},
         "DANN keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
     ),
-    "features of a model in one part": (
-        {"algorithm": "coral"},
-        r"CORAL looks at features: give it a shoal.models.FeatureModel\(features, head\).*not a Sequential",
+    "features of a layer that is not there": (
+        {"algorithm": "coral", "settings": {"features": "head"}},
+        "features: Sequential has no layer 'head'",
     ),
+    "features as a list": (
+        {"algorithm": "coral", "settings": {"features": ["0"]}},
+        "features of CORAL must be text or None",
+    ),
+    "features for what uses none": ({"settings": {"features": "0"}}, "unknown setting of Fish: 'features'"),
     "empty domain": (
         {"train": split(0, 1) | {"none": (torch.empty(0, 2), torch.empty(0).long())}},
         "'.*none' has no",

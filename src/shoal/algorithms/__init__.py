@@ -14,7 +14,6 @@ from torch import nn
 from shoal.algorithms.base import Algorithm, Loss
 from shoal.data.batch import Task
 from shoal.errors import InputError, check_names
-from shoal.models import FeatureModel
 from shoal.registry import ALGORITHMS as registry
 from shoal.settings import check, checked, settings, shown
 
@@ -46,7 +45,8 @@ def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
 
 def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
     """The settings an algorithm takes, with their defaults, those of its parents included."""
-    return {name: s.default for name, s in settings(algorithm).items() if name not in GIVEN}
+    other = GIVEN if algorithm.needs_features else (*GIVEN, "features")
+    return {name: s.default for name, s in settings(algorithm).items() if name not in other}
 
 
 @checked
@@ -56,7 +56,7 @@ def build(
     """An algorithm by name or class, with its settings checked against the ones it takes."""
     cls = algorithm_class(algorithm)
     settings = check_settings(cls, settings)
-    check_fit(cls, model, task)
+    check_fit(cls, task)
     return cls(model, loss, task, **settings)
 
 
@@ -66,17 +66,11 @@ def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, 
     return check(cls, given, cls.__name__)
 
 
-def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
-    """Raises InputError where the algorithm cannot do the task, or not with this model."""
+def check_fit(cls: type[Algorithm], task: Task) -> None:
+    """Raises InputError where the algorithm cannot do the task."""
     instead = f" Others can: {', '.join(cls.instead)}." if cls.instead else ""
     if task.classes is None and not cls.regression:
         raise InputError(f"{cls.__name__} is for classification and the targets are numbers.{instead}")
-    if cls.needs_features and not isinstance(model, FeatureModel):
-        raise InputError(
-            f"{cls.__name__} looks at features: give it a shoal.models.FeatureModel(features, head), your "
-            f"model in two parts, not a {type(model).__name__}. "
-            "Algorithms such as fish, irm, vrex or groupdro need none."
-        )
     if cls.trains_discriminator and task.features is None:
         raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
 

@@ -16,6 +16,7 @@ from shoal.data.batch import DomainBatch, Task, cut, pool
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
 from shoal.gradients import Parts
+from shoal.models import FeatureExtractor, FeatureModel
 from shoal.settings import checked
 
 Loss = Callable[[Any, Tensor], Tensor]
@@ -108,7 +109,8 @@ class Algorithm(nn.Module):
     knows_domains: ClassVar[bool] = False
     """Keeps something for each domain, by its number."""
     needs_features: ClassVar[bool] = False
-    """Looks at the features of a :class:`~shoal.models.FeatureModel`."""
+    """Uses features: what a :class:`~shoal.models.FeatureModel` has between its parts, and what a
+    :class:`~shoal.models.FeatureExtractor` records of any other model."""
     trains_discriminator: ClassVar[bool] = False
     mean_of_examples: ClassVar[bool] = False
     """Takes the loss of a batch for the mean of its examples' losses."""
@@ -130,11 +132,14 @@ class Algorithm(nn.Module):
         if "__init__" in vars(cls):
             cls.__init__ = checked(cls.__init__)  # type: ignore[method-assign]
 
-    def __init__(self, model: nn.Module, loss: Loss, task: Task) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, task: Task, *, features: str | None = None) -> None:
         super().__init__()
         self.model = model
         self.loss = loss
         self.task = task
+        self.extractor: FeatureExtractor | None = None
+        if self.needs_features and (features is not None or not isinstance(model, FeatureModel)):
+            self.extractor = FeatureExtractor(model, features)
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """The precision in which the engine wants the model to compute."""
         if self.knows_domains:
@@ -153,6 +158,13 @@ class Algorithm(nn.Module):
 
     def check_input(self, x: Any) -> None:
         """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
+        if self.extractor is not None:
+            self.extractor.find(x)
+
+    def close(self) -> None:
+        """Takes off the model what records its features."""
+        if self.extractor is not None:
+            self.extractor.close()
 
     def forward(self, x: Any) -> Any:
         """The model's output, computed in the engine's precision and handed over in full."""
@@ -164,6 +176,9 @@ class Algorithm(nn.Module):
         """Output and features (``None`` unless they are asked for)."""
         if not self.needs_features:
             return self(x), None
+        if self.extractor is not None:
+            self.extractor.open()
+            return self(x), full_precision(self.extractor.take())
         model: Any = self.model
         with self.autocast():
             features = model.features(x)

@@ -72,8 +72,9 @@ class DANN(Algorithm):
         width: Annotated[int, Range(1, 2**14)] = 256,
         depth: Annotated[int, Range(1, 100)] = 3,
         batch_norm: BatchNorm = "pooled",
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task)
+        super().__init__(model, loss, task, features=features)
         self.passes = PASSES[batch_norm]
         assert task.features is not None
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)

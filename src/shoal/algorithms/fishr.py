@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from torch import Tensor, nn
 
-from shoal.algorithms.base import Loss, Outputs, check_state, full_precision
+from shoal.algorithms.base import Loss, Outputs, check_state
 from shoal.algorithms.penalty import (
     SHARE,
     STEPS,
@@ -19,7 +19,8 @@ from shoal.algorithms.penalty import (
     pooled_targets,
 )
 from shoal.data.batch import Task
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
+from shoal.models import FeatureModel
 from shoal.penalties import FishrVariances, fishr
 from shoal.settings import Range, log10, uniform
 
@@ -59,10 +60,19 @@ class Fishr(Penalised):
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
         batch_norm: BatchNorm = "pooled",
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task, weight=weight, start=start, ramp=ramp, batch_norm=batch_norm)
-        head: Any = model.head
-        self.place, last = _linear(head)
+        if features is None and isinstance(model, FeatureModel):
+            features = _linear(model.head)
+        weights: dict[str, Any] = {"weight": weight, "start": start, "ramp": ramp}
+        super().__init__(model, loss, task, **weights, batch_norm=batch_norm, features=features)
+        assert self.extractor is not None
+        last = self.extractor.linear
+        if last is None:
+            raise InputError(
+                "Fishr's closed form needs the last linear layer of the model: features='layer.name' must "
+                f"name one, got {shown(features)}. shoal.fit finds it."
+            )
         bias = last.bias is not None
         numbers = last.weight.numel() + last.out_features * bias
         check_state("Fishr", task.domains, numbers, "the variance of every gradient of the last layer")
@@ -75,17 +85,13 @@ class Fishr(Penalised):
             dtype=last.weight.dtype,
         )
 
-    def output_and_features(self, x: Any) -> tuple[Any, Any]:
-        """The features are what enters the last layer."""
-        model: Any = self.model
-        with self.autocast():
-            features = model.features(x)
-            if isinstance(model.head, nn.Sequential):
-                features = model.head[: self.place](features)
-                output = model.head[self.place :](features)
-            else:
-                output = model.head(features)
-        return full_precision(output), full_precision(features)
+    def check_input(self, x: Any) -> None:
+        super().check_input(x)
+        if self.extractor is not None and not self.extractor.is_output:
+            raise InputError(
+                f"Fishr's closed form needs a model whose output is that of a linear layer, and layer "
+                f"{self.extractor.layer!r} is followed by something else, or its output is not one tensor."
+            )
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:
         return fishr(
@@ -98,8 +104,8 @@ class Fishr(Penalised):
         )
 
 
-def _linear(head: nn.Module) -> tuple[int, nn.Linear]:
-    """Where the one linear layer of a head is, and it."""
+def _linear(head: nn.Module) -> str:
+    """The name in a FeatureModel of the one linear layer of its head."""
     parts = list(head) if isinstance(head, nn.Sequential) else [head]
     places = [i for i, part in enumerate(parts) if isinstance(part, nn.Linear)]
     before, after = parts[: places[0]] if places else [], parts[places[0] + 1 :] if places else []
@@ -109,4 +115,4 @@ def _linear(head: nn.Module) -> tuple[int, nn.Linear]:
             f"Fishr's closed form needs a head that is one linear layer; this one is {type(head).__name__} "
             f"with {len(places)} of them. Put what comes before the last layer into the features."
         )
-    return places[0], parts[places[0]]  # type: ignore[return-value]
+    return f"head.{places[0]}" if isinstance(head, nn.Sequential) else "head"

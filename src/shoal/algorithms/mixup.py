@@ -22,7 +22,7 @@ from shoal.algorithms.base import (
 )
 from shoal.data.batch import Task, cut, pool, tensors_in
 from shoal.errors import InputError
-from shoal.models import FeatureModel
+from shoal.models import FeatureExtractor, FeatureModel
 from shoal.penalties import Blocks, mixup, mixup_shares
 from shoal.settings import Range, log10
 
@@ -35,8 +35,10 @@ class Mixup(Algorithm):
 
     Args:
         alpha: of the Beta distribution; small values mix little.
-        where: ``"input"``, or ``"features"`` to mix what a :class:`~shoal.models.FeatureModel` makes of
-            inputs that cannot be mixed themselves, such as token ids.
+        where: ``"input"``, or ``"features"`` where inputs cannot be mixed themselves, such as token ids:
+            what a :class:`~shoal.models.FeatureModel` has between its parts, or what enters the last linear
+            layer of any other model, whose outputs are then mixed: W(λ z_i + (1 − λ) z_j) + b is the same
+            average of W z_i + b and W z_j + b.
 
     Reference: Xu et al., Adversarial Domain Adaptation with Domain Mixup, AAAI 2020; Zhang et al., mixup:
     Beyond Empirical Risk Minimization, ICLR 2018; Verma et al., Manifold Mixup, ICML 2019 (for features).
@@ -59,19 +61,21 @@ class Mixup(Algorithm):
         where: Literal["input", "features"] = "input",
     ) -> None:
         super().__init__(model, loss, task)
-        if where == "features" and not isinstance(model, FeatureModel):
-            raise InputError(
-                "where='features' needs a shoal.models.FeatureModel(features, head), your model in two "
-                f"parts, not a {type(model).__name__}."
-            )
         self.alpha = alpha
         self.where = where
 
     def check_input(self, x: Any) -> None:
+        if self.where == "features" and not isinstance(self.model, FeatureModel):
+            with FeatureExtractor(self.model) as extractor:
+                if not extractor.find(x).is_output:
+                    raise InputError(
+                        "where='features' needs a model whose output is that of its last linear layer, and "
+                        f"{extractor.layer!r} is followed by something else; or a shoal.models.FeatureModel."
+                    )
         if self.where == "input" and not all(t.is_floating_point() for t in tensors_in(x)):
             raise InputError(
                 "Mixup mixes inputs, and these hold whole numbers (token ids?), which have nothing between "
-                "them: mix features instead (where='features', with a FeatureModel), or train with 'fish'."
+                "them: mix features instead (where='features'), or train with 'fish'."
             )
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
@@ -87,9 +91,12 @@ class Mixup(Algorithm):
     def forward_mixed(self, shares: Tensor, batches: Batches) -> list[DomainOutput]:
         """One output per pair, with the targets of both."""
         model: Any = self.model
-        if self.where == "features":
+        in_two_parts = isinstance(model, FeatureModel)
+        if self.where == "features" and in_two_parts:
             with self.autocast():
                 batches = [b._replace(x=model.features(b.x)) for b in batches]
+        elif self.where == "features":
+            batches = [b._replace(x=self(b.x)) for b in batches]
         else:
             self.check_input(batches[0].x)
         sizes = [len(b.y) for b in batches]
@@ -100,11 +107,12 @@ class Mixup(Algorithm):
         outputs = []
         for batch, (start, end) in zip(batches, ends, strict=True):
             span = slice(start, end)
-            if self.where == "features":
+            mixed = cut(x, span)
+            if self.where == "features" and in_two_parts:
                 with self.autocast():
-                    output = full_precision(model.head(cut(x, span)))
+                    output = full_precision(model.head(mixed))
             else:
-                output = self(cut(x, span))
+                output = mixed if self.where == "features" else self(mixed)
             outputs.append(DomainOutput(output, y[span], batch.domain, y_other[span]))
         return outputs
 

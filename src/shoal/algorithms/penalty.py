@@ -92,8 +92,9 @@ class Penalised(Algorithm):
         start: Steps = 0,
         ramp: Steps = 0,
         batch_norm: BatchNorm = "pooled",
+        features: str | None = None,
     ) -> None:
-        super().__init__(model, loss, task)
+        super().__init__(model, loss, task, features=features)
         self.passes = PASSES[batch_norm]
         self.weight = PenaltyWeight(weight, start, ramp, self.before, task.steps)
 

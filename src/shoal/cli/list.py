@@ -19,7 +19,7 @@ Baselines for tables, which `shoal train` takes too: {baselines}.
 step: time of a step relative to ERM's on the same examples ({measured}).
 batches: domains = one batch from each of S domains; pooled = from all examples together;
   balanced = mixed, every domain with the same share; one-domain = S batches of one.
-features: takes a shoal.models.FeatureModel(features, head). One in full: shoal list algorithms NAME"""
+features: uses the input of the model's last linear layer. One in full: shoal list algorithms NAME"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def algorithms_costs() -> dict[str, Any]:
 
 
 def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
-    from shoal.algorithms import GIVEN, algorithm_class
+    from shoal.algorithms import algorithm_class, settings_of
     from shoal.settings import settings
 
     cls = algorithm_class(name)
@@ -91,7 +91,7 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
         "needs": [word for word, needed in needs.items() if needed],
         "cost": costs["step"].get(name),
         "memory": costs["memory"].get(name),
-        **_settings({name: s for name, s in settings(cls).items() if name not in GIVEN}),
+        **_settings({name: s for name, s in settings(cls).items() if name in settings_of(cls)}),
     }
 
 

@@ -19,8 +19,11 @@ from shoal.settings import checked
 
 SHOWN = 8
 """Layers that a message lists."""
-RESHAPES = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Alias", "ToCopy")
-"""Operations of autograd's graph that change no value; more than one per example they must leave in place."""
+RESHAPES = {
+    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice"),
+    *("Alias", "Clone", "ToCopy"),
+}
+"""Operations of autograd's graph that change no value; that they leave none out, the size tells."""
 
 
 class FeatureExtractor:
@@ -56,21 +59,21 @@ class FeatureExtractor:
         self.is_output = False
         """Whether the layer is linear and its output is the model's, but for the shape."""
         self._root = _unwrapped(model)
-        if layer is not None and layer not in dict(self._root.named_modules()):
-            raise _unknown(layer, self._root)
+        if layer is not None:
+            _check_name(layer, self._root)
         if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
             raise InputError(
-                f"{_name(self._root)} has no linear layer (nn.Linear) whose input could be its features: "
-                f"features='layer.name' says which layer returns them{_some(_layers(self._root))}."
+                f"features: {_name(self._root)} has no linear layer (nn.Linear) whose input they could be; "
+                f"features='layer.name' says which layer returns them{_such_as(self._root)}."
             )
         self._takes_input: bool | None = None
-        self._start()
+        self._detached()
+        self.open()
 
-    def _start(self) -> None:
+    def _detached(self) -> None:
         self._slot = Slot()
         self._handles: list[RemovableHandle] = []
         self._finalizer = weakref.finalize(self, _remove, self._handles)
-        self.open()
 
     @property
     def linear(self) -> nn.Linear | None:
@@ -85,11 +88,15 @@ class FeatureExtractor:
         tensors = [value] if isinstance(value, Tensor) else list(tensors_in(value))
         if not tensors:
             state = "" if self._handles else " since the extractor was closed"
-            raise InputError(f"no features: {self._what()} was not executed in a forward pass{state}.")
+            compiled = _compiled(self.model) is not None or self._root._compiled_call_impl is not None
+            hint = " A model compiled and used before needs torch.compiler.reset()." if compiled else ""
+            raise InputError(f"features: {self._what()} was not executed in a forward pass{state}.{hint}")
         if len(tensors) > 1 or not tensors[0].ndim:
-            raise InputError(f"{self._what()} returns {len(tensors)} tensors; features must be one, (B, …).")
+            raise InputError(f"features must be one tensor, (B, …); {self._what()} gives {len(tensors)}.")
         if not tensors[0].is_floating_point():
-            raise InputError(f"features must be floating-point numbers; {self._what()} has {tensors[0].dtype}.")
+            raise InputError(
+                f"features must be floating-point numbers; {self._what()} gives {tensors[0].dtype}."
+            )
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
     def take(self) -> Tensor:
@@ -113,7 +120,7 @@ class FeatureExtractor:
         if features.shape[:1] != rows:
             raise InputError(
                 f"features must have a row per example: {self._what()} gives {features.shape[0]} rows for "
-                f"an output of {rows[0] if rows else 'no'} rows. Name another with features='layer.name'."
+                f"an output of {rows[0] if rows else 'no'} rows. Name another layer, features='layer.name'."
             )
         self.width = features.shape[1]
         if was_open:
@@ -121,11 +128,12 @@ class FeatureExtractor:
         return self
 
     def open(self) -> None:
-        """Attaches it to the model again after :meth:`close`."""
+        """Attaches it to the model: again after :meth:`close`, or a copy of it, which starts detached."""
         if self._handles:
             return
         if self.layer is None or self._takes_input is None:
-            at = _compiled(self.model) or self._root
+            compiled = _compiled(self.model)
+            at = self._root if compiled is None else compiled
             self._handles.append(at.register_forward_pre_hook(Finder(self), with_kwargs=True))
             return
         module = self._root.get_submodule(self.layer)
@@ -152,7 +160,7 @@ class FeatureExtractor:
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
-        self._start()
+        self._detached()
 
     def _what(self) -> str:
         if self.layer is None:
@@ -206,10 +214,13 @@ class Finder(Hook):
         super().__init__()
         self.extractor = weakref.ref(extractor) if extractor is not None else None
 
+    @torch.compiler.disable
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         extractor = self.extractor() if self.extractor is not None else None
         if extractor is not None:
             extractor.find(*args, **kwargs)
+            if extractor.layer == "":  # the model is the layer, and its hooks are those from before
+                extractor._slot.value = _first(args, kwargs)
 
 
 class Call(NamedTuple):
@@ -257,8 +268,7 @@ class _Trial:
         named = [call for call in self.calls if call.name == self.layer]
         if self.layer is not None and not named:
             raise InputError(
-                f"layer {self.layer!r} is not executed in a forward pass of {_name(self.model)}"
-                f"{_some(_executed(self.calls))}."
+                f"features: layer {self.layer!r} is not executed in a forward pass of {_name(self.model)}."
             )
         tensors = _main_output(output)
         # The outermost of those that return the same tensor comes last, and with it the named one.
@@ -283,28 +293,40 @@ class _Trial:
             if blocked is None:
                 for call in found:
                     candidates.setdefault(call.name, []).append(call)
+        candidates = {
+            name: calls
+            for name, calls in candidates.items()
+            if not any(_comes_from(other, calls) for n, (other, *_) in candidates.items() if n != name)
+        }
         if len(candidates) > 1:
             raise InputError(
-                f"the output of {_name(self.model)} comes from several linear layers: say whose input the "
-                f"features are, features={' or '.join(repr(n) for n in [*candidates][:SHOWN])}."
+                f"features: the output of {_name(self.model)} comes from several linear layers; say whose "
+                f"input they are: features={' or '.join(repr(n) for n in [*candidates][:SHOWN])}."
             )
         if not candidates:
-            last = f"ends in {blocking}" if blocking else "has an output that comes from no linear layer"
+            last = f"has an output that comes from {blocking or 'something else'}"
             raise InputError(
-                f"{_name(self.model)} {last}, not in a linear layer (nn.Linear) whose input could be the "
-                f"features: features='layer.name' says which layer returns them{_some(_layers(self.model))}."
+                f"features: {_name(self.model)} {last}, not from a linear layer (nn.Linear) whose input they "
+                f"could be; features='layer.name' says which layer returns them{_such_as(self.model)}."
             )
         (calls,) = candidates.values()
-        self._check_single(calls[0], calls)
-        return calls[0], True, self._only_reshaped(tensors, calls[0])
+        call = calls[0]
+        self._check_single(call, calls)
+        if isinstance(call.input, Tensor) and call.input.ndim > 2 and not _same_size(tensors, call):
+            raise InputError(
+                f"features: the last linear layer {call.name!r} is applied to every token (its input has "
+                f"shape {tuple(call.input.shape)}), and the output uses a part of them: name the layer that "
+                "returns the features, features='layer.name', or give a shoal.models.FeatureModel."
+            )
+        return call, True, self._only_reshaped(tensors, call)
 
     def _check_single(self, call: Call, calls: list[Call]) -> None:
         """Refuses a layer that is executed several times, unless the features are those of its last call."""
         count = sum(c.name == call.name for c in self.calls)
         if len({c.number for c in calls}) > 1 or call.number != count - 1:
             raise InputError(
-                f"layer {call.name!r} is executed {count} times in a forward pass, so it is not clear which "
-                "of its inputs are the features: name another layer with features='layer.name'."
+                f"features: layer {call.name!r} is executed {count} times in a forward pass, and it is not "
+                "clear which of them counts; name another layer, features='layer.name'."
             )
 
     def _last(self, tensor: Tensor, ends: Mapping[Any, Call]) -> tuple[list[Call], str | None]:
@@ -330,14 +352,33 @@ class _Trial:
 
     def _only_reshaped(self, tensors: list[Tensor], call: Call) -> bool:
         """Whether the output is that of the call, but for its shape."""
-        if len(tensors) > 1 or not isinstance(call.output, Tensor):
+        if len(tensors) > 1 or not _same_size(tensors, call):
             return False
         node: Any = tensors[0].grad_fn
         while node is not call.output.grad_fn:
             if node is None or node.name().rstrip("0123456789").removesuffix("Backward") not in RESHAPES:
                 return False
             node = node.next_functions[0][0]
-        return tensors[0].numel() == call.output.numel()
+        return True
+
+
+def _comes_from(call: Call, calls: list[Call]) -> bool:
+    """Whether the input of a call was computed from an output of the others."""
+    ends = {t.grad_fn for each in calls for t in tensors_in(each.output)}
+    todo, seen = [t.grad_fn for t in tensors_in(call.input)], set()
+    while todo:
+        node = todo.pop()
+        if node in ends:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            todo += [n for n, _ in node.next_functions]
+    return False
+
+
+def _same_size(tensors: list[Tensor], call: Call) -> bool:
+    """Whether one of the tensors may be the output of the call."""
+    return isinstance(call.output, Tensor) and any(t.numel() == call.output.numel() for t in tensors)
 
 
 def _first(args: Any, kwargs: Any) -> Any:
@@ -352,8 +393,8 @@ def _main_output(output: Any) -> list[Tensor]:
     found = [t for t in tensors_in(output) if t.grad_fn is not None]
     if not found:
         raise InputError(
-            f"the model's output, {shown(type(output).__name__)}, has no tensor that depends on its weights: "
-            "its features cannot be found."
+            f"features: the model's output ({type(output).__name__}) has no tensor that depends on its "
+            "weights, so they cannot be found."
         )
     return found
 
@@ -410,25 +451,19 @@ def _name(model: nn.Module) -> str:
     return type(model).__name__
 
 
-def _layers(model: nn.Module) -> list[str]:
-    """The parts of a model, and those of its last part."""
+def _such_as(model: nn.Module) -> str:
+    """Names of layers for a message: the parts of a model, and those of its last part."""
     names = [name for name, _ in model.named_children()]
-    last = [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()] if names else []
-    return names + last
+    if names:
+        names += [f"{names[-1]}.{n}" for n, _ in model.get_submodule(names[-1]).named_children()]
+    return f" (such as {', '.join(map(repr, names[-SHOWN:]))})" if names else ""
 
 
-def _executed(calls: list[Call]) -> list[str]:
-    return list(dict.fromkeys(call.name for call in calls if call.name))
-
-
-def _some(names: list[str]) -> str:
-    if not names:
-        return ""
-    return f" (such as {', '.join(repr(n) for n in names[-SHOWN:])})"
-
-
-def _unknown(layer: str, model: nn.Module) -> InputError:
-    names = [name for name, _ in model.named_modules() if name]
-    near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    return InputError(f"{_name(model)} has no layer {shown(layer)}.{hint or _some(_layers(model))}")
+def _check_name(layer: str, model: nn.Module) -> None:
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    if isinstance(model, nn.Linear):
+        names.append("")  # its name as a module of itself
+    if layer not in names:
+        near = difflib.get_close_matches(layer[:100], names, n=3, cutoff=0.5)
+        hint = f". Did you mean {' or '.join(map(repr, near))}?" if near else f"{_such_as(model)}."
+        raise InputError(f"features: {_name(model)} has no layer {shown(layer)}{hint}")

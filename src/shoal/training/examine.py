@@ -19,7 +19,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.models import FeatureModel
+from shoal.models import FeatureExtractor, FeatureModel
 from shoal.replay import leaves_no_trace
 
 SIZED = 16
@@ -47,8 +47,14 @@ def examine(
     device: torch.device,
     classes: int | None,
     own_loss: bool = False,
+    features: FeatureExtractor | None = None,
 ) -> Examined:
-    """Looks at the data, and at what the model makes of two examples; ``own_loss``: outputs need not fit."""
+    """Looks at the data, and at what the model makes of two examples.
+
+    Args:
+        own_loss: outputs need not fit the targets.
+        features: what is to find the features, where they are not those of a FeatureModel.
+    """
     domains = data.splits["train"]
     x, y = _batch(examples, domains.indices[:2], device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
@@ -88,8 +94,10 @@ def examine(
             "regression needs one output per target. For classification make labels integers (y.long())."
         )
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
-    features = _numbers(_trial(model.features, x)) if isinstance(model, FeatureModel) else None
-    task = Task(domains=len(domains), classes=classes, features=features)
+    width = features.find(x).width if features is not None else None
+    if features is None and isinstance(model, FeatureModel):
+        width = _numbers(_trial(model.features, x))
+    task = Task(domains=len(domains), classes=classes, features=width)
     return Examined(task, usual, x, y, output, numbers)
 
 

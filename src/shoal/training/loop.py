@@ -135,6 +135,7 @@ class Training(Setup):
         finally:
             for training in session.trainings:
                 training.selection.close()
+                training.algorithm.close()
 
     def _train(self, session: Session) -> Iterator[None]:
         self.session, state = session, self.state

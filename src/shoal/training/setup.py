@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from shoal.algorithms import Algorithm, algorithm_class, build
+from shoal.algorithms import Algorithm, algorithm_class, build, check_settings, settings_of
 from shoal.algorithms.base import trained_parameters
 from shoal.data.batch import DomainData, InMemory, evaluation_view
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.models import FeatureModel
+from shoal.models import FeatureExtractor, FeatureModel
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.callbacks import each_step
 from shoal.training.capture import draws, why_not
@@ -84,10 +84,16 @@ class Setup:
         # Reading examples may draw random numbers.
         with seeded(options.seed), self.progress.phase("reading data"):
             own_loss = options.loss is not None
-            found = examine(self.model, data, self.examples, self.device, options.classes, own_loss)
+            settings = check_settings(cls, options.settings)
+            extractor = self._extractor(cls, settings)
+            found = examine(
+                self.model, data, self.examples, self.device, options.classes, own_loss, extractor
+            )
             self.task = replace(found.task, steps=options.steps)
             self.loss = options.loss or found.loss
-            made = build(algorithm, self.model, self.loss, self.task, **options.settings)
+            if extractor is not None and "features" in settings_of(cls):
+                settings |= {"features": extractor.layer}
+            made = build(algorithm, self.model, self.loss, self.task, **settings)
             self.algorithm = made.to(self.device)
             self.algorithm.check_input(found.x)
             if self.splits:
@@ -121,6 +127,15 @@ class Setup:
         self.eval_every = options.eval_every or self._usual_eval_every()
         self.unroll = self._unroll()
         self.tracking = self._make_tracking() if options.track_every is not None else None
+
+    def _extractor(self, cls: type[Algorithm], settings: Mapping[str, Any]) -> FeatureExtractor | None:
+        """What finds the features of the model, where the algorithm uses any and they are to be found."""
+        layer = settings.get("features")
+        if not cls.needs_features or (layer is None and isinstance(self.model, FeatureModel)):
+            return None
+        extractor = FeatureExtractor(self.model, layer)
+        extractor.close()
+        return extractor
 
     def _needs_mean(self) -> str | None:
         """What needs a loss that is the mean of its examples' losses."""
@@ -254,7 +269,11 @@ class Setup:
     def compile(self) -> None:
         """As ``model.compile()`` of what the algorithm calls, which leaves ``nn.Sequential`` as it is."""
         called: list[nn.Module] = [self.model]
-        if self.algorithm.needs_features and isinstance(self.model, FeatureModel):
+        if (
+            self.algorithm.needs_features
+            and self.algorithm.extractor is None
+            and isinstance(self.model, FeatureModel)
+        ):
             called = [self.model.features, self.model.head]
         for module in called:
             call = module._call_impl
