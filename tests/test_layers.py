@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "shoal"
 LAYERS = (
-    ("errors", "files", "terminal", "settings", "registry", "replay", "gradients", "vision"),
+    ("errors", "files", "terminal", "settings", "registry", "replay", "gradients", "vision", "losses"),
     ("optim",),
     ("data",),
     ("models",),

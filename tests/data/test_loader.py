@@ -201,7 +201,7 @@ def test_other_datasets_are_chained() -> None:
         ),
         ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
         ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),
-        ({"a": (1, 2, 3)}, "'a' has 3 parts"),
+        ({"a": (1, 2, 3, 4)}, "'a' has 4 parts"),
         ({"a": (np.array(["x"]), [0])}, "'a'"),
         ({}, "no datasets"),
     ],

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from shoal.algorithms.base import Algorithm, Loss
-from shoal.data.batch import Task
+from shoal.data.batch import TASKS, Task
 from shoal.errors import InputError, check_names
 from shoal.models import FeatureModel
 from shoal.registry import Registry
@@ -62,8 +62,9 @@ def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, 
 def check_fit(cls: type[Algorithm], model: nn.Module, task: Task) -> None:
     """Raises InputError where the algorithm cannot do the task, or not with this model."""
     instead = f" Others can: {', '.join(cls.instead)}." if cls.instead else ""
-    if task.classes is None and not cls.regression:
-        raise InputError(f"{cls.__name__} is for classification and the targets are numbers.{instead}")
+    if task.kind not in cls.tasks:
+        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
+        raise InputError(f"{cls.__name__} is for {known}, and this is {task.kind}.{instead}")
     if cls.needs_features and not isinstance(model, FeatureModel):
         raise InputError(
             f"{cls.__name__} looks at features: give it a shoal.models.FeatureModel(features, head), your "

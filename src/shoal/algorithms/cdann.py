@@ -23,7 +23,7 @@ class CDANN(DANN):
     """
 
     reference = "Li et al. ECCV 2018"
-    regression = False
+    tasks = frozenset({"classification", "ordinal"})
     instead = ("dann", "coral", "mmd")
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task, **settings: Any) -> None:

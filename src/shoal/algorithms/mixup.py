@@ -43,6 +43,8 @@ class Mixup(Algorithm):
 
     family = "augmentation"
     reference = "Xu et al. 2020"
+    additive = True
+    sample_weights = False
     passes = "apart"
     compares_domains = True
     draws_numbers = True
@@ -80,7 +82,6 @@ class Mixup(Algorithm):
             batches,
             forward=partial(self.forward_mixed, shares),
             objective=partial(self.mixed_loss, shares),
-            additive=True,
         )
 
     def shares(self, count: int, device: torch.device) -> Tensor:

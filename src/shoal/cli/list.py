@@ -67,7 +67,7 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
         "features": cls.needs_features,
         "adversary": cls.trains_adversary,
         "second order": cls.second_order,
-        "classes": not cls.regression,
+        "classes": "regression" not in cls.tasks,
     }
     return {
         "name": name,

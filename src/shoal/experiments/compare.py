@@ -190,7 +190,7 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
     reasons = {}
     for name in algorithms:
         cls = algorithm_class(parted(name)[0])
-        if where.classes is None and not cls.regression:
+        if where.classes is None and "regression" not in cls.tasks:
             reasons[name] = "needs classes"
         elif where.domains < 2 and cls.compares_domains:
             reasons[name] = "needs two training domains"
