@@ -22,6 +22,7 @@ LAYERS = (
         "tensors",
         "gradients",
         "penalties",
+        "losses",
         "vision",
     ),
     ("optim",),

@@ -252,7 +252,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a NaN label": (lambda: pairs(T, [float("nan")] * COUNT), "a label that is not finite"),
     "labels of two kinds": (lambda: each(lambda n: (T[n], n % 2 or "no")), "some .* are text and others"),
-    "several classes": (lambda: pairs(T, np.stack([Y, Y], 1)), r"has shape \(2,\): a class is one number"),
     "x of several lengths": (
         lambda: each(lambda n: (torch.zeros(1 + n % 3), 1)),
         r"example 1 of the dataset is \(2,\) float32 and the first is \(1,\)",
@@ -320,7 +319,8 @@ def test_a_label_that_no_look_found() -> None:
         (pairs(T, Y), pairs(T.double(), Y), r"float32 in domain 'train: a' but \(4,\) float64"),
         (pairs(T, Y), each(lambda n: {"a": T[n], "b": T[n], "y": 1}), r"but a: \(4,\) float32, b: \(4,\)"),
         (pairs(T, Y), Stream(), "domain 'train: b' is a Stream"),
-        ((T, Y), (T, Y, Y), "domain 'train: b' has 3 parts"),
+        ((T, Y), (T, Y, Y, Y), "domain 'train: b' has 4 parts"),
+        ((T, Y), (T, Y, Y + 1), "domain 'train: a' has no sample weights"),
         ((T, Y), (T, Y[:3]), "x has 60 examples and y has 3"),
     ],
 )

@@ -70,11 +70,11 @@ def test_any_number_of_workers_gives_the_same_batches() -> None:
     assert str(alone) == str(run(2))
     assert len(alone) == 4
     for step, batches in enumerate(alone, start=2):
-        for (x, y, domain), (d, indices) in zip(batches, readable().plan(step), strict=True):
+        for (x, y, domain, *_), (d, indices) in zip(batches, readable().plan(step), strict=True):
             assert x["index"].tolist() == indices.tolist()
             assert domain == d
             assert set(y.tolist()) == {d}
-    noise = torch.cat([x["noise"].reshape(-1) for batches in alone for x, _, _ in batches])
+    noise = torch.cat([x["noise"].reshape(-1) for batches in alone for x, *_ in batches])
     assert len(noise.unique()) == len(noise)
 
 
@@ -145,7 +145,7 @@ def test_refused() -> None:
         MetaBatchLoader(data, sampler(), workers=-1, stop=2)
     with pytest.raises(InputError, match="__getitem__"):
         MetaBatchLoader(iter([]), sampler(), stop=2)  # type: ignore[arg-type]
-    three = TensorDataset(*[torch.zeros(40)] * 3)
+    three = TensorDataset(*[torch.zeros(40)] * 2, torch.arange(40))
     with pytest.raises(InputError, match=r"pair .*3 parts"):
         list(MetaBatchLoader(three, sampler(), stop=1))
 
@@ -201,7 +201,7 @@ def test_other_datasets_are_chained() -> None:
         ),
         ({"a": (np.zeros((2, 3)), [0])}, "'a': x has 2 examples and y has 1"),
         ({"a": (np.zeros((0, 3)), np.zeros(0))}, "'a' has no examples"),
-        ({"a": (1, 2, 3)}, "'a' has 3 parts"),
+        ({"a": (1, 2, 3, 4)}, "'a' has 4 parts"),
         ({"a": (np.array(["x"]), [0])}, "'a'"),
         ({}, "no datasets"),
     ],

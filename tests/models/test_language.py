@@ -439,7 +439,7 @@ def test_training(algorithm: str, dataset: str, imitations: Path) -> None:
         eval_limit=40,
     )
     assert run.accuracy(data.splits["test"].names[0]) >= 0
-    scored = Evaluator(data.examples, {"train": data.splits["train"]}, classification=True, batch_size=64)
+    scored = Evaluator(data.examples, {"train": data.splits["train"]}, task=data.task, batch_size=64)
     untrained = models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
     assert scored(model)["train"].average > scored(untrained)["train"].average + 0.05
 

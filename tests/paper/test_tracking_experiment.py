@@ -49,7 +49,7 @@ def track(config: RunConfig, every: int = 1) -> RunRecord:
 def naive_gip(batches: Sequence[DomainBatch], model: nn.Module, normalise: bool) -> float:
     """The paper's function GIP, with two loops."""
     found = []
-    for x, y, _ in batches:
+    for x, y, *_ in batches:
         model.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         found.append(
@@ -95,7 +95,7 @@ def test_iterations_are_those_of_the_papers_algorithm() -> None:
 
         keep("before")
         start = [p.detach().clone() for p in naive[0].parameters()]
-        for x, y, _ in batches:
+        for x, y, *_ in batches:
             naive_step(naive[0], x, y, rate)
         with torch.no_grad():
             for p, s in zip(naive[0].parameters(), start, strict=True):

@@ -130,7 +130,7 @@ class Reference:
         self.params = list(model.parameters())
 
     def each(self, batches: Batches) -> list[Tensor]:
-        return [self.loss(self.model(x), y) for x, y, _ in batches]
+        return [self.loss(self.model(x), y) for x, y, *_ in batches]
 
     def penalty(self, batches: Batches) -> Tensor:
         raise NotImplementedError
@@ -170,7 +170,7 @@ class Pooled(Reference):
     """Every example counts the same, whatever domain it comes from."""
 
     def objective(self, batches: Batches) -> Tensor:
-        return mean([self.loss(self.model(x[[i]]), y[[i]]) for x, y, _ in batches for i in range(len(y))])
+        return mean([self.loss(self.model(x[[i]]), y[[i]]) for x, y, *_ in batches for i in range(len(y))])
 
 
 class SAM(Pooled):
@@ -193,7 +193,7 @@ class SAM(Pooled):
 class IRM(Reference):
     def penalty(self, batches: Batches) -> Tensor:
         squares = []
-        for x, y, _ in batches:
+        for x, y, *_ in batches:
             slopes = []
             for half in (0, 1):
                 which = [i for i in range(len(y)) if i % 2 == half] or [0]
@@ -219,7 +219,7 @@ class IGA(Reference):
 
 class CORAL(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        features = [self.model.features(x) for x, _, _ in batches]
+        features = [self.model.features(x) for x, *_ in batches]
         d = features[0].shape[1]
         found = []
         for i in range(len(features)):
@@ -244,7 +244,7 @@ def kernel(x: Tensor, y: Tensor) -> Tensor:
 
 class MMD(Reference):
     def penalty(self, batches: Batches) -> Tensor:
-        features = [self.model.features(x) for x, _, _ in batches]
+        features = [self.model.features(x) for x, *_ in batches]
         return self.discrepancy(features)
 
     @staticmethod
@@ -276,7 +276,7 @@ class Fishr(Reference):
 
     def penalty(self, batches: Batches) -> Tensor:
         smooth = []
-        for x, y, d in batches:
+        for x, y, d, *_ in batches:
             found = self.variances(x, y)
             old = self.kept.get(d, torch.zeros_like(found))
             smooth.append(self.ema * old + (1 - self.ema) * found)
@@ -292,10 +292,10 @@ class GroupDRO(Reference):
 
     def objective(self, batches: Batches) -> Tensor:
         losses = self.each(batches)
-        for loss, (_, _, d) in zip(losses, batches, strict=True):
+        for loss, (_, _, d, *_) in zip(losses, batches, strict=True):
             self.q[d] *= math.exp(self.step_size * float(loss.detach()))
         self.q = [q / sum(self.q) for q in self.q]
-        total = sum(self.q[d] * loss for loss, (_, _, d) in zip(losses, batches, strict=True))
+        total = sum(self.q[d] * loss for loss, (_, _, d, *_) in zip(losses, batches, strict=True))
         return total * len(self.q) / len(batches)
 
 
@@ -309,7 +309,7 @@ class Mixup(Reference):
     def objective(self, batches: Batches) -> Tensor:
         found = []
         for i, share in enumerate(self.shares):
-            (x, y, _), (u, v, _) = batches[i], batches[(i + 1) % len(batches)]
+            (x, y, *_), (u, v, *_) = batches[i], batches[(i + 1) % len(batches)]
             size = min(len(y), len(v))
             if self.where == "input":
                 output = self.model(share * x[:size] + (1 - share) * u[:size])
@@ -338,7 +338,7 @@ class MLDG(Reference):
         if self.order == "first":  # the virtual point is taken for a constant, and ∇G for the gradient at θ
             there = [t.detach().requires_grad_() for t in there]
         moved = dict(zip(names, there, strict=True))
-        g = mean([self.loss(torch.func.functional_call(self.model, moved, (x,)), y) for x, y, _ in held])
+        g = mean([self.loss(torch.func.functional_call(self.model, moved, (x,)), y) for x, y, *_ in held])
         if self.order == "exact":
             return _gradient(f + self.beta * g, self.params)
         apart = _gradient(g, there)
@@ -417,7 +417,7 @@ class DANN(Reference):
 
     def seen(self, batches: Batches) -> list[tuple[Tensor, int, int]]:
         """The features, class and domain of every example."""
-        return [(z, int(y[i]), d) for x, y, d in batches for i, z in enumerate(self.model.features(x))]
+        return [(z, int(y[i]), d) for x, y, d, *_ in batches for i, z in enumerate(self.model.features(x))]
 
     def example_loss(self, z: Tensor, y: int, d: int) -> Tensor:
         evidence = z if self.classes is None else z + self.classes.weight[y]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset
 
 import shoal
-from shoal.data import DomainData, Domains, Examples, TensorData
+from shoal.data import DomainData, Domains, Examples, Task, TensorData
 from shoal.errors import InputError
 from shoal.training import predictions
 from shoal.training.evaluate import Evaluator, Scores
@@ -82,7 +82,7 @@ def test_measures_are_those_of_what_the_model_predicts(batch: int) -> None:
     found = Evaluator(
         data.examples,
         data.splits,
-        classification=True,
+        task=Task(2, 2),
         batch_size=batch,
         metrics=[metric(n) for n in names],
         selects=METRICS["AUC"],
@@ -121,7 +121,7 @@ def test_only_what_metrics_need_is_kept() -> None:
                 return super()._pass(model, wanted)
 
         every = [metric(n) for n in names]
-        evaluator = Watched(data.examples, data.splits, classification=True, metrics=every)
+        evaluator = Watched(data.examples, data.splits, task=Task(2, 2), metrics=every)
         evaluator(network())
         evaluator(network())
         return asked
@@ -150,7 +150,7 @@ def test_scores_do_not_depend_on_who_is_in_a_batch(names: tuple[str, ...]) -> No
 
     def scores(examples: Any, where: Any, size: int) -> Any:
         every = [metric(n) for n in names]
-        found = Evaluator(examples, where, classification=True, batch_size=size, metrics=every)(model)
+        found = Evaluator(examples, where, task=Task(2, 2), batch_size=size, metrics=every)(model)
         return {split: (s.average, s.values, dict(s.more)) for split, s in found.items()}
 
     alone = scores(data.examples, data.splits, 1)
@@ -267,8 +267,8 @@ def test_notes_name_what_selects() -> None:
     ("classes", "outputs", "options", "message"),
     [
         (3, 3, {"metric": "macro f2"}, r"unknown metric 'macro f2'\. Did you mean"),
-        (3, 3, {"metric": "Pearson r"}, "'Pearson r' is for regression, and this is classification"),
-        (None, 1, {"metric": "AUC"}, "'AUC' is for classification, and this is regression"),
+        (3, 3, {"metric": "Pearson r"}, "'Pearson r' is for regression; this is classification"),
+        (None, 1, {"metric": "AUC"}, "'AUC' is for classification, ordinal, multilabel; this is regression"),
         (3, 3, {"predictions": True}, "predictions need the folder"),
     ],
 )
@@ -280,13 +280,6 @@ def test_wrong_metrics_are_refused_before_training(
     with pytest.raises(InputError, match=message):
         fit(model, example_data(classes), **options)
     torch.testing.assert_close(before, model.state_dict(), rtol=0, atol=0)
-
-
-def test_a_correlation_needs_one_number_an_example() -> None:
-    x = torch.randn(40, 4)
-    pair = {"a": (x, x[:, :2]), "b": (x, x[:, :2])}
-    with pytest.raises(InputError, match=r"'Pearson r' needs one number an example.*\(2, 2\)"):
-        shoal.fit("erm", network(2), pair, steps=1, metric="Pearson r", device="cpu", progress=False)
 
 
 class Stopped(Exception):

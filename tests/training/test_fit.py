@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import shoal
 from shoal.api.fit import as_domain_data
-from shoal.data import Domains, TensorData
+from shoal.data import Domains, Task, TensorData
 from shoal.errors import InputError
 from shoal.experiments.record import RunRecord
 from shoal.models import FeatureModel
@@ -315,7 +315,11 @@ class TestEvaluate:
         model = nn.Sequential(network(), nn.BatchNorm1d(2), nn.Dropout(0.5)).train()
         before = weights(model)
         found = evaluate(
-            model, examples, Domains.from_indices(parts), classification=classification, batch_size=4
+            model,
+            examples,
+            Domains.from_indices(parts),
+            task=Task(1, 3 if classification else None),
+            batch_size=4,
         )
         assert model.training
         torch.testing.assert_close(before, model.state_dict(), rtol=0, atol=0)
@@ -336,8 +340,8 @@ class TestEvaluate:
         domains = Domains.from_indices({"a": [9, 1, 2, 7], "b": [2, 7, 5]})
         few = sample(domains, 3, y.numpy())
         assert (few.names, few.sizes.tolist()) == (("a", "b"), [2, 2])
-        found = evaluate(network(), TensorData(x, y), domains, limits={"only": 3}, classification=True)
-        whole = evaluate(network(), TensorData(x, y), few, classification=True)
+        found = evaluate(network(), TensorData(x, y), domains, limits={"only": 3}, task=Task(1, 3))
+        whole = evaluate(network(), TensorData(x, y), few, task=Task(1, 3))
         assert found == replace(whole, sampled=(len(few.examples()), 5))
         assert Scores.from_dict(found.to_dict()) == found
 

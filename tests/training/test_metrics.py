@@ -193,7 +193,9 @@ def test_as_wilds_defines_groups(seed: int) -> None:
 
 
 def test_each_says_what_is_better() -> None:
-    assert {name for name, m in METRICS.items() if not m.higher} == {"mse", "worst-group mse", "loss"}
+    assert {name for name, m in METRICS.items() if not m.higher} == {
+        *("mse", "worst-group mse", "MAE", "class MAE", "loss")
+    }
     assert METRICS["loss"](outcome(0)) == 0.25
     assert math.isnan(METRICS["loss"](Outcome(np.zeros(1), Domains.from_sizes({"a": 1}), np.zeros(1))))
 
@@ -211,21 +213,21 @@ def test_names() -> None:
     assert metric("auc") is metric("AUC") is METRICS["AUC"]
     with pytest.raises(InputError, match=r"metric 'worst group acuracy'\. Did you mean 'worst-group acc"):
         metric("worst group acuracy")
-    with pytest.raises(InputError, match=r"'Pearson r' is for regression, and this is classification; .*AUC"):
-        chosen("Pearson r", (), classification=True)
+    with pytest.raises(InputError, match=r"'Pearson r' is for regression; this is classification: .*AUC"):
+        chosen("Pearson r", (), "classification")
     with pytest.raises(InputError, match=r"'macro F1' is for classification.*mse"):
-        chosen(None, ["macro F1"], classification=False)
+        chosen(None, ["macro F1"], "regression")
 
 
 def test_what_selects_is_what_is_wanted_else_the_first_measure() -> None:
     measures = ("macro F1", "accuracy")
-    every, selects = chosen(None, measures, classification=True)
+    every, selects = chosen(None, measures, "classification")
     assert ([m.name for m in every], selects) == (["macro F1", "accuracy"], METRICS["macro F1"])
-    every, selects = chosen("accuracy", measures, classification=True)
+    every, selects = chosen("accuracy", measures, "classification")
     assert ([m.name for m in every], selects) == (["macro F1", "accuracy"], METRICS["accuracy"])
-    every, selects = chosen("auc", measures, classification=True)
+    every, selects = chosen("auc", measures, "classification")
     assert ([m.name for m in every], selects) == (["AUC", "macro F1", "accuracy"], METRICS["AUC"])
-    assert chosen(None, (), classification=True) == ([], None)
+    assert chosen(None, (), "classification") == ([], None)
 
 
 def test_a_function_of_the_users() -> None:
@@ -234,7 +236,7 @@ def test_a_function_of_the_users() -> None:
 
     found = outcome(3)
     own = metric(spread)
-    assert (own.name, own.needs, own.task, own.higher) == ("spread", "output", None, True)
+    assert (own.name, own.needs, own.tasks, own.higher) == ("spread", "output", (), True)
     assert own(found) == spread(found.output, found.y, found.groups) > 0
     spread.higher_is_better = False  # type: ignore[attr-defined]
     assert not metric(spread).higher

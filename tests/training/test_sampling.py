@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset
 
 import shoal
 from shoal.api.fit import as_domain_data
-from shoal.data import Domains, TensorData
+from shoal.data import Domains, Task, TensorData
 from shoal.data.examples import understand
 from shoal.report.runs import run_table
 from shoal.training.evaluate import MOST_DOMAINS, Evaluator, class_labels, sample
@@ -166,14 +166,14 @@ class TestBatch:
 
         x, y = torch.randn(100, 2), torch.arange(100) % 2
         domains = Domains.from_sizes({"a": 100})
-        evaluator = Evaluator(TensorData(x, y), {"test": domains}, classification=True, batch_size=64)
+        evaluator = Evaluator(TensorData(x, y), {"test": domains}, task=Task(1, 2), batch_size=64)
         with pytest.warns(UserWarning, match="do not fit in memory") as said:
             found = evaluator(Small())
         assert len(said) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert evaluator(Small()) == found
-        whole = Evaluator(TensorData(x, y), {"test": domains}, classification=True)(nn.Identity())
+        whole = Evaluator(TensorData(x, y), {"test": domains}, task=Task(1, 2))(nn.Identity())
         assert found == whole
 
     def test_other_errors_are_not_taken_for_it(self) -> None:
@@ -182,7 +182,7 @@ class TestBatch:
                 raise RuntimeError("something else")
 
         x, y = torch.randn(10, 2), torch.arange(10) % 2
-        evaluator = Evaluator(TensorData(x, y), {"t": Domains.from_sizes({"a": 10})}, classification=True)
+        evaluator = Evaluator(TensorData(x, y), {"t": Domains.from_sizes({"a": 10})}, task=Task(1, 2))
         with pytest.raises(RuntimeError, match="something else"):
             evaluator(Broken())
 

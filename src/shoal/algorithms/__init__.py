@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from shoal.algorithms.base import Algorithm, Loss
-from shoal.data.batch import Task
+from shoal.data.batch import TASKS, Task
 from shoal.errors import InputError, check_names
 from shoal.registry import ALGORITHMS as registry
 from shoal.settings import check, checked, settings, shown
@@ -69,8 +69,9 @@ def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, 
 def check_fit(cls: type[Algorithm], task: Task) -> None:
     """Raises InputError where the algorithm cannot do the task."""
     instead = f" Others can: {', '.join(cls.instead)}." if cls.instead else ""
-    if task.classes is None and not cls.regression:
-        raise InputError(f"{cls.__name__} is for classification and the targets are numbers.{instead}")
+    if task.kind not in cls.tasks:
+        known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
+        raise InputError(f"{cls.__name__} is for {known}, and this is {task.kind}.{instead}")
     if cls.trains_discriminator and task.features is None:
         raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
 

@@ -12,14 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shoal.data.batch import DomainBatch, Task, cut, pool
+from shoal.data.batch import TASKS, DomainBatch, Task, cut, pool
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
 from shoal.gradients import Parts
+from shoal.losses import UNKNOWN_LOSS, find_terms, shown_loss
+from shoal.losses import Loss as Loss
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.settings import checked
 
-Loss = Callable[[Any, Tensor], Tensor]
 Log = dict[str, Tensor]
 
 LARGEST_STATE = 2 * 2**30
@@ -27,12 +28,17 @@ LARGEST_STATE = 2 * 2**30
 
 
 class DomainOutput(NamedTuple):
-    """What the model makes of a batch; ``features`` where the algorithm asks for them."""
+    """What the model makes of a batch; ``features`` where the algorithm asks for them.
+
+    ``weight`` and ``normalizer`` are the batch's (see :class:`~shoal.data.DomainBatch`).
+    """
 
     output: Any
     y: Tensor
     domain: int | Tensor | None
     features: Any = None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
 
 
 Batches = Sequence[DomainBatch]
@@ -114,7 +120,10 @@ class Algorithm(nn.Module):
     trains_discriminator: ClassVar[bool] = False
     mean_of_examples: ClassVar[bool] = False
     """Takes the loss of a batch for the mean of its examples' losses."""
-    regression: ClassVar[bool] = True
+    tasks: ClassVar[frozenset[str]] = frozenset(TASKS)
+    """What it can be trained for (see :class:`~shoal.data.Task`)."""
+    sample_weights: ClassVar[bool] = True
+    """Examples may have weights: it takes every loss from :meth:`losses` or :meth:`domain_loss`."""
     instead: ClassVar[Sequence[str]] = ()
     """Algorithms to name where this one cannot be had."""
     second_order: ClassVar[bool] = False
@@ -194,7 +203,7 @@ class Algorithm(nn.Module):
             ends = accumulate((len(b.y) for b in batches), initial=0)
             seen = [cut(whole, slice(a, b)) for a, b in pairwise(ends)]
         return [
-            DomainOutput(output, b.y, b.domain, features)
+            DomainOutput(output, b.y, b.domain, features, b.weight, b.normalizer)
             for (output, features), b in zip(seen, batches, strict=True)
         ]
 
@@ -204,11 +213,20 @@ class Algorithm(nn.Module):
         return torch.stack([n if isinstance(n, Tensor) else self.numbers[n] for n in known])
 
     def domain_loss(self, batch: DomainBatch) -> Tensor:
-        return self.loss(self(batch.x), batch.y)
+        return self.batch_loss(DomainOutput(self(batch.x), *batch[1:3], None, *batch[3:]))
+
+    def batch_loss(self, each: DomainOutput) -> Tensor:
+        """The mean loss of a batch, with its sample weights where it has some."""
+        if each.weight is None and each.normalizer is None:
+            return self.loss(each.output, each.y)
+        terms = find_terms(self.loss)
+        if terms is None:
+            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(self.loss)))
+        return terms.mean(each.output, each.y, each.weight, each.normalizer)
 
     def losses(self, outputs: Outputs) -> Tensor:
         """One mean loss a batch, (S,)."""
-        return torch.stack([self.loss(v.output, v.y) for v in outputs])
+        return torch.stack([self.batch_loss(v) for v in outputs])
 
     def mean_loss(self, outputs: Outputs) -> tuple[Tensor, Log]:
         losses = self.losses(outputs)

@@ -16,6 +16,6 @@ class CDANN(DANN):
     """
 
     reference = "Li et al. ECCV 2018"
-    regression = False
+    tasks = frozenset({"classification", "ordinal"})
     instead = ("dann", "coral", "mmd")
     conditional = True

@@ -45,6 +45,7 @@ class Fishr(Penalised):
 
     family = "gradient matching"
     reference = "Rame et al. 2022"
+    sample_weights = False
     needs_features = True
     knows_domains = True
     mean_of_examples = True

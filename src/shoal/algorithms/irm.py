@@ -37,6 +37,7 @@ class IRM(Penalised):
 
     family = "invariant predictor"
     reference = "Arjovsky et al. 2019"
+    sample_weights = False
     before = 1.0
 
     def __init__(

@@ -46,6 +46,8 @@ class Mixup(Algorithm):
 
     family = "augmentation"
     reference = "Xu et al. 2020"
+    additive = True
+    sample_weights = False
     passes = "apart"
     compares_domains = True
     draws_numbers = True
@@ -85,7 +87,6 @@ class Mixup(Algorithm):
             batches,
             forward=partial(self.forward_mixed, shares),
             objective=partial(self.mixed_loss, shares),
-            additive=True,
         )
 
     def forward_mixed(self, shares: Tensor, batches: Batches) -> list[DomainOutput]:

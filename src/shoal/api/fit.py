@@ -27,6 +27,7 @@ from shoal.errors import InputError, check_names, unknown_name
 from shoal.experiments.config import OPTIMIZERS, RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
 from shoal.files import write_atomically
+from shoal.losses import BINARY, find_terms
 from shoal.settings import coerce
 from shoal.training import predictions as written
 from shoal.training.callbacks import Callback
@@ -204,7 +205,7 @@ def fit(
     *,
     validation: Mapping[str, Any] | None = None,
     test: Mapping[str, Any] | None = None,
-    task: Literal["classification", "regression"] | None = None,
+    task: Literal["classification", "ordinal", "dense", "multilabel", "regression"] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     wandb: str | None = None,
@@ -278,8 +279,7 @@ def fit(
         )
     folder = coerce(str | Path | None, folder, "folder")
     resume, wandb = coerce(bool, resume, "resume"), coerce(str | None, wandb, "wandb")
-    own_loss = options.loss is not None
-    data = as_domain_data(train, validation, test, task, classes=options.classes, own_loss=own_loss)
+    data = as_domain_data(train, validation, test, task, classes=options.classes, loss=options.loss)
     if data is not train:
         warn_of(data.notes)
     if folder is None:
@@ -370,7 +370,7 @@ def as_domain_data(
     task: str | None = None,
     *,
     classes: int | None = None,
-    own_loss: bool = False,
+    loss: Loss | None = None,
 ) -> DomainData:
     if isinstance(train, DomainData):
         if validation is not None or test is not None or task is not None:
@@ -386,8 +386,14 @@ def as_domain_data(
         members[split] = [str(name) for name in named]
         sets |= {f"{split}: {name}": dataset for name, dataset in named.items()}
     # With a loss of their own, users have said what floating targets are.
-    default = "regression" if own_loss else None
-    found = understand(sets, task=task, classes=classes, default=default)
+    terms = find_terms(loss) if loss is not None else None
+    found = understand(
+        sets,
+        task=task,
+        classes=classes,
+        default="regression" if loss is not None else None,
+        binary=terms is not None and terms.function in BINARY,
+    )
     every = found.domains
     splits = {
         split: Domains.from_indices({n: every.indices_of(every.number(f"{split}: {n}")) for n in names})
@@ -401,4 +407,5 @@ def as_domain_data(
         model="",
         notes=found.notes,
         class_names=found.class_names,
+        kind=found.kind,
     )

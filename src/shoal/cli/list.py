@@ -79,7 +79,7 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
         "features": cls.needs_features,
         "discriminator": cls.trains_discriminator,
         "second order": cls.second_order,
-        "classes": not cls.regression,
+        "classes": "regression" not in cls.tasks,
     }
     return {
         "name": name,

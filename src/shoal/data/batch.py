@@ -21,17 +21,23 @@ if TYPE_CHECKING:
     from shoal.data.domains import Domains
 
 
+TASKS = ("classification", "ordinal", "dense", "multilabel", "regression")
+
+
 class DomainBatch(NamedTuple):
     """A minibatch from one domain.
 
     ``x`` is a tensor or any nest (list, tuple, dict) of tensors with the batch first. ``domain`` is the
     domain's number in its :class:`~shoal.data.Domains` (a tensor within a captured step), or ``None`` where
-    the batch mixes domains.
+    the batch mixes domains. ``weight`` (B,) are sample weights w: the batch's loss is Σ w_i l_i / Σ w_i.
+    ``normalizer`` is what a batch that is a piece of another is divided by in place of its own sum.
     """
 
     x: Any
     y: Tensor
     domain: int | Tensor | None
+    weight: Tensor | None = None
+    normalizer: Tensor | None = None
 
 
 def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
@@ -43,7 +49,9 @@ def pool(batches: Sequence[DomainBatch]) -> DomainBatch:
     """
     if len(batches) == 1:
         return batches[0]
-    return DomainBatch(_concatenate([b.x for b in batches]), torch.cat([b.y for b in batches]), None)
+    x, y = _concatenate([b.x for b in batches]), torch.cat([b.y for b in batches])
+    weights = [b.weight for b in batches if b.weight is not None]
+    return DomainBatch(x, y, None, torch.cat(weights) if weights else None)
 
 
 def _concatenate(parts: Sequence[Any]) -> Any:
@@ -86,7 +94,10 @@ def pieces(batch: DomainBatch, count: int) -> list[DomainBatch]:
     size = len(batch.y)
     ends = [round(i * size / count) for i in range(count + 1)]
     spans = [slice(a, b) for a, b in itertools.pairwise(ends) if a < b]
-    return [DomainBatch(cut(batch.x, span), batch.y[span], batch.domain) for span in spans]
+    return [
+        batch._replace(x=cut(batch.x, s), y=batch.y[s], weight=cut(batch.weight, s), normalizer=None)
+        for s in spans
+    ]
 
 
 def leaves(x: Any) -> Iterator[Any]:
@@ -110,7 +121,15 @@ def cut(x: Any, span: slice) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be predicted: ``classes`` is ``None`` for regression; ``domains`` are those trained on.
+    """What is to be predicted; ``domains`` are those trained on.
+
+    ``kind`` is one of :data:`TASKS`, by default classification where there are ``classes``, else regression:
+
+    * ``classification``: labels (B,), outputs (B, classes)
+    * ``ordinal``: the same, of classes whose order has a meaning
+    * ``dense``: a label for each position, (B, …), outputs (B, classes, …)
+    * ``multilabel``: 0 or 1 for each of L labels, (B, L), outputs (B, L), the logits; or (B,) for one
+    * ``regression``: numbers (B,) or (B, …), outputs of the same shape
 
     ``features`` is how many numbers a :class:`~shoal.models.FeatureModel` has between its two parts,
     ``steps`` how long it is to be trained.
@@ -120,14 +139,20 @@ class Task:
     classes: int | None
     features: int | None = None
     steps: int | None = None
+    kind: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.kind:
+            object.__setattr__(self, "kind", "regression" if self.classes is None else "classification")
 
     @property
     def is_classification(self) -> bool:
+        """Whether an output is one logit per class."""
         return self.classes is not None
 
 
 class Examples(Dataset[Any]):
-    """A dataset of examples, each a pair ``(x, y)``, that declares what else it can do.
+    """A dataset of examples, each ``(x, y)`` or ``(x, y, weight)``, that declares what else it can do.
 
     Any :class:`torch.utils.data.Dataset` with ``__len__`` and ``__getitem__`` can be trained on. One that can
     do more derives from this class, or from :class:`InMemory`, and overrides what it can; nothing is
@@ -172,8 +197,8 @@ class Examples(Dataset[Any]):
 class InMemory(Examples):
     """Examples in memory: a batch is one gather, on whatever device they are."""
 
-    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
-        """The examples at ``indices`` (a LongTensor on the data's device)."""
+    def batch(self, indices: Tensor) -> tuple[Any, ...]:
+        """The examples at ``indices`` (a LongTensor on the data's device): x, y and, if any, weights."""
         raise NotImplementedError
 
     @property
@@ -188,20 +213,24 @@ class InMemory(Examples):
 class TensorData(InMemory):
     """Examples held in memory as tensors; a batch is one gather, on whatever device they live."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         if len(x) != len(y):
             raise InputError(f"x has {len(x)} examples and y has {len(y)}; they must be equally many.")
+        if weight is not None and weight.shape != (len(y),):
+            raise InputError(f"sample weights have shape {tuple(weight.shape)}; they must be ({len(y)},).")
         self.x = x
         self.y = y
+        self.weight = weight
 
     def __len__(self) -> int:
         return len(self.y)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.x[index], self.y[index]
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        pair = self.x[index], self.y[index]
+        return pair if self.weight is None else (*pair, self.weight[index])
 
-    def batch(self, indices: Tensor) -> tuple[Any, Tensor]:
-        return self.x[indices], self.y[indices]
+    def batch(self, indices: Tensor) -> tuple[Any, ...]:
+        return self[indices]
 
     def known_labels(self) -> NDArray[Any]:
         return self.y.detach().cpu().numpy()
@@ -213,7 +242,8 @@ class TensorData(InMemory):
     def to(self, device: torch.device | str) -> Self:
         if self.device == torch.device(device):
             return self
-        return type(self)(self.x.to(device), self.y.to(device))
+        weight = None if self.weight is None else self.weight.to(device)
+        return type(self)(self.x.to(device), self.y.to(device), weight)
 
 
 def evaluation_view(examples: Dataset[Any]) -> Dataset[Any]:
@@ -238,13 +268,12 @@ def collate_of(dataset: Dataset[Any]) -> Callable[[list[Any]], Any]:
     return own if callable(own) else default_collate
 
 
-def batch_of(examples: Dataset[Any], indices: Sequence[int] | NDArray[Any]) -> tuple[Any, Tensor]:
+def batch_of(examples: Dataset[Any], indices: Sequence[int] | NDArray[Any]) -> tuple[Any, ...]:
     """These examples as one batch, gathered where they are in memory, else read one by one."""
     which = [int(i) for i in indices]
     if isinstance(examples, InMemory):
         return examples.batch(torch.tensor(which, device=examples.device))
-    x, y = collate_of(examples)([examples[i] for i in which])
-    return x, y
+    return tuple(collate_of(examples)([examples[i] for i in which]))
 
 
 @dataclass(frozen=True)
@@ -270,10 +299,12 @@ class DomainData:
     uncounted: frozenset[str] = frozenset()
     class_names: tuple[str, ...] = ()
     inputs: Mapping[str, Any] = field(default_factory=dict)
+    kind: str | None = None
+    """One of :data:`TASKS`, where it is not what ``classes`` says."""
 
     @property
     def task(self) -> Task:
-        return Task(domains=len(self.splits["train"]), classes=self.classes)
+        return Task(domains=len(self.splits["train"]), classes=self.classes, kind=self.kind or "")
 
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
         """The same examples in other splits."""

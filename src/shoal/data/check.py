@@ -18,12 +18,19 @@ from shoal.errors import InputError
 CHUNK = 2**24  # numbers looked at together: bounds the memory for temporaries
 
 
-def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None, sample: int = 64) -> None:
+def check_examples(
+    dataset: Dataset[Any],
+    domains: Domains,
+    classes: int | None,
+    sample: int = 64,
+    *,
+    ignored: int | None = None,
+) -> None:
     """Refuse indices beyond the dataset, features that are not finite, and labels that cannot be.
 
     A dataset with tensors ``x`` and ``y`` is looked at whole, in pieces; of any other the first example of
     up to ``sample`` domains is. Only examples that are in some domain count. ``classes`` is ``None`` for
-    regression.
+    regression; a label that is ``ignored`` may be there too.
     """
     count = len(dataset)  # type: ignore[arg-type]
     if (top := int(domains.indices.max())) >= count:
@@ -36,20 +43,20 @@ def check_examples(dataset: Dataset[Any], domains: Domains, classes: int | None,
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         _check_type(y, classes)
         _check_finite(x, domains, "feature")
-        _check_labels(y, domains, classes)
+        _check_labels(y, domains, classes, ignored)
     else:
         if isinstance(dataset, Items | Joined) and classes is not None:
-            _check_seen(*dataset.seen, domains, classes)
+            _check_seen(*dataset.seen, domains, classes, ignored)
         for d in range(min(len(domains), sample)):
-            _check_item(dataset, int(domains.indices_of(d)[0]), domains.names[d], classes)
+            _check_item(dataset, int(domains.indices_of(d)[0]), domains.names[d], classes, ignored)
 
 
-def check_outputs(output: Any, y: Tensor, classes: int | None) -> None:
+def check_outputs(output: Any, y: Tensor, classes: int | None, kind: str = "") -> None:
     """Refuse a model's output for a batch with which the usual losses would fail, or worse, not fail.
 
-    Logits must be as wide as there are classes. In regression an output (B, 1) against targets (B,) is
-    broadcast to B × B differences, and the model learns the targets' mean. An output that is not a tensor
-    is left to the user's loss.
+    Logits must be as wide as there are classes, at axis 1. In regression an output (B, 1) against targets
+    (B,) is broadcast to B × B differences, and the model learns the targets' mean. An output that is not a
+    tensor is left to the user's loss.
     """
     if not isinstance(output, Tensor):
         return
@@ -59,16 +66,22 @@ def check_outputs(output: Any, y: Tensor, classes: int | None) -> None:
             f"the model's output has shape {shape} for {len(y)} examples; the batch must come first."
         )
     if classes is not None:
-        if output.ndim < 2 or shape[1] != classes:
+        right = (shape[0], classes, *y.shape[1:])
+        if output.ndim < 2 or shape[1] != classes or (kind == "dense" and shape != right):
             raise InputError(
                 f"the model's output has shape {shape}; with classes={classes} it must be "
-                f"({shape[0]}, {classes}): one logit for each class."
+                f"{right}: one logit for each class{' at each position' if y.ndim > 1 else ''}."
             )
     elif {shape[1:], tuple(y.shape[1:])} == {(), (1,)}:
         cure = ".squeeze(1) the output" if output.ndim == 2 else ".squeeze(1) the targets"
         raise InputError(
             f"the model's output has shape {shape} and the targets {tuple(y.shape)}: a loss would silently "
             f"compare every output with every target, {len(y)}×{len(y)}. Make the shapes equal: {cure}."
+        )
+    elif kind == "multilabel" and output.shape != y.shape:
+        raise InputError(
+            f"the model's output has shape {shape} and the labels {tuple(y.shape)}: with task='multilabel' "
+            "there must be one logit for each label."
         )
 
 
@@ -94,19 +107,28 @@ def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
     raise InputError(f"{where} has a {what} that is {value}; repair or leave it out.")
 
 
-def _check_labels(y: Tensor, domains: Domains, classes: int | None) -> None:
+def _check_labels(y: Tensor, domains: Domains, classes: int | None, ignored: int | None) -> None:
     if classes is None:
         return _check_finite(y, domains, "target")
-    if (result := _first(y, domains, lambda rows: (rows.long() < 0) | (rows.long() >= classes))) is None:
+
+    def outside(rows: Tensor) -> Tensor:
+        wrong = (rows.long() < 0) | (rows.long() >= classes)
+        return wrong if ignored is None else wrong & (rows != ignored)
+
+    if (result := _first(y, domains, outside)) is None:
         return None
     _, where = result
+    if ignored is not None:
+        y = torch.where(y == ignored, 0, y)
     used = y[torch.as_tensor(domains.examples().astype(np.int64), device=y.device)]
     raise InputError(_range_error(int(used.min()), int(used.max()), classes, where))
 
 
-def _check_seen(which: Any, labels: Any, domains: Domains, classes: int) -> None:
+def _check_seen(which: Any, labels: Any, domains: Domains, classes: int, ignored: int | None) -> None:
     """Of labels that are known without reading the examples again."""
     inside = np.isin(which, domains.indices)
+    if ignored is not None:
+        inside &= labels != ignored
     used, wrong = labels[inside], inside & ((labels < 0) | (labels >= classes))
     if not wrong.any():
         return
@@ -141,6 +163,12 @@ def _first(values: Tensor, domains: Domains, bad: Callable[[Tensor], Tensor]) ->
     return None
 
 
+def _is_weight(value: Any) -> bool:
+    """Whether it is one floating number of at least 0."""
+    values = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    return values.dtype.kind == "f" and not values.ndim and bool(np.isfinite(values) & (values >= 0))
+
+
 def _place(example: int, domains: Domains, d: int, entry: int) -> str:
     """Where an example is, counted in its domain and, where that differs, in the whole data."""
     number = entry - int(domains.offsets[d])
@@ -148,13 +176,14 @@ def _place(example: int, domains: Domains, d: int, entry: int) -> str:
     return f"example {number} of domain {domains.names[d]!r}{whole}"
 
 
-def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> None:
+def _check_item(dataset: Any, example: int, name: str, classes: int | None, ignored: int | None) -> None:
     where = f"example {example} of domain {name!r}"
     item = dataset[example]
-    if not (isinstance(item, (tuple, list)) and len(item) == 2):
+    weighted = isinstance(item, (tuple, list)) and len(item) == 3 and _is_weight(item[2])
+    if not weighted and not (isinstance(item, (tuple, list)) and len(item) == 2):
         got = f"{len(item)} parts" if isinstance(item, (tuple, list)) else type(item).__name__
         raise InputError(f"{where} is {got}; an item of the dataset must be a pair (x, y).")
-    x, y = item
+    x, y = item[:2]
     for part in leaves(x):
         floating = isinstance(part, Tensor | np.ndarray) and torch.as_tensor(part).is_floating_point()
         if floating and not bool(torch.as_tensor(part).isfinite().all()):
@@ -165,7 +194,7 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None) -> N
             raise InputError(f"{where} has a target that is not finite; repair or leave it out.")
     elif label.dtype.kind not in "iu":
         raise InputError(f"{where} has label {y!r}; with classes={classes} it must be an integer.")
-    elif label.min() < 0 or label.max() >= classes:
+    elif ((label < 0) | (label >= classes))[label != ignored].any():
         raise InputError(
             f"{where} has label {label}; with classes={classes} labels must run 0..{classes - 1}."
         )

@@ -1,7 +1,10 @@
 """Examples as datasets give them (pairs, dicts, NumPy, text labels), made into pairs of tensors (x, y).
 
 What the labels are is decided here, once for all domains: whole numbers, booleans and text are classes,
-floating numbers are regression, and floating numbers that could be either are refused.
+floating numbers are regression, and floating numbers that could be either are refused. Several whole numbers
+per example are a class for each position; 0 and 1 for each of several labels must be said to be that.
+
+Sample weights are the third of three arrays (x, y, w), or ``"sample_weight"`` in examples that are dicts.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,21 +20,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import Examples, TensorData, map_nest
+from shoal.data.batch import TASKS, Examples, TensorData, map_nest
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
 from shoal.errors import InputError, check_names
 from shoal.settings import coerce
 
-TASKS = ("classification", "regression")
+BEYOND = "what an example has beyond (x, y) (a sample weight goes into a dict, as 'sample_weight')"
 LABELS = ("label", "labels", "y", "target", "targets")
 """What the label is called in examples that are dicts."""
+WEIGHT = "sample_weight"
 READ = 4096
 """Examples read to learn every label, where a dataset neither lists its labels nor says its classes."""
 SAMPLE, FEW = 256, 16
 """Examples looked at where not every label is needed, and where the dataset lists its labels."""
 AMBIGUOUS = 20
 """Up to so many distinct floating labels, all whole numbers, could be classes or quantities."""
+
+NUMBERS = ("regression", "multilabel")
+"""Tasks whose targets are floating."""
+MULTILABEL = "with task='multilabel' each must be 0 or 1"
 
 Array = NDArray[Any]
 
@@ -48,6 +56,11 @@ class Understood:
     class_names: tuple[str, ...]
     input_shape: tuple[int, ...]
     notes: Mapping[str, str]
+
+    @property
+    def kind(self) -> str | None:
+        """The task, where it is not what ``classes`` says."""
+        return None if self.task in ("classification", "regression") else self.task
 
 
 @dataclass(frozen=True)
@@ -69,8 +82,12 @@ class Coding:
                 some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
                 raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
             return torch.tensor(self.names.index(text))
-        if self.task == "regression":
+        if self.task in NUMBERS:
+            if self.task == "multilabel" and not _zero_or_one(value):
+                raise InputError(f"{where} has the label {label!r}; {MULTILABEL}.")
             return torch.as_tensor(value).to(torch.get_default_dtype())
+        if value.ndim and value.dtype.kind != "f":
+            return torch.as_tensor(value.astype(np.int64))
         if value.ndim or (value.dtype.kind == "f" and value != np.floor(value)):
             raise InputError(f"{where} has the label {label!r}; a class is one whole number per example.")
         number = int(value)
@@ -96,10 +113,11 @@ class Items(Examples):
         labels[self.seen[0]] = self.seen[1]
         return labels
 
-    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         where = f"example {index} of {self.where}"
-        x, y, _ = _apart(self.source[int(index)], where)
-        return _input(x, where), self.coding(y, where)
+        found = _apart(self.source[int(index)], where)
+        pair = _input(found.x, where), self.coding(found.y, where)
+        return pair if found.weight is None else (*pair, _weight(found.weight, where))
 
 
 class Joined(ConcatDataset[Any]):
@@ -125,15 +143,17 @@ def understand(
     classes: int | Sequence[str] | None = None,
     count: bool = False,
     default: str | None = None,
+    binary: bool = False,
 ) -> Understood:
     """Joins ``parts``, each a Dataset, a list of examples or a pair of arrays, by what their labels are.
 
     Args:
-        task: ``classification`` or ``regression``; by default as the labels are.
+        task: one of :data:`~shoal.data.batch.TASKS`; by default as the labels are.
         classes: how many there are, or their names in order.
         count: find out how many there are where the datasets do not say; it reads up to :data:`READ`
             examples, and beyond that ``classes`` must be given.
         default: the task of labels that could be either, which are refused without it.
+        binary: the loss is a binary cross-entropy: labels that are all 0 or 1 are the multi-label task.
     """
     if task is not None:
         check_names("task", [task], TASKS)
@@ -142,9 +162,9 @@ def understand(
     given = len(names) if names else classes if isinstance(classes, int) else None
     if given is not None and (given < 2 or isinstance(classes, bool)):
         raise InputError(f"classes={classes!r}; there must be at least two.")
-    if given and task == "regression":
-        raise InputError(f"classes={classes!r} and task='regression': a regression has no classes.")
-    count = count and given is None and task != "regression"
+    if given and task in NUMBERS:
+        raise InputError(f"classes={classes!r} and task={task!r}, which has no classes.")
+    count = count and given is None and task not in NUMBERS
     with seeded(0):  # reading an example may draw random numbers
         looks = [
             _look(f"domain {name!r}" if name else "the dataset", part, count, len(parts))
@@ -163,10 +183,21 @@ def understand(
         (a, one), (b, other) = sorted(kinds.items(), key=lambda item: list(words).index(item[0]))[:2]
         raise InputError(f"labels are {words[a]} in {one} and {words[b]} in {other}; make them alike.")
     (kind,) = kinds
+    if weights := [look for look in looks if look.weighted]:
+        for look in looks:
+            if not look.weighted:
+                raise InputError(
+                    f"{look.name} has no sample weights and {weights[0].name} has; give all some."
+                )
+    by_loss = binary and task is None and not given and all(_zero_or_one(look.labels) for look in looks)
+    if by_loss:
+        task = "multilabel"
     task = task or ("classification" if kind != "floating" or given else _floating(looks, default))
-    if task == "regression" and kind == "text":
-        raise InputError("labels are text; for regression they must be numbers.")
-    coding = Coding(task) if task == "regression" else _classes(looks, kind, names, given, count)
+    if task in NUMBERS and kind == "text":
+        raise InputError(f"labels are text; for task={task!r} they must be numbers.")
+    if task == "multilabel":
+        _check_multilabel(looks)
+    coding = Coding(task) if task in NUMBERS else _classes(looks, kind, names, given, count, task)
     coded = {name: look.coded(coding) for name, look in zip(parts, looks, strict=True)}
     joined: Any
     if len(coded) == 1 or any(isinstance(part, Items) for part in coded.values()):
@@ -176,14 +207,16 @@ def understand(
         joined, domains = concatenate(coded)
     dropped = "; ".join(dict.fromkeys(look.dropped for look in looks if look.dropped))
     notes = {"example": f"not used: {dropped}"} if dropped else {}
+    if by_loss:
+        notes["task"] = "multi-label, as the loss is a binary cross-entropy and labels are 0 or 1"
     called = coding.names if len(coding.names) == coding.classes else ()
     return Understood(joined, domains, task, coding.classes, called, looks[0].shape, notes)
 
 
 def warn_of(notes: Mapping[str, str]) -> None:
     """Tells the caller of the public function what of the examples is not used."""
-    for note in notes.values():
-        warnings.warn(note, stacklevel=3)
+    if "example" in notes:
+        warnings.warn(notes["example"], stacklevel=3)
 
 
 def _floating(looks: Sequence[_Look], default: str | None) -> str:
@@ -200,14 +233,28 @@ def _floating(looks: Sequence[_Look], default: str | None) -> str:
     return "regression"
 
 
+def _zero_or_one(values: Array) -> bool:
+    return values.dtype.kind in "biuf" and bool(((values == 0) | (values == 1)).all())
+
+
+def _check_multilabel(looks: Sequence[_Look]) -> None:
+    for look in looks:
+        if not _zero_or_one(look.labels):
+            wrong = ((look.labels != 0) & (look.labels != 1)).reshape(len(look.labels), -1)
+            at = int(wrong.any(1).argmax())
+            value = look.labels[at].reshape(-1)[wrong[at]][0]
+            raise InputError(f"example {look.which[at]} of {look.name} has the label {value}; {MULTILABEL}.")
+
+
 def _classes(
-    looks: Sequence[_Look], kind: str, names: tuple[str, ...], given: int | None, count: bool
+    looks: Sequence[_Look], kind: str, names: tuple[str, ...], given: int | None, count: bool, task: str
 ) -> Coding:
     for look in looks:
-        if look.labels.ndim > 1 and not look.opaque:
+        wrong = kind == "text" or task == "ordinal" or look.labels.dtype.kind == "f"
+        if look.labels.ndim > 1 and wrong and not look.opaque:
             raise InputError(
                 f"a label in {look.name} has shape {look.labels.shape[1:]}: a class is one number per "
-                "example. For several targets make them floating."
+                "example. For several targets make them floating, for a class per position integers."
             )
     every = all(look.whole for look in looks)
     if kind == "text":
@@ -223,10 +270,10 @@ def _classes(
             raise InputError(f"the label {unknown[0]!r} is none of classes={list(names)!r}.")
         if len(names) < 2:
             raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
-        return Coding("classification", names, len(names), text=True)
+        return Coding(task, names, len(names), text=True)
     listed = looks[0].called if all(look.called == looks[0].called for look in looks) else ()
     if all(look.labels.dtype.kind == "b" for look in looks):
-        return Coding("classification", names or ("False", "True"), given or 2)
+        return Coding(task, names or ("False", "True"), given or 2)
     if given is None and listed:
         given, names = len(listed), tuple(listed)
     if given is None and count:
@@ -241,9 +288,9 @@ def _classes(
             at = int(np.argmax(wrong))
             raise InputError(
                 f"example {look.which[at]} of {look.name} has the label {look.labels[at]}; "
-                "with task='classification' labels must be whole numbers."
+                f"with task={task!r} labels must be whole numbers."
             )
-    return Coding("classification", names if len(names) == given else (), given)
+    return Coding(task, names if len(names) == given else (), given)
 
 
 # One dataset
@@ -267,6 +314,9 @@ class _Look:
     dropped: str = ""
     opaque: bool = False
     """It follows the loader's own protocol and is taken as it is."""
+    weight: Tensor | None = None
+    """Of arrays: the sample weights."""
+    weighted: bool = False
 
     @property
     def kind(self) -> str:
@@ -279,8 +329,9 @@ class _Look:
         if isinstance(self.source, Tensor):
             y = self._numbers(coding)
             kind = self.source.dtype if self.source.is_floating_point() else torch.get_default_dtype()
-            return TensorData(self.source, y.to(self.source.device, kind if y.is_floating_point() else None))
-        if coding.task == "regression":
+            y = y.to(self.source.device, kind if y.is_floating_point() else None)
+            return TensorData(self.source, y, self.weight)
+        if coding.task in NUMBERS or self.labels.ndim > 1:
             return Items(self.source, self.name, coding, (self.which[:0], self.which[:0]))
         return Items(self.source, self.name, coding, (self.which, self._numbers(coding).numpy()))
 
@@ -288,7 +339,7 @@ class _Look:
         if self.kind == "text":
             place = {name: n for n, name in enumerate(coding.names)}
             return torch.tensor([place[v] for v in self.labels.tolist()])
-        if coding.task == "regression":
+        if coding.task in NUMBERS:
             return torch.as_tensor(self.labels).double()
         return torch.as_tensor(self.labels.astype(np.int64))
 
@@ -311,12 +362,13 @@ def _look(name: str, part: Any, count: bool, parts: int) -> _Look:
 
 
 def _arrays(name: str, part: Sequence[Any]) -> _Look:
-    """A pair of arrays, all of whose labels are known."""
-    if len(part) != 2:
-        raise InputError(f"{name} has {len(part)} parts; give a dataset or a pair (x, y).")
+    """A pair of arrays, or three with sample weights, all of whose labels are known."""
+    if len(part) not in (2, 3):
+        raise InputError(f"{name} has {len(part)} parts; give a dataset, (x, y) or (x, y, weights).")
     try:
         x = _as_tensor(part[0])
         values = np.asarray(_plain(part[1]))
+        weight = _weights(part[2], len(x), name).to(x.device) if len(part) == 3 else None
     except (TypeError, ValueError) as error:
         raise InputError(f"{name}: {error}") from error
     if not x.ndim or not values.ndim or len(x) != len(values):
@@ -333,7 +385,34 @@ def _arrays(name: str, part: Sequence[Any]) -> _Look:
     elif values.dtype.kind != "f" and values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     every = np.arange(len(x))
-    return _Look(name, x, values, every, True, tuple(x.shape[1:]), _signature(x[0]))
+    shape, weighted = tuple(x.shape[1:]), weight is not None
+    return _Look(name, x, values, every, True, shape, _signature(x[0]), weight=weight, weighted=weighted)
+
+
+def _weights(values: Any, count: int, name: str) -> Tensor:
+    """Sample weights, if they can be."""
+    weights = np.asarray(_plain(values))
+    if weights.dtype.kind not in "biuf" or weights.shape != (count,):
+        raise InputError(
+            f"{name}: sample weights are {weights.dtype} of shape {weights.shape}; they must be {count} "
+            "numbers. Several inputs go into one: a Dataset of ((a, b), y)."
+        )
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise InputError(f"example {at} of {name} has the weight {weights[at]}; it must be at least 0.")
+    if not weights.any():
+        raise InputError(f"{name}: every sample weight is 0; leave the domain out.")
+    kind = torch.float64 if weights.dtype == np.float64 and isinstance(values, Tensor) else None
+    return torch.as_tensor(weights).to(kind or torch.get_default_dtype())
+
+
+def _weight(value: Any, where: str) -> Tensor:
+    """One sample weight, if it can be."""
+    found = np.asarray(_plain(value))
+    if found.dtype.kind not in "biuf" or found.size != 1 or not np.isfinite(found).all() or found.item() < 0:
+        raise InputError(f"{where} has the {WEIGHT} {value!r}; it must be a number of at least 0.")
+    return torch.tensor(found.item(), dtype=torch.get_default_dtype())
 
 
 def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
@@ -347,17 +426,21 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
     opaque = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
     called = _called(dataset)
     which = _spread(size, FEW)
-    first = _together([_label(_read(dataset, n, name)[1], name) for n in which.tolist()], name)
+    first = _together([_label(_read(dataset, n, name).y, name) for n in which.tolist()], name)
     listed = _listed(dataset, which, first)
     if listed is None and not opaque:
-        every = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
-        which = _spread(size, READ if every else max(FEW, SAMPLE // parts))
+        read = first.dtype.kind == "U" or (count and not called and first.dtype.kind != "f")
+        which = _spread(size, READ if read else max(FEW, SAMPLE // parts))
     labels: list[Array] = []
     signature: tuple[str, ...] | None = None
     dropped = ""
+    weighted: set[bool] = set()
     for example in which.tolist():
         where = f"example {example} of {name}"
-        x, y, unused = _read(dataset, example, name)
+        x, y, unused, weight = _read(dataset, example, name)
+        weighted.add(weight is not None)
+        if weight is not None:
+            _weight(weight, where)
         if not opaque:
             x, dropped = _input(x, where), dropped or unused
             here = _signature(x)
@@ -368,11 +451,17 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
                 )
             signature = here
         labels.append(_label(y, where))
+    if len(weighted) > 1:
+        raise InputError(f"some examples in {name} have a {WEIGHT} and others have none; give all one.")
     result = _together(labels, name)
     if listed is not None:
         result, which = listed, np.arange(size)
     shape = tuple(x.shape) if isinstance(x, Tensor) else ()
-    return _Look(name, dataset, result, which, len(which) == size, shape, signature, called, dropped, opaque)
+    every = len(which) == size
+    return _Look(
+        *(name, dataset, result, which, every, shape, signature, called, dropped, opaque),
+        weighted=True in weighted,
+    )
 
 
 def _spread(size: int, most: int) -> Array:
@@ -444,7 +533,16 @@ def _kind(labels: Array) -> str:
 # One example
 
 
-def _read(dataset: Any, example: int, name: str) -> tuple[Any, Any, str]:
+class _Parts(NamedTuple):
+    """An example's input and label, in words what else it has, and its weight."""
+
+    x: Any
+    y: Any
+    dropped: str = ""
+    weight: Any = None
+
+
+def _read(dataset: Any, example: int, name: str) -> _Parts:
     where = f"example {example} of {name}"
     try:
         item = dataset[example]
@@ -455,8 +553,7 @@ def _read(dataset: Any, example: int, name: str) -> tuple[Any, Any, str]:
     return _apart(item, where)
 
 
-def _apart(item: Any, where: str) -> tuple[Any, Any, str]:
-    """An example's input and label, and in words what else it has."""
+def _apart(item: Any, where: str) -> _Parts:
     if isinstance(item, Mapping):
         return _from_mapping(item, where)
     if not isinstance(item, (tuple, list)) or len(item) < 2:
@@ -467,10 +564,10 @@ def _apart(item: Any, where: str) -> tuple[Any, Any, str]:
             f"{where} has {len(item)} parts, of which the second has shape {np.shape(_plain(item[1]))}; "
             "of (x, y, …) the second is the label. Several inputs go into one: ((a, b), y)."
         )
-    return item[0], item[1], "what an example has beyond (x, y)" if len(item) > 2 else ""
+    return _Parts(item[0], item[1], BEYOND if len(item) > 2 else "")
 
 
-def _from_mapping(item: Mapping[Any, Any], where: str) -> tuple[Any, Any, str]:
+def _from_mapping(item: Mapping[Any, Any], where: str) -> _Parts:
     label = [key for key in item if key in LABELS]
     if len(label) != 1:
         what = "several of" if label else "none of"
@@ -478,14 +575,15 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> tuple[Any, Any, str]:
             f"{where} is a dict with {', '.join(map(repr, item))}: {what} {', '.join(LABELS)}; the label "
             "must be under one of them, and the rest is the input."
         )
-    rest = {key: value for key, value in item.items() if key != label[0]}
+    rest = {key: value for key, value in item.items() if key not in (label[0], WEIGHT)}
     used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
     if not used:
         some = next((f"; {key!r} is text: tokenize it (or from_hf)" for key in rest), "")
         raise InputError(f"{where} has no input beside its label {label[0]!r}{some}.")
     unused = [repr(key) for key in rest if key not in used]
     dropped = f"{', '.join(unused)} of the examples (no numbers)" if unused else ""
-    return next(iter(used.values())) if len(used) == 1 else used, item[label[0]], dropped
+    x = next(iter(used.values())) if len(used) == 1 else used
+    return _Parts(x, item[label[0]], dropped, item.get(WEIGHT))
 
 
 def _plain(value: Any) -> Any:

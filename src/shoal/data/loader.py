@@ -127,15 +127,17 @@ class MetaBatchLoader:
             if ahead is not None:
                 yield ahead
             torch.cuda.current_stream(self.device).wait_stream(aside)
-            for tensor in tensors_in((coming.x, coming.y)):  # filled on another stream: not to be given away
+            for tensor in tensors_in(
+                (coming.x, coming.y, coming.weight)
+            ):  # filled on another stream: not to be given away
                 tensor.record_stream(torch.cuda.current_stream(self.device))
             ahead = coming
         if ahead is not None:
             yield ahead
 
     def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
-        x, y = to_device(pair, self.device)
-        return DomainBatch(x, y, domain)
+        x, y, *weight = to_device(pair, self.device)
+        return DomainBatch(x, y, domain, *weight)
 
 
 Request = tuple[int, int | None, list[int], tuple[int, int]]
@@ -227,10 +229,20 @@ class _Collate:
     def __call__(self, answer: tuple[int | None, list[Any]]) -> tuple[int | None, Any]:
         domain, items = answer
         pair = self.collate(items)
-        if not (isinstance(pair, (list, tuple)) and len(pair) == 2):
-            got = f"{len(pair)} parts" if isinstance(pair, (list, tuple)) else type(pair).__name__
-            raise InputError(f"an item of the dataset must be a pair (x, y), but there came {got}.")
+        several = isinstance(pair, (list, tuple))
+        if several and len(pair) == 3 and _is_weight(pair[2]):
+            return domain, pair
+        if not several or len(pair) != 2:
+            got = f"{len(pair)} parts" if several else type(pair).__name__
+            raise InputError(
+                f"an item of the dataset must be a pair (x, y), but there came {got}; a third part is a "
+                "sample weight, one floating number."
+            )
         return domain, pair
+
+
+def _is_weight(values: Any) -> bool:
+    return isinstance(values, Tensor) and values.ndim == 1 and values.is_floating_point()
 
 
 def seed_all(seed: int, device: torch.device | None = None) -> None:
@@ -289,7 +301,12 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
                     f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must be alike."
                 )
     tensors: Sequence[TensorData] = list(parts.values())
-    return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors])), domains
+    weights = [t.weight for t in tensors if t.weight is not None]
+    if weights and len(weights) < len(tensors):
+        without = next(name for name, part in parts.items() if part.weight is None)
+        raise InputError(f"domain {without!r} has no sample weights and others have; give them for all.")
+    weight = torch.cat(weights) if weights else None
+    return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors]), weight), domains
 
 
 def _in_memory(name: str, part: Any) -> Any:
@@ -298,11 +315,10 @@ def _in_memory(name: str, part: Any) -> Any:
         part = part.tensors
     if not isinstance(part, (tuple, list)):
         return part
-    if len(part) != 2:
-        raise InputError(f"domain {name!r} has {len(part)} parts; give a dataset or a pair (x, y).")
+    if len(part) not in (2, 3):
+        raise InputError(f"domain {name!r} has {len(part)} parts; give a dataset, (x, y) or (x, y, weights).")
     try:
-        x, y = map(_as_tensor, part)
-        return TensorData(x, y)
+        return TensorData(*map(_as_tensor, part))
     except (TypeError, ValueError) as error:
         raise InputError(f"domain {name!r}: {error}") from error
 

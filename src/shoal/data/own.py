@@ -314,6 +314,7 @@ def from_dataset(
         model=MODELS.get(len(result.input_shape), ""),
         notes=result.notes,
         class_names=result.class_names,
+        kind=result.kind,
     )
 
 

@@ -196,7 +196,7 @@ def _data(config: RunConfig) -> DomainData:
 def _scores(data: DomainData, metric: str | None, outputs: Array) -> dict[str, Scores]:
     """Of outputs for all examples, split by split, by what a training on these data is judged by."""
     classification, examples = data.classes is not None, data.examples
-    metrics, selects = chosen(metric, data.measures, classification)
+    metrics, selects = chosen(metric, data.measures, data.task.kind)
     y = examples.y.cpu().numpy()  # type: ignore[attr-defined]
     scores = {}
     for split, domains in data.splits.items():
@@ -214,7 +214,7 @@ def _scores(data: DomainData, metric: str | None, outputs: Array) -> dict[str, S
             loss=float(loss.mean()),
             uncounted=data.uncounted,
         )
-        scores[split] = scored(outcome, classification, metrics, selects, by_domain=split == "test")
+        scores[split] = scored(outcome, data.task.kind, metrics, selects, by_domain=split == "test")
     return scores
 
 

@@ -194,7 +194,7 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
         except InputError as error:  # one of all, from a package that cannot be imported
             reasons[name] = str(error).rstrip(".")
             continue
-        if where.classes is None and not cls.regression:
+        if where.classes is None and "regression" not in cls.tasks:
             reasons[name] = "needs classes"
         elif where.domains < 2 and cls.compares_domains:
             reasons[name] = "needs two training domains"

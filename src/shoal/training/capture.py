@@ -176,7 +176,7 @@ class GatheredSteps:
         for u in range(self.unroll):
             drawn = [self.examples.batch(row) for row in self.indices[u]]
             numbers = [None] * len(drawn) if self.numbers is None else list(self.numbers[u])
-            batches = [DomainBatch(x, y, n) for (x, y), n in zip(drawn, numbers, strict=True)]
+            batches = [DomainBatch(x, y, n, *w) for (x, y, *w), n in zip(drawn, numbers, strict=True)]
             logs.append(self.engine.step(self.algorithm, batches))
         return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shoal.algorithms.base import Algorithm, DomainOutput, Forward, Log, Objective
+from shoal.algorithms.base import Algorithm, DomainOutput, Forward, Log, Loss, Objective
 from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError, shown
 from shoal.gradients import gradient
+from shoal.losses import find_terms
 from shoal.optim import Walks, copy_where, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
 from shoal.training.processes import Processes
@@ -33,7 +34,9 @@ class Engine:
     losses are scaled. A step whose loss or gradient is not finite is never applied, and Fish drops the walk
     it belongs to: with ``on_nan="stop"`` no other is applied after it, with ``"skip"`` buffers are restored.
     On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``auxiliary`` are
-    the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`).
+    the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`). ``loss`` is the algorithm's:
+    where its examples count differently (class weights, ``ignore_index``, sample weights), a piece of a batch
+    is divided by what the whole batch is divided by, so that pieces add up to the loss of the whole.
     """
 
     def __init__(
@@ -47,8 +50,10 @@ class Engine:
         accumulate: int = 1,
         on_nan: Literal["stop", "skip"] = "stop",
         auxiliary: Mapping[str, Optimizer] | None = None,
+        loss: Loss | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.terms = None if loss is None else find_terms(loss)
         self.walk = optimizer if isinstance(optimizer, Walks) else None
         self.auxiliary = dict(auxiliary or {})
         self.params = _parameters(optimizer)
@@ -119,11 +124,29 @@ class Engine:
             self.walk.restart()
 
     def parts(self, batches: Sequence[DomainBatch]) -> list[tuple[float, list[DomainBatch]]]:
-        if self.accumulate == 1:
+        if self.accumulate == 1 and self.processes == 1:
             return [(1.0, list(batches))]
-        cut = [pieces(batch, self.accumulate) for batch in batches]
-        sizes = [sum(len(b.y) for b in part) for part in zip(*cut, strict=True)]
-        return [(n / sum(sizes), list(part)) for n, part in zip(sizes, zip(*cut, strict=True), strict=True)]
+        cut = list(zip(*(pieces(batch, self.accumulate) for batch in batches), strict=True))
+        sizes = [sum(len(b.y) for b in part) for part in cut]
+        weights = [n / sum(sizes) for n in sizes]
+        wholes = self._normalizers(batches)
+        if wholes is None:
+            return [(weight, list(part)) for weight, part in zip(weights, cut, strict=True)]
+        return [
+            (
+                weight,
+                [b._replace(normalizer=n * (weight * self.share)) for b, n in zip(part, wholes, strict=True)],
+            )
+            for weight, part in zip(weights, cut, strict=True)
+        ]
+
+    def _normalizers(self, batches: Sequence[DomainBatch]) -> Tensor | None:
+        """What the loss of each whole batch is divided by, (S,); ``None`` where that is its size."""
+        weighted = any(b.weight is not None for b in batches)
+        if self.terms is None or (self.terms.plain and not weighted):
+            return None
+        wholes = torch.stack([self.terms.normalizer(b.y, b.weight) for b in batches])
+        return self.together.sum([wholes])[0] if self.processes > 1 else wholes
 
     def gradients(
         self,
@@ -217,6 +240,11 @@ class Engine:
         """Outputs of whole batches from those of pieces, and the tensors in them that slopes are for."""
         joined = [torch.cat(same) for same in zip(*map(_tensors, seen), strict=True)]
         targets = [torch.cat([v.y for v in same]) for same in zip(*seen, strict=True)]
+        if weighted := all(v.weight is not None for v in seen[0]):
+            targets += [
+                torch.cat([v.weight for v in same if v.weight is not None])
+                for same in zip(*seen, strict=True)
+            ]
         if self.processes > 1:
             wholes = []
             for part in (*joined, *targets):
@@ -229,10 +257,11 @@ class Engine:
         leaves = [t.detach().requires_grad_() for t in joined]
         rest = iter(leaves)
         outputs = []
-        for each, y in zip(seen[0], targets, strict=True):
+        weights: Sequence[Tensor | None] = targets[len(seen[0]) :] if weighted else [None] * len(seen[0])
+        for each, y, weight in zip(seen[0], targets, weights, strict=False):
             flat, shape = tree_flatten((each.output, each.features))
             output, features = tree_unflatten([next(rest) if _spread(t) else t for t in flat], shape)
-            outputs.append(each._replace(output=output, features=features, y=y))
+            outputs.append(DomainOutput(output, y, each.domain, features, weight))
         return leaves, outputs
 
     def average(self, tensors: Sequence[Tensor]) -> list[Tensor]:

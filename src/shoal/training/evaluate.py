@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, full_precision
-from shoal.data.batch import cut, known_labels, widest
+from shoal.data.batch import Task, cut, known_labels, widest
 from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
-from shoal.training.metrics import METRICS, NONE, Metric, Outcome
+from shoal.losses import find_terms
+from shoal.training.metrics import METRICS, NONE, Metric, Outcome, usual
 from shoal.training.processes import Processes
 
 MOST_DOMAINS = 5000
@@ -38,7 +39,7 @@ Watch = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Scores:
-    """One number a domain: accuracy for classification, mean squared error for regression.
+    """One number a domain: the mean squared error in regression, else accuracy (over labels or positions).
 
     Beside these, ``more`` has whatever else was to be measured, by name; see :mod:`shoal.training.metrics`.
     """
@@ -50,7 +51,7 @@ class Scores:
     average: float
     """Over examples, each counted once."""
     loss: float | None = None
-    """The training's loss, a mean over examples."""
+    """The training's loss, a mean over examples, with their weights where they have some."""
     more: Mapping[str, float] = field(default_factory=dict)
     selects: str | None = None
     """Which of ``more`` a training is judged by; ``None``: the average."""
@@ -118,7 +119,7 @@ class Scores:
 
 def scored(
     outcome: Outcome,
-    classification: bool,
+    kind: str,
     metrics: Iterable[Metric],
     selects: Metric | None,
     sampled: tuple[int, int] | None = None,
@@ -127,11 +128,11 @@ def scored(
     """What came out, by group and as each metric sees it; ``by_domain``: also in each of a few domains."""
     metrics, domains = list(metrics), len(outcome.groups)
     return Scores(
-        metric="accuracy" if classification else "mse",
+        metric=usual(kind),
         names=tuple(outcome.groups.names),
         values=tuple(outcome.group_points.tolist()),
         sizes=tuple(outcome.groups.sizes.tolist()),
-        average=float(outcome.points.mean()),
+        average=outcome.average,
         loss=outcome.loss,
         more={m.name: m(outcome) for m in metrics},
         selects=selects.name if selects else None,
@@ -148,7 +149,7 @@ def each_domain(outcome: Outcome, metrics: Iterable[Metric]) -> dict[str, dict[s
     for number, name in enumerate(outcome.groups.names):
         which = outcome.groups.indices_of(number)
         parts: dict[str, Any] = {"groups": Domains([name], np.array([0, len(which)]), np.arange(len(which)))}
-        for part in ("y", "points", "predicted", "output"):
+        for part in ("y", "points", "predicted", "output", "sizes", "counts"):
             if (values := getattr(outcome, part)) is not None and len(values):
                 parts[part] = values[which]
         one = outcome._replace(**parts)
@@ -171,7 +172,7 @@ class Evaluator:
         examples: Any,
         splits: Mapping[str, Domains],
         *,
-        classification: bool,
+        task: Task,
         loss: Loss | None = None,
         batch_size: int = 1024,
         workers: int = 0,
@@ -187,9 +188,11 @@ class Evaluator:
         self.truth: dict[str, np.ndarray] = {}
         self.watch, self.pieces = watch, 1
         limits = limits or {}
-        labels = class_labels(examples) if limits and classification else None
+        labels = class_labels(examples) if limits and task.is_classification else None
         self.splits = {n: sample(d, limits[n], labels) if n in limits else d for n, d in splits.items()}
-        self.classification, self.loss, self.autocast = classification, loss, autocast
+        self.task, self.loss, self.autocast = task, loss, autocast
+        terms = None if loss is None else find_terms(loss)
+        self.terms, self.ignored = terms, terms.ignore_index if terms else None
         self.processes = processes or Processes("cpu")
         index, count = self.processes.index, self.processes.count
         self.which = {name: domains.examples() for name, domains in self.splits.items()}
@@ -212,16 +215,22 @@ class Evaluator:
         }
 
     def __call__(self, model: nn.Module) -> dict[str, Scores]:
-        wanted: set[str] = {m.needs for m in self.metrics if m.needs in ("class", "output")}
-        if wanted and not self.truth:
+        wanted: set[str] = {m.needs for m in self.metrics if m.needs in ("class", "output", "counts")}
+        if wanted - {"counts"} and not self.truth:
             wanted.add("y")
+        if self.ignored is not None:
+            wanted.add("sizes")
         points, losses, kept = self._pass(model, sorted(wanted))
         self.truth |= kept.get("y", {})
         return {name: self._scores(name, points[name], losses[name], kept) for name in self.splits}
 
     def predict(self, model: nn.Module) -> dict[str, np.ndarray]:
-        """For every split the class of each example, or in regression the output, in order of index."""
-        what = "class" if self.classification else "output"
+        """For every split what is predicted of each example, in order of index.
+
+        That is the class, or one for each position; 0 or 1 for each of several labels; in regression the
+        output.
+        """
+        what = "output" if self.task.kind == "regression" else "class"
         return self._pass(model, [what])[2][what]
 
     def _pass(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
@@ -237,21 +246,18 @@ class Evaluator:
         """For every split one number an example, the sum of the losses, and what else is wanted."""
         device, index, count = self.processes.device, self.processes.index, self.processes.count
         points = {n: torch.zeros(len(w), device=device) for n, w in self.which.items()}
-        losses = {n: torch.zeros((), dtype=widest(device), device=device) for n in self.which}
+        losses = {n: torch.zeros(2, dtype=widest(device), device=device) for n in self.which}
         kept: dict[str, dict[str, Tensor]] = {what: {} for what in wanted}
         at = dict.fromkeys(self.which, 0)
-        for (split, indices), ((x, y, _),) in zip(self.order.batches, self.loader, strict=True):
+        for (split, indices), (batch,) in zip(self.order.batches, self.loader, strict=True):
             self._tell(split, at)
-            output = self._output(model, x, len(indices))
-            if self.loss is not None:
-                losses[split] += self.loss(output, y) * len(indices)
-            score = output.argmax(-1) == y if self.classification else (output - y).square()
+            output, y = self._output(model, batch.x, len(indices)), batch.y
+            losses[split] += self._loss(output, y, batch.weight)
             own = points[split][index::count]  # a view
-            score = score.float()
             here = slice(at[split], at[split] + len(indices))
-            own[here] = score if score.ndim == 1 else score.flatten(1).mean(1)
+            own[here] = self._points(output, y)
             for what in wanted:
-                part = y if what == "y" else output if what == "output" else output.argmax(-1).int()
+                part = self._part(what, output, y)
                 if split not in kept[what]:
                     kept[what][split] = part.new_zeros(len(self.which[split]), *part.shape[1:])
                 kept[what][split][index::count][here] = part
@@ -265,6 +271,51 @@ class Evaluator:
             dict(zip(names, together[len(names) :], strict=True)),
             self._gathered(kept),
         )
+
+    def _loss(self, output: Any, y: Tensor, weight: Tensor | None) -> Tensor:
+        """The sum of the examples' losses, and what the mean divides it by."""
+        place: dict[str, Any] = {"dtype": widest(y.device), "device": y.device}
+        if self.loss is None:
+            return torch.zeros(2, **place)
+        if self.terms is None or (self.terms.plain and weight is None):
+            return torch.stack([self.loss(output, y).to(**place) * len(y), torch.tensor(len(y), **place)])
+        sums, counts = self.terms.sums(output, y).to(**place), self.terms.counts(y).to(**place)
+        if weight is not None:
+            sums, counts = sums * weight, counts * weight
+        return torch.stack([sums.sum(), counts.sum()])
+
+    def _points(self, output: Any, y: Tensor) -> Tensor:
+        """One number an example."""
+        score = (output - y).square() if self.task.kind == "regression" else self._class(output) == y
+        score = score.float().reshape(len(y), -1)
+        if self.ignored is None:
+            return score.mean(1)
+        counted = y.ne(self.ignored).reshape(len(y), -1)
+        return (score * counted).sum(1) / counted.sum(1).clamp(min=1)
+
+    def _class(self, output: Tensor) -> Tensor:
+        """The predicted classes; in the multi-label task 1 for each label whose logit is positive."""
+        return (output > 0).int() if self.task.kind == "multilabel" else output.argmax(1).int()
+
+    def _part(self, what: str, output: Any, y: Tensor) -> Tensor:
+        """What is to be kept of a batch."""
+        if what == "sizes":
+            return y.ne(self.ignored or 0).reshape(len(y), -1).sum(1)
+        if what == "counts":
+            return self._counts(self._class(output), y)
+        return y if what == "y" else output if what == "output" else self._class(output)
+
+    def _counts(self, predicted: Tensor, y: Tensor) -> Tensor:
+        """(B, 3, classes): positions that were right, true and predicted in each class."""
+        classes = self.task.classes or 0
+        counted = torch.ones_like(y, dtype=torch.bool) if self.ignored is None else y != self.ignored
+        true, claimed = y.where(counted, classes), predicted.long().where(counted, classes)
+        right = true.where(true == claimed, classes)
+        found = y.new_zeros(len(y), 3, classes + 1, dtype=torch.int64)
+        for n, which in enumerate((right, true, claimed)):
+            flat = which.long().reshape(len(y), -1)
+            found[:, n].scatter_add_(1, flat, torch.ones_like(flat))
+        return found[:, :, :classes]
 
     def _tell(self, split: str, at: Mapping[str, int]) -> None:
         if self.watch is not None:
@@ -310,17 +361,26 @@ class Evaluator:
 
     def _scores(self, name: str, points: Tensor, loss: Tensor, kept: Kept) -> Scores:
         values = points.cpu().double().numpy()
+        sizes = kept["sizes"][name] if "sizes" in kept else None
+        if sizes is not None and sizes.min() == sizes.max() > 0:
+            sizes = None
         outcome = Outcome(
             y=self.truth.get(name, NONE),
             groups=self.groups[name],
             points=values,
             predicted=kept.get("class", {}).get(name, NONE),
             output=kept.get("output", {}).get(name, NONE),
-            loss=None if self.loss is None else float(loss) / len(values),
+            loss=None if self.loss is None else _ratio(*loss.tolist()),
             uncounted=self.uncounted,
+            sizes=sizes,
+            counts=kept.get("counts", {}).get(name, NONE),
         )
         sampled, test = self.sampled.get(name), name == "test"
-        return scored(outcome, self.classification, self.metrics, self.selects, sampled, by_domain=test)
+        return scored(outcome, self.task.kind, self.metrics, self.selects, sampled, by_domain=test)
+
+
+def _ratio(total: float, whole: float) -> float:
+    return total / whole if whole else math.nan
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

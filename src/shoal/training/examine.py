@@ -19,11 +19,16 @@ from shoal.data.domains import Domains
 from shoal.data.loader import to_device
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
+from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, Terms, find_terms, shown_loss
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.replay import leaves_no_trace
 
 SIZED = 16
 """Examples looked at for the largest, where they differ in size."""
+SEVERAL = (
+    ". Several inputs are given as one argument, as the dataset nests them: forward(self, x) with a, b = x "
+    "(or x['a'] of a dict)."
+)
 LABELS = 512
 """Classes that a loss is tried on."""
 
@@ -38,6 +43,8 @@ class Examined(NamedTuple):
     output: Any
     numbers: int
     """The most that one example becomes in any operation of the model."""
+    weighted: bool = False
+    """Whether examples have weights."""
 
 
 def examine(
@@ -46,17 +53,17 @@ def examine(
     examples: Any,
     device: torch.device,
     classes: int | None,
-    own_loss: bool = False,
+    loss: Loss | None = None,
     features: FeatureExtractor | None = None,
 ) -> Examined:
     """Looks at the data, and at what the model makes of two examples.
 
     Args:
-        own_loss: outputs need not fit the targets.
+        loss: the user's own.
         features: what is to find the features, where they are not those of a FeatureModel.
     """
     domains = data.splits["train"]
-    x, y = _batch(examples, domains.indices[:2], device)
+    x, y, *weight = _batch(examples, domains.indices[:2], device)
     if any(is_lazy(t) for t in (*model.parameters(), *model.buffers())):
         _forward(model, x)  # gives them their shapes
     with Largest() as largest:
@@ -71,34 +78,62 @@ def examine(
                 _trial(model, long)
             numbers = max(numbers, largest.numbers // 2)
     classes = classes or data.classes
-    if not y.is_floating_point() and isinstance(output, Tensor) and (output.ndim > 2 or y.ndim > 1):
-        raise InputError(
-            f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: one label "
-            f"per example is predicted here: outputs must be ({len(y)}, classes) and labels ({len(y)},)."
-        )
+    terms = None if loss is None else find_terms(loss)
+    kind = _kind(data, classes, output, y)
     if y.is_floating_point() and classes is not None:
         raise InputError(f"classes={classes} but the targets are {y.dtype}; labels must be integers.")
-    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim in (1, 2):
-        classes = output[0].numel()
+    if not y.is_floating_point() and classes is None and isinstance(output, Tensor) and output.ndim:
+        classes = output[0].numel() if output.ndim < 3 else output.shape[1]
         if output.ndim == 1 or classes == 1:
             raise InputError(
                 "the model has one output and the labels are whole numbers, which are classes: give it one "
-                "output per class; for regression say task='regression' or make the targets floating."
+                "output per class; for regression say task='regression' or make the targets floating; one "
+                "logit with loss=nn.BCEWithLogitsLoss() is task='multilabel'."
             )
     for which in data.splits.values():
-        check_examples(examples, which, classes)
-    check_outputs(output, y, classes)
-    if not own_loss and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
+        check_examples(examples, which, classes, ignored=terms.ignore_index if terms else None)
+    check_outputs(output, y, classes, kind)
+    if loss is None and classes is None and isinstance(output, Tensor) and output.shape != y.shape:
         raise InputError(
             f"the model's output has shape {tuple(output.shape)} and the floating targets {tuple(y.shape)}: "
             "regression needs one output per target. For classification make labels integers (y.long())."
         )
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
+    if kind == "multilabel":
+        usual = nn.functional.binary_cross_entropy_with_logits
     width = features.find(x).width if features is not None else None
     if features is None and isinstance(model, FeatureModel):
         width = _numbers(_trial(model.features, x))
-    task = Task(domains=len(domains), classes=classes, features=width)
-    return Examined(task, usual, x, y, output, numbers)
+    task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
+    return Examined(task, usual, x, y, output, numbers, bool(weight))
+
+
+def _kind(data: DomainData, classes: int | None, output: Any, y: Tensor) -> str:
+    """The task, by what the data say or else by the shapes of labels and outputs."""
+    if data.kind not in (None, "classification"):
+        if data.kind == "dense" and y.ndim < 2:
+            raise InputError(f"task='dense' needs a label per position, (B, …); labels are {tuple(y.shape)}.")
+        if data.kind in ("ordinal", "dense") and y.is_floating_point():
+            raise InputError(f"task={data.kind!r} and the labels are {y.dtype}; they must be integers.")
+        return str(data.kind)
+    if y.is_floating_point():
+        return "regression"
+    if y.ndim == 1 or not isinstance(output, Tensor):
+        if isinstance(output, Tensor) and output.ndim > 2:
+            raise InputError(
+                f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: one "
+                f"label per example needs outputs ({len(y)}, classes), one per position needs labels "
+                f"{(len(y), *output.shape[2:])}."
+            )
+        return "classification"
+    if output.ndim == y.ndim + 1:
+        return "dense"
+    same = output.shape == y.shape
+    several = "several labels of 0 or 1 are task='multilabel', several numbers floating targets (y.float())"
+    raise InputError(
+        f"the model's output has shape {tuple(output.shape)} and the labels {tuple(y.shape)}: "
+        + (f"{several}." if same else f"a class per position needs outputs (B, classes, …); {several}.")
+    )
 
 
 class Largest(TorchDispatchMode):
@@ -129,7 +164,10 @@ def _forward(model: nn.Module, x: Any) -> Any:
         given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         given += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
         first = (str(error).splitlines() or [""])[0]
-        raise InputError(f"the model cannot take two training examples ({given}): {first}") from error
+        several = isinstance(x, (tuple, list, Mapping)) and isinstance(error, TypeError)
+        raise InputError(
+            f"the model cannot take two training examples ({given}): {first}{SEVERAL if several else ''}"
+        ) from error
     finally:
         model.train(mode)
 
@@ -158,6 +196,8 @@ def check_scored(found: Examined) -> None:
     """Refuses outputs that an evaluation could not compare with the targets, or would broadcast."""
     output, y = found.output, found.y
     got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    if found.task.kind == "dense" and isinstance(output, Tensor):
+        return  # `examine` has compared them
     if not isinstance(output, Tensor) or (found.task.classes is None and output.shape != y.shape):
         raise InputError(
             f"the model's output is {got} and the targets are {tuple(y.shape)}: scores compare one tensor "
@@ -165,19 +205,65 @@ def check_scored(found: Examined) -> None:
         )
 
 
-def check_loss(loss: Loss, found: Examined, needs: str | None) -> None:
-    """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean.
+def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str | None) -> None:
+    """Refuses a loss that is not one number, and one that cannot be had with what is asked of it.
 
-    The loss of a batch must be the mean of its examples' where batches are taken in pieces: a class weight
-    or ``ignore_index`` divides by another sum than the number of examples.
+    ``divided`` says why batches are taken in pieces. The pieces of a loss whose terms are known are put
+    together exactly; any other must be the plain mean of its examples' losses.
     """
+    terms = find_terms(loss)
+    if terms is not None:
+        _check_terms(terms, loss, found)
+    if found.weighted:
+        if terms is None:
+            raise InputError(UNKNOWN_LOSS.format("sample weights need", shown_loss(loss)))
+        if not algorithm.sample_weights:
+            raise InputError(
+                f"{type(algorithm).__name__} does not take sample weights; leave them out, or train with "
+                "'fish', 'vrex' or 'erm'."
+            )
+    exact = terms is not None and (algorithm.sample_weights or not algorithm.additive)
+    needs = None if exact else divided
+    if algorithm.mean_of_examples:
+        needs = needs or type(algorithm).__name__
+    _try_loss(loss, found, needs)
+
+
+def _check_terms(terms: Terms, loss: Loss, found: Examined) -> None:
+    """Refuses a loss of torch that does not go with the task."""
+    classes, weight, kind = found.task.classes, terms.class_weight, found.task.kind
+    if terms.function in PROBABILITIES and kind == "multilabel":
+        raise InputError(
+            f"loss is {shown_loss(loss)}, of probabilities; outputs are logits here: nn.BCEWithLogitsLoss()."
+        )
+    if terms.function in (*BINARY, *OF_NUMBERS) and classes is not None:
+        raise InputError(
+            f"loss is {shown_loss(loss)} and the labels are whole numbers, which are {kind}: say "
+            "task='multilabel' (0 and 1) or task='regression', or leave the loss out (cross-entropy)."
+        )
+    if weight is not None and classes is not None and weight.numel() != classes:
+        raise InputError(f"loss has {weight.numel()} class weights and there are {classes} classes.")
+    if isinstance(found.output, Tensor):
+        try:
+            with torch.no_grad():
+                loss(found.output, found.y)
+        except (RuntimeError, ValueError, IndexError) as error:
+            first = (str(error).splitlines() or [""])[0]
+            raise InputError(
+                f"loss cannot take outputs {tuple(found.output.shape)} and targets {tuple(found.y.shape)}: "
+                f"{first}"
+            ) from error
+
+
+def _try_loss(loss: Loss, found: Examined, needs: str | None) -> None:
+    """Refuses a loss that is not one number, and where something ``needs`` it, one that is no plain mean."""
     output, y = found.output, found.y
     if not isinstance(output, Tensor):
         return
     count = min(found.task.classes or 8, LABELS)
     draw = torch.Generator().manual_seed(0)
     output = torch.randn((count, *output.shape[1:]), generator=draw).to(output.device, output.dtype)
-    if found.task.classes:
+    if found.task.classes and y.ndim == 1:
         y = torch.arange(count, dtype=y.dtype, device=y.device)
     else:
         y = y[torch.arange(count, device=y.device) % len(y)]
@@ -196,7 +282,8 @@ def check_loss(loss: Loss, found: Examined, needs: str | None) -> None:
     if not math.isclose(each, mean, rel_tol=1e-3, abs_tol=1e-5):
         raise InputError(
             f"{needs} needs a loss that is the mean of its examples' losses, and this one is not (a class "
-            "weight, ignore_index, or a sum): the result would depend on how batches are divided."
+            "weight, ignore_index, or a sum): the result would depend on how batches are divided. Class "
+            "weights in nn.CrossEntropyLoss(weight=…) can be divided by most algorithms."
         )
 
 
@@ -211,6 +298,7 @@ def _some(domains: Domains) -> Any:
     return domains.indices[places.numpy()]
 
 
-def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, Tensor]:
+def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, ...]:
     """These examples as a batch."""
-    return to_device(batch_of(examples, which), device)
+    found: tuple[Any, ...] = to_device(batch_of(examples, which), device)
+    return found

@@ -10,7 +10,23 @@ Where a number is not defined it is NaN, and a NaN is never the best:
 - AUC where all examples are of one class. With more than two classes it is the mean over those in the truth.
 - anything computed from real-valued outputs of which one is not finite.
 
-F1 and recall are over the classes in the truth: one that is predicted and never true only costs the others.
+F1, recall and IoU are over the classes in the truth: one that is predicted and never true only costs the
+others. In the multi-label task F1, AUC and average precision are means over labels; labels for which AUC or
+average precision is undefined, as all examples are alike in them, are left out.
+
+By task, after :data:`~shoal.data.batch.TASKS`:
+
+- classification: accuracy, worst-group accuracy, 10th-percentile accuracy, macro F1, weighted F1, macro
+  recall, AUC
+- ordinal: these, class MAE (mean |predicted − true|, in classes) and quadratic weighted kappa
+- dense: accuracy (over positions that are not ignored), worst-group accuracy, 10th-percentile accuracy,
+  mean IoU
+- multilabel: accuracy (over examples and labels), worst-group accuracy, 10th-percentile accuracy, exact
+  match, macro F1, AUC, mean average precision
+- regression: mse, worst-group mse, MAE, R², Pearson r, worst-group Pearson r (of several outputs, the mean
+  over them)
+
+The loss is a metric of every task. Sample weights count in the loss alone.
 """
 
 from __future__ import annotations
@@ -31,8 +47,9 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Own = Callable[[Array, Array, "Domains"], float]
 """A metric of the user's: of the model's outputs, the truths and the groups, whose indices count these."""
-Need = Literal["points", "class", "output", "loss"]
-Task = Literal["classification", "regression"]
+Need = Literal["points", "class", "output", "counts", "loss"]
+CLASSES = ("classification", "ordinal")
+RIGHT_OR_WRONG = (*CLASSES, "dense", "multilabel")
 
 
 NONE: Array = np.empty(0)
@@ -45,20 +62,38 @@ class Outcome(NamedTuple):
     groups: Domains
     """Whose indices are places in the other arrays."""
     points: Array
-    """Of each example: 1 where the class is right, else 0; in regression its mean squared error."""
+    """Of each example: 1 where the class is right, else 0; of several labels the share that is right; in
+    regression its mean squared error."""
     predicted: Any = NONE
-    """Classes."""
+    """Classes; in the multi-label task 0 or 1 for each label."""
     output: Any = NONE
     """The model's: real values, or in classification a score for each class."""
     loss: float | None = None
     uncounted: frozenset[str] = frozenset()
     """Groups that are never the worst."""
+    sizes: Any = None
+    """How many labels of each example count, where these are not equally many; NaN is the mean of none."""
+    counts: Any = NONE
+    """(n, 3, classes): how many positions of an example were right, true and predicted in each class."""
+
+    @property
+    def average(self) -> float:
+        """The mean over examples."""
+        if self.sizes is None:
+            return float(self.points.mean())
+        whole = self.sizes.sum()
+        return float((self.points * self.sizes).sum() / whole) if whole else math.nan
 
     @property
     def group_points(self) -> Array:
         """The mean over each group."""
-        sums = np.add.reduceat(self.points[self.groups.indices], self.groups.offsets[:-1])
-        return sums / self.groups.sizes
+        which, starts = self.groups.indices, self.groups.offsets[:-1]
+        if self.sizes is None:
+            sums: Array = np.add.reduceat(self.points[which], starts)
+            return sums / self.groups.sizes
+        with np.errstate(invalid="ignore"):
+            sums = np.add.reduceat((self.points * self.sizes)[which], starts)
+            return sums / np.add.reduceat(self.sizes[which], starts)
 
     def counted(self, values: Array) -> Array:
         """Of values by group those that count."""
@@ -69,12 +104,12 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """``needs`` is what of an :class:`Outcome` it looks at; ``task`` is ``None`` where it is for both."""
+    """``needs`` is what of an :class:`Outcome` it looks at; ``tasks`` are those that it is for."""
 
     name: str
     compute: Callable[[Outcome], float]
     needs: Need = "points"
-    task: Task | None = "classification"
+    tasks: tuple[str, ...] = CLASSES
     higher: bool = True
     """Whether higher is better."""
     by_group: Callable[[Outcome], Array] | None = None
@@ -85,6 +120,12 @@ class Metric:
     """Where it has no value."""
 
     def __call__(self, outcome: Outcome) -> float:
+        if outcome.sizes is not None and self.tasks and self.needs in ("class", "output"):
+            some = outcome.sizes > 0  # whose label is not ignored
+            if not some.any():
+                return math.nan
+            kept = {n: getattr(outcome, n) for n in ("y", "predicted", "output")}
+            outcome = outcome._replace(**{n: v[some] for n, v in kept.items() if len(v)})
         return float(self.compute(outcome))
 
 
@@ -104,6 +145,63 @@ def weighted_f1(predicted: Array, y: Array) -> float:
     """The same mean with each class as often as it is true."""
     right, true, claimed = _counts(predicted, y)
     return float((2 * right / (true + claimed) * true).sum() / true.sum())
+
+
+def label_f1(predicted: Array, y: Array) -> float:
+    """The mean over labels that are 1 somewhere of 2 TP / (2 TP + FP + FN)."""
+    p, t = (values.reshape(len(values), -1) > 0.5 for values in (predicted, y))
+    both, some = (p & t).sum(0), t.sum(0) > 0
+    return float((2 * both / np.maximum(p.sum(0) + t.sum(0), 1))[some].mean()) if some.any() else math.nan
+
+
+def mean_iou(counts: Array) -> float:
+    """The mean over the classes in the truth of TP / (TP + FP + FN)."""
+    right, true, claimed = counts.sum(0).astype(np.float64)
+    some = true > 0
+    return float((right / (true + claimed - right + ~some))[some].mean()) if some.any() else math.nan
+
+
+def quadratic_kappa(predicted: Array, y: Array) -> float:
+    """1 − Σ(p − y)² / its expectation with predictions and truths independent; NaN where that is 0."""
+    p, t = np.asarray(predicted, np.float64), np.asarray(y, np.float64)
+    expected = p.var() + t.var() + (p.mean() - t.mean()) ** 2
+    return float(1 - np.square(p - t).mean() / expected) if expected > 0 else math.nan
+
+
+def average_precision(scores: Array, positive: Array) -> float:
+    """Σ_k (R_k − R_{k−1}) P_k down the distinct scores; NaN where none is ``positive``."""
+    if not positive.any() or np.isnan(scores).any():
+        return math.nan
+    order = np.argsort(-scores, kind="stable")
+    hits, ends = np.cumsum(positive[order]), np.append(np.diff(scores[order]) != 0, True)
+    hits, seen = hits[ends], np.flatnonzero(ends) + 1
+    return float((np.diff(hits, prepend=0) * hits / seen).sum() / hits[-1])
+
+
+def r_squared(output: Array, y: Array) -> float:
+    """1 − Σ(y − f)² / Σ(y − ȳ)², NaN where truths are constant."""
+    whole = np.square(y - y.mean()).sum()
+    return float(1 - np.square(y - output).sum() / whole) if whole > 0 else math.nan
+
+
+def _by_label(measure: Callable[[Array, Array], float], outcome: Outcome) -> float:
+    """The mean of a measure over the labels in which it is defined."""
+    scores, y = (_rows(values) for values in (outcome.output, outcome.y))
+    values = [measure(scores[:, n], y[:, n] > 0.5) for n in range(y.shape[1])]
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
+
+
+def _by_output(measure: Callable[[Array, Array], float], outcome: Outcome) -> float:
+    """The mean of a measure over outputs."""
+    output, y = (_rows(values) for values in (outcome.output, outcome.y))
+    if not np.isfinite(output).all():
+        return math.nan
+    return float(np.mean([measure(output[:, n], y[:, n]) for n in range(y.shape[1])]))
+
+
+def _rows(values: Any) -> Array:
+    return np.asarray(values, np.float64).reshape(len(values), -1)
 
 
 def _counts(predicted: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -172,45 +270,97 @@ def _worst(
         if needs == "output" and not np.isfinite(outcome.output).all():
             return math.nan
         values = outcome.counted(by_group(outcome))
-        if needs == "output":
+        if needs == "output" or outcome.sizes is not None:
             values = values[~np.isnan(values)]
         if not len(values):
             return math.nan
         return float(values.min() if higher else values.max())
 
     what, undefined = name.removeprefix("worst-group "), CONSTANT if needs == "output" else ""
-    task: Task = "classification" if what == "accuracy" else "regression"
-    return Metric(name, compute, needs, task, higher, by_group, what, undefined)
+    tasks = RIGHT_OR_WRONG if what == "accuracy" else ("regression",)
+    return Metric(name, compute, needs, tasks, higher, by_group, what, undefined)
 
 
 def _group_r(outcome: Outcome) -> Array:
     parts = map(outcome.groups.indices_of, range(len(outcome.groups)))
-    return np.array([pearson_r(outcome.output[part], outcome.y[part]) for part in parts])
+    return np.array(
+        [_by_output(pearson_r, outcome._replace(output=outcome.output[p], y=outcome.y[p])) for p in parts]
+    )
 
 
 def _tenth_percentile(outcome: Outcome) -> float:
     values = outcome.counted(outcome.group_points)
+    values = values[~np.isnan(values)]
     return float(np.percentile(values, 10)) if len(values) else math.nan
 
 
 ONE_CLASS = "all its examples are of one class, or an output is not finite"
 CONSTANT = "predictions or truths are all equal, or one is not finite"
+NO_LABEL = "no label that is 1 in some example (and 0 in others), or an output is not finite"
 GROUPS: Callable[[Outcome], Array] = Outcome.group_points.fget  # type: ignore[attr-defined]
+
+
+def _is_multilabel(outcome: Outcome) -> bool:
+    return bool(outcome.y.dtype.kind == "f")
+
+
+def _f1(outcome: Outcome) -> float:
+    return (label_f1 if _is_multilabel(outcome) else macro_f1)(outcome.predicted, outcome.y)
+
+
+def _auc(outcome: Outcome) -> float:
+    if _is_multilabel(outcome):
+        return _by_label(binary_auc, outcome)
+    return auc(outcome.output, outcome.y)
+
+
+def _exact(outcome: Outcome) -> float:
+    return float((_rows(outcome.predicted) == _rows(outcome.y)).all(1).mean())
+
+
+def _mae(outcome: Outcome) -> float:
+    return float(np.abs(_rows(outcome.output) - _rows(outcome.y)).mean())
+
+
+def _class_mae(outcome: Outcome) -> float:
+    return float(np.abs(outcome.predicted.astype(np.float64) - outcome.y).mean())
+
+
 METRICS = {
     m.name: m
     for m in (
-        Metric("accuracy", lambda o: o.points.mean()),
+        Metric("accuracy", lambda o: o.average, tasks=RIGHT_OR_WRONG),
         _worst("worst-group accuracy", GROUPS),
-        Metric("10th-percentile accuracy", _tenth_percentile, by_group=GROUPS, of_groups="accuracy"),
-        Metric("macro F1", lambda o: macro_f1(o.predicted, o.y), "class"),
+        Metric(
+            *("10th-percentile accuracy", _tenth_percentile),
+            tasks=RIGHT_OR_WRONG,
+            by_group=GROUPS,
+            of_groups="accuracy",
+        ),
+        Metric("macro F1", _f1, "class", (*CLASSES, "multilabel")),
         Metric("weighted F1", lambda o: weighted_f1(o.predicted, o.y), "class"),
         Metric("macro recall", lambda o: macro_recall(o.predicted, o.y), "class"),
-        Metric("AUC", lambda o: auc(o.output, o.y), "output", undefined=ONE_CLASS),
-        Metric("Pearson r", lambda o: pearson_r(o.output, o.y), "output", "regression", undefined=CONSTANT),
+        Metric("AUC", _auc, "output", (*CLASSES, "multilabel"), undefined=ONE_CLASS),
+        Metric("class MAE", _class_mae, "class", ("ordinal",), higher=False),
+        Metric(
+            *("quadratic weighted kappa", lambda o: quadratic_kappa(o.predicted, o.y), "class", ("ordinal",)),
+            undefined="predictions and truths are all of one class",
+        ),
+        Metric("mean IoU", lambda o: mean_iou(o.counts), "counts", ("dense",)),
+        Metric("exact match", _exact, "class", ("multilabel",)),
+        Metric(
+            *("mean average precision", lambda o: _by_label(average_precision, o), "output", ("multilabel",)),
+            undefined=NO_LABEL,
+        ),
+        Metric(
+            *("Pearson r", lambda o: _by_output(pearson_r, o), "output", ("regression",)), undefined=CONSTANT
+        ),
         _worst("worst-group Pearson r", _group_r, needs="output"),
-        Metric("mse", lambda o: o.points.mean(), task="regression", higher=False),
+        Metric("mse", lambda o: o.average, tasks=("regression",), higher=False),
         _worst("worst-group mse", GROUPS, higher=False),
-        Metric("loss", lambda o: math.nan if o.loss is None else o.loss, "loss", None, higher=False),
+        Metric("MAE", _mae, "output", ("regression",), higher=False),
+        Metric("R²", lambda o: _by_output(r_squared, o), "output", ("regression",), undefined=CONSTANT),
+        Metric("loss", lambda o: math.nan if o.loss is None else o.loss, "loss", (), higher=False),
     )
 }
 
@@ -248,11 +398,16 @@ def _own(function: Own) -> Metric:
         except (TypeError, ValueError) as error:
             raise InputError(f"metric {name!r} must return a number, got {value!r}.") from error
 
-    return Metric(name, compute, "output", None, bool(getattr(function, "higher_is_better", True)))
+    return Metric(name, compute, "output", (), bool(getattr(function, "higher_is_better", True)))
+
+
+def usual(kind: str) -> str:
+    """What an example is scored by in a task: its points."""
+    return "mse" if kind == "regression" else "accuracy"
 
 
 def chosen(
-    wanted: str | Own | None, measures: Sequence[str], classification: bool
+    wanted: str | Own | None, measures: Sequence[str], kind: str
 ) -> tuple[list[Metric], Metric | None]:
     """All that is to be measured, and what of it selects: what is ``wanted``, else the first measure."""
     every = [metric(name) for name in measures]
@@ -260,25 +415,21 @@ def chosen(
     if selects is not None and selects.name not in [m.name for m in every]:
         every = [selects, *every]
     for m in every:
-        check_fits(m, classification)
+        check_fits(m, kind)
     return every, selects
 
 
-def check_fits(m: Metric, classification: bool) -> None:
-    task = "classification" if classification else "regression"
-    if m.task not in (None, task):
-        known = ", ".join(other.name for other in METRICS.values() if other.task in (None, task))
-        raise InputError(f"metric {m.name!r} is for {m.task}, and this is {task}; choose of: {known}.")
+def check_fits(m: Metric, kind: str) -> None:
+    if m.tasks and kind not in m.tasks:
+        known = ", ".join(other.name for other in METRICS.values() if not other.tasks or kind in other.tasks)
+        tasks = ", ".join(m.tasks)
+        raise InputError(f"metric {m.name!r} is for {tasks}; this is {kind}: choose of {known}.")
 
 
-def check_output(every: Iterable[Metric], shape: tuple[int, ...]) -> None:
+def check_output(every: Iterable[Metric], shape: tuple[int, ...], kind: str) -> None:
     """Refuses metrics that need another output than the model's, whose ``shape`` is a batch's."""
     for m in every:
-        if m.needs == "output" and m.task == "regression" and math.prod(shape[1:]) != 1:
-            raise InputError(
-                f"metric {m.name!r} needs one number an example; the model's output has shape {shape}."
-            )
-        if m.needs in ("class", "output") and m.task == "classification" and len(shape) != 2:
+        if m.needs in ("class", "output") and m.tasks and kind in CLASSES and len(shape) != 2:
             raise InputError(
                 f"metric {m.name!r} needs one score a class; the model's output has shape {shape}."
             )

@@ -157,4 +157,4 @@ def evaluate(data: DomainData, split: str, predicted: Array) -> tuple[Scores, Ma
     every = measured(data)
     usual = "accuracy" if classification else "mse"
     others = {m.of_groups: m.by_group(outcome) for m in every if m.by_group and m.of_groups != usual}
-    return scored(outcome, classification, every, every[0] if every else None), others
+    return scored(outcome, data.task.kind, every, every[0] if every else None), others

@@ -83,11 +83,12 @@ class Setup:
         self.progress = Progress(self.label, options.steps, shown)
         # Reading examples may draw random numbers.
         with seeded(options.seed), self.progress.phase("reading data"):
-            own_loss = options.loss is not None
+            if isinstance(options.loss, nn.Module):
+                options.loss.to(self.device)  # its class weights
             settings = check_settings(cls, options.settings)
             extractor = self._extractor(cls, settings)
             found = examine(
-                self.model, data, self.examples, self.device, options.classes, own_loss, extractor
+                self.model, data, self.examples, self.device, options.classes, options.loss, extractor
             )
             self.task = replace(found.task, steps=options.steps)
             self.loss = options.loss or found.loss
@@ -98,10 +99,10 @@ class Setup:
             self.algorithm.check_input(found.x)
             if self.splits:
                 check_scored(found)
-            classification = self.task.is_classification
-            self.metrics, self.selects = chosen(options.metric, data.measures, classification)
+            kind = self.task.kind
+            self.metrics, self.selects = chosen(options.metric, data.measures, kind)
             if any(m.needs in ("class", "output") for m in self.metrics):
-                check_output(self.metrics, tuple(found.output.shape))
+                check_output(self.metrics, tuple(found.output.shape), kind)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
             options.batch_size,
@@ -112,8 +113,8 @@ class Setup:
         )
         check_comparison(self.algorithm, data, self.sampler)
         self.algorithm.check_step(self.sampler.domains_per_step)
-        if options.loss is not None:
-            check_loss(self.loss, found, self._needs_mean())
+        if options.loss is not None or found.weighted:
+            check_loss(self.loss, found, self.algorithm, self._divided())
         self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
@@ -137,13 +138,11 @@ class Setup:
         extractor.close()
         return extractor
 
-    def _needs_mean(self) -> str | None:
-        """What needs a loss that is the mean of its examples' losses."""
+    def _divided(self) -> str | None:
+        """Why batches are taken in pieces, if they are."""
         if self.options.accumulate > 1:
             return f"accumulate={self.options.accumulate}"
-        if self.processes.count > 1:
-            return f"training in {self.processes.count} processes"
-        return type(self.algorithm).__name__ if self.algorithm.mean_of_examples else None
+        return f"training in {self.processes.count} processes" if self.processes.count > 1 else None
 
     def _make_engine(self) -> Engine:
         options, count = self.options, self.processes.count
@@ -174,6 +173,7 @@ class Setup:
             accumulate=options.accumulate,
             on_nan=options.on_nan,
             auxiliary=auxiliary,
+            loss=self.loss,
         )
 
     def _usual_eval_every(self) -> int:
@@ -189,7 +189,7 @@ class Setup:
         return Evaluator(
             evaluation_view(self.examples),
             {split: self.data.splits[split] for split in splits},
-            classification=self.task.is_classification,
+            task=self.task,
             loss=self.loss,
             batch_size=self.eval_batch,
             workers=self.options.workers,

@@ -1,0 +1,132 @@
+"""Losses as sums over examples: what weighting examples, or dividing a batch, takes.
+
+The mean that a loss of torch returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v and an
+``ignore_index``, c_i is the sum of v_y over the labels of an example that are not ignored; else it is how
+many terms the example has. With sample weights w the loss is Σ_i w_i a_i / Σ_i w_i c_i.
+
+>>> terms = find_terms(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
+>>> terms.counts(torch.tensor([0, 1, 1]))
+tensor([1., 3., 3.])
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Loss = Callable[[Any, Tensor], Tensor]
+UNKNOWN_LOSS = (
+    "{} a loss whose terms are known: a loss of torch, such as nn.CrossEntropyLoss(weight=…), or a "
+    "functools.partial of one of torch.nn.functional, with its mean; not {}."
+)
+
+OF_CLASSES = (F.cross_entropy, F.nll_loss)
+OF_NUMBERS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss)
+BINARY = (F.binary_cross_entropy_with_logits,)
+PROBABILITIES = (F.binary_cross_entropy,)
+FUNCTIONS = (*OF_CLASSES, *OF_NUMBERS, *BINARY, *PROBABILITIES)
+MODULES: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.CrossEntropyLoss: F.cross_entropy,
+    nn.NLLLoss: F.nll_loss,
+    nn.MSELoss: F.mse_loss,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+    nn.SoftMarginLoss: F.soft_margin_loss,
+    nn.PoissonNLLLoss: F.poisson_nll_loss,
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+    nn.BCELoss: F.binary_cross_entropy,
+}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A loss of torch without its reduction: ``each(output, y)`` has one number per term."""
+
+    function: Callable[..., Tensor]
+    """The function of ``torch.nn.functional`` that it is."""
+    each: Loss
+    class_weight: Tensor | None = None
+    ignore_index: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether every example counts the same in the mean, whatever its label."""
+        return self.class_weight is None and self.ignore_index is None
+
+    def sums(self, output: Any, y: Tensor) -> Tensor:
+        """a_i, (B,)."""
+        found = self.each(output, y)
+        return found.reshape(len(found), -1).sum(1)
+
+    def counts(self, y: Tensor) -> Tensor:
+        """c_i, (B,)."""
+        kind = torch.get_default_dtype() if self.class_weight is None else self.class_weight.dtype
+        if self.function in OF_CLASSES and not y.is_floating_point():
+            counted = y != self.ignore_index if self.ignore_index is not None else torch.ones_like(y).bool()
+            if self.class_weight is None:
+                found = counted.to(kind)
+            else:
+                found = torch.where(counted, self.class_weight.to(y.device)[y * counted], 0.0)
+            return found.reshape(len(y), -1).sum(1)
+        size = y[0].numel() if len(y) else 0
+        if self.function in OF_CLASSES:  # probabilities of the classes, which are axis 1
+            size //= y.shape[1]
+        return torch.full((len(y),), float(size), dtype=kind, device=y.device)
+
+    def mean(
+        self, output: Any, y: Tensor, weight: Tensor | None = None, normalizer: Tensor | None = None
+    ) -> Tensor:
+        """Σ_i w_i a_i / Σ_i w_i c_i, or over ``normalizer``; 0 where no example counts."""
+        found = self.sums(output, y)
+        if weight is not None:
+            found = found * weight.to(found.dtype)
+        whole = self.normalizer(y, weight) if normalizer is None else normalizer
+        return found.sum() / whole.to(found.dtype).clamp(min=torch.finfo(found.dtype).tiny)
+
+    def normalizer(self, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Σ_i w_i c_i."""
+        counts = self.counts(y)
+        return counts.sum() if weight is None else (counts * weight).sum()
+
+
+def find_terms(loss: Any) -> Terms | None:
+    """What a loss of torch, or a ``functools.partial`` of one, is the mean of; ``None`` for any other."""
+    if isinstance(loss, nn.Module):
+        function = MODULES.get(type(loss))
+        if function is None or getattr(loss, "reduction", None) != "mean":
+            return None
+        each: Any = copy.copy(loss)
+        each.reduction = "none"
+        keywords: dict[str, Any] = {n: getattr(loss, n, None) for n in ("weight", "ignore_index")}
+        return _terms(function, each, keywords)
+    function, keywords = loss, {}
+    if isinstance(loss, functools.partial):
+        if loss.args:
+            return None
+        function, keywords = loss.func, dict(loss.keywords)
+    if function not in FUNCTIONS or keywords.get("reduction", "mean") != "mean":
+        return None
+    if {"size_average", "reduce"} & set(keywords):
+        return None
+    return _terms(function, functools.partial(function, **{**keywords, "reduction": "none"}), keywords)
+
+
+def _terms(function: Callable[..., Tensor], each: Loss, keywords: dict[str, Any]) -> Terms:
+    if function not in OF_CLASSES:
+        return Terms(function, each)
+    return Terms(function, each, keywords.get("weight"), keywords.get("ignore_index"))
+
+
+def shown_loss(loss: Any) -> str:
+    """What to call a loss in a message."""
+    if isinstance(loss, functools.partial):
+        return f"a partial of {shown_loss(loss.func)}"
+    return getattr(loss, "__name__", None) or f"a {type(loss).__name__}"
