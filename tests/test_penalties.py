@@ -746,6 +746,31 @@ class TestBadInput:
             self.refused(name, r"^y is on meta, and \w+ on cpu", y=y.to("meta"))
 
 
+class TestCoral:
+    @pytest.mark.parametrize("sizes", [(4, 3), (1, 5, 2), (1, 1)])
+    def test_more_features_than_examples(self, sizes: tuple[int, ...]) -> None:
+        b = batch(sizes)
+        features = torch.cat([b["features"], b["features"].sin(), b["features"] ** 2 + 3], 1)
+        features.requires_grad_()
+        found, expected = (f(features, b["domain"]) for f in (penalties.coral, naive_coral))
+        same(found, expected)
+        same(*(torch.autograd.grad(value, features)[0] for value in (found, expected)))
+        assert found.item() > 0.1
+
+    @pytest.mark.parametrize("offset", [0.0, 100.0])
+    def test_in_float32(self, offset: float) -> None:
+        b = batch()
+        features = torch.cat([b["features"] + n for n in range(4)], 1) + offset
+        expected = penalties.coral(features, b["domain"])
+        found = penalties.coral(features.float(), b["domain"])
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+    def test_domains_that_are_alike(self) -> None:
+        z = 100 * torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
+        found = penalties.coral(torch.cat([z, z]), torch.tensor([0] * 4 + [1] * 4))
+        assert found.item() == pytest.approx(0, abs=1e-6)
+
+
 class TestLosses:
     def test_a_mean_is_refused(self) -> None:
         for name in ("vrex", "group_dro"):

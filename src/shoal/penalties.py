@@ -87,13 +87,18 @@ def coral(features: Tensor, domain: Domain) -> Tensor:
     """
     blocks, (features,) = _grouped(domain, {"features": features})
     with _full_precision(features) as (features,):
-        means, covariances = [], []
-        for z in features.flatten(1).split(blocks.sizes):
-            mean = z.mean(0, keepdim=True)
-            centred = z - mean
-            means.append(mean[0])
-            covariances.append(centred.T @ centred / max(len(z) - 1, 1))
-        return _mean_over_pairs(torch.stack(means)) + _mean_over_pairs(torch.stack(covariances))
+        groups = features.flatten(1).split(blocks.sizes)
+        means = torch.stack([z.mean(0) for z in groups])
+        # C = AᵀA, with A the centred rows over √(n − 1).
+        roots = [(z - m) * max(len(z) - 1, 1) ** -0.5 for z, m in zip(groups, means, strict=True)]
+        if (d := means.shape[1]) <= len(features):
+            covariances = torch.stack([a.T @ a for a in roots])
+            return _mean_over_pairs(means) + _mean_over_pairs(covariances)
+        # ⟨C_i, C_j⟩ = ‖A_i A_jᵀ‖² needs no matrix of d². In float64, for it is a difference of squares.
+        every = torch.cat(roots).to(widest(features.device))
+        squares = (every @ every.T).square()
+        products = _cells(squares, blocks.sizes, torch.sum)
+        return _mean_over_pairs(means) + (_mean_distance(products) / d**2).to(features.dtype)
 
 
 def _mean_over_pairs(x: Tensor) -> Tensor:
@@ -101,6 +106,19 @@ def _mean_over_pairs(x: Tensor) -> Tensor:
     if len(x) < 2:
         return x.new_zeros(()) * x.sum()
     return 2 / (len(x) - 1) * (x - x.mean(0)).square().flatten(1).mean(1).sum()
+
+
+def _cells(matrix: Tensor, sizes: Sequence[int], of: Callable[[Tensor], Tensor]) -> Tensor:
+    """One number of each block of a matrix (B, B), for pairs of domains."""
+    rows = [row.split(list(sizes), dim=1) for row in matrix.split(list(sizes))]
+    return torch.stack([torch.stack([of(cell) for cell in row]) for row in rows])
+
+
+def _mean_distance(products: Tensor) -> Tensor:
+    """The mean over pairs of ‖v_i − v_j‖² = ⟨v_i, v_i⟩ + ⟨v_j, v_j⟩ − 2⟨v_i, v_j⟩, from all products."""
+    own, count = products.diagonal(), len(products)
+    apart = own[:, None] + own[None] - 2 * products  # zero on the diagonal
+    return apart.sum() / max(count * (count - 1), 1)
 
 
 def mmd(features: Tensor, domain: Domain) -> Tensor:
@@ -127,11 +145,7 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
         squares = every.square().sum(1)
         distances = (squares[:, None] + squares[None] - 2 * every @ every.T).clamp(min=0)
         kernel = torch.stack([torch.exp(-gamma * distances) for gamma in GAMMAS]).sum(0)
-        cells = [row.split(blocks.sizes, dim=1) for row in kernel.split(blocks.sizes)]
-        means = torch.stack([torch.stack([cell.mean() for cell in row]) for row in cells])
-        own, count = means.diagonal(), len(blocks.sizes)
-        apart = own[:, None] + own[None] - 2 * means  # zero on the diagonal
-        return (apart.sum() / max(count * (count - 1), 1)).to(features.dtype)
+        return _mean_distance(_cells(kernel, blocks.sizes, torch.mean)).to(features.dtype)
 
 
 def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
