@@ -126,6 +126,13 @@ def test_vrex(page: SimpleNamespace) -> None:
     assert max(float((a - b).abs().max()) for a, b in zip(whole, found.parameters(), strict=True)) < 1e-6
 
 
+def test_fishr(page: SimpleNamespace) -> None:
+    settings = {"weight": 100.0, "start": 0}
+    found = own(page, "fishr", Split(page.network()), settings=settings)
+    assert difference(page.fishr_model, found) < 1e-5
+    assert difference(page.fishr_model, own(page, "erm", page.network())) > 1e-3
+
+
 def test_dann(page: SimpleNamespace) -> None:
     """In a bare loop; shoal.fit has an optimizer of its own for the discriminator."""
     network = page.network()  # seeds, as it did before the page's discriminator was made
@@ -184,7 +191,7 @@ def in_double(
     parts = settings.get("gradient_accumulation_steps", 1)
     settings = {"max_steps": 10, "per_device_train_batch_size": 24 // parts, **page.options, **settings}
     model = page.bert().double()
-    arguments = {"train_dataset": page.notes, "domains": page.hospital, "penalty": page.penalty}
+    arguments = {"train_dataset": page.notes, "domains": page.hospital, "penalty": page.irm_penalty}
     page.DomainTrainer(
         model, page.TrainingArguments(str(folder), **settings), **arguments | (more or {})
     ).train(resume_from_checkpoint=checkpoint)
@@ -209,7 +216,7 @@ def test_penalty_with_accumulation_is_a_mean_over_pieces(page: SimpleNamespace, 
     with_domain = page.WithDomain(TensorDataset(x, y), page.hospital)
     for number, (xb, yb, domain) in enumerate(DataLoader(with_domain, batch_sampler=sampler(page, pieces=2))):
         outputs = bare(input_ids=xb)
-        ((cross_entropy(outputs.logits, yb) + page.penalty(outputs, yb, domain)) / 2).backward()
+        ((cross_entropy(outputs.logits, yb) + page.irm_penalty(outputs, yb, domain)) / 2).backward()
         if number % 2:
             optimizer.step()
             optimizer.zero_grad()

@@ -91,20 +91,22 @@ class DomainTrainer(_Trainer):
         self.meta_lr = coerce(Annotated[float, Range(above=0, most=1)] | None, meta_lr, "meta_lr")
         self.penalty = penalty
         self._data = WithDomain(self.train_dataset, domains)
-        self._sampler = self._make_sampler(coerce(Count | None, domains_per_step, "domains_per_step"))
+        self.domains_per_step = coerce(Count | None, domains_per_step, "domains_per_step")
+        self._sampler = self._make_sampler()
         if not hasattr(self.accelerator.unwrap_model(self.model), "accepts_loss_kwargs"):
             # A model with **kwargs is otherwise taken for one that divides by a number of items.
             self.model_accepts_loss_kwargs = False
 
-    def _make_sampler(self, domains_per_step: int | None) -> DomainBatchSampler:
+    def _make_sampler(self) -> DomainBatchSampler:
         args, mixed = self.args, self.penalty is not None
-        size = args.train_batch_size * args.world_size * args.gradient_accumulation_steps
+        own = self._train_batch_size  # which auto_find_batch_size reduces
+        size = own * args.world_size * args.gradient_accumulation_steps
         seed = args.seed if args.data_seed is None else args.data_seed
         domains = self._data.domains
-        slots = DomainBatchSampler(domains, 1, domains_per_step, steps=1).domains_per_step
-        if mixed and args.train_batch_size % slots:
+        slots = DomainBatchSampler(domains, 1, self.domains_per_step, steps=1).domains_per_step
+        if mixed and own % slots:
             raise InputError(
-                f"per_device_train_batch_size={args.train_batch_size} cannot be shared equally among "
+                f"per_device_train_batch_size={own} cannot be shared equally among "
                 f"domains_per_step={slots} domains; it must be a multiple of {slots}."
             )
         return DomainBatchSampler(
@@ -119,6 +121,7 @@ class DomainTrainer(_Trainer):
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         # Not prepared by Accelerate, which would deal whole batches out to processes.
+        self._sampler = self._make_sampler()
         collate = self._get_collator_with_removed_columns(self.data_collator, description="training")
         args, workers = self.args, self.args.dataloader_num_workers
         loader = DataLoader(
