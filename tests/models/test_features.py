@@ -631,7 +631,7 @@ class TestTraining:
         run = shoal.fit(name, model, train, steps=1, settings={"features": "1"}, progress=False)
         assert run.algorithm.task.features == 5
         assert run.algorithm.output_and_features(x := images(2, (4,)))[1].shape == (2, 5)
-        run.algorithm.close()
+        run.algorithm.extractor.close()
         parts = FeatureModel(model[:4], model[4])
         run = shoal.fit(name, parts, train, steps=1, settings={"features": "features.1"}, progress=False)
         assert torch.equal(run.algorithm.output_and_features(x)[1], parts.features[:2](x))
@@ -663,4 +663,26 @@ class TestTraining:
             shoal.fit(
                 "coral", model, data(lambda n: images(n, (4,))), steps=1, callbacks=[Stop()], progress=False
             )
+        assert not hooks(model)
+
+    def test_no_hooks_where_a_training_is_refused(self) -> None:
+        with pytest.raises(InputError, match="domains_per_step") as refused:
+            shoal.fit(
+                "coral",
+                model := seeded(Own),
+                data(lambda n: images(n, (4,))),
+                steps=1,
+                domains_per_step=1,
+                progress=False,
+            )
+        assert refused.tb is not None  # and with it all that was made
+        assert not hooks(model)
+
+    def test_a_warm_start_of_a_compiled_model(self) -> None:
+        """Its passes come first, and must not be compiled without what records the features."""
+        torch.compiler.reset()
+        model = torch.compile(seeded(Own), backend="aot_eager")
+        train = data(lambda n: images(n, (4,)))
+        run = shoal.fit("coral", model, train, steps=2, warm_start=2, progress=False, device="cpu")
+        assert run.algorithm.extractor.layer == "fc"
         assert not hooks(model)

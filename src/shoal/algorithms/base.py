@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -149,6 +149,7 @@ class Algorithm(nn.Module):
         self.extractor: FeatureExtractor | None = None
         if self.needs_features and (features is not None or not isinstance(model, FeatureModel)):
             self.extractor = FeatureExtractor(model, features)
+            self.extractor.close()
         self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """The precision in which the engine wants the model to compute."""
         if self.knows_domains:
@@ -170,10 +171,15 @@ class Algorithm(nn.Module):
         if self.extractor is not None:
             self.extractor.find(x)
 
-    def close(self) -> None:
-        """Takes off the model what records its features."""
-        if self.extractor is not None:
-            self.extractor.close()
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While it trains, what records the model's features is attached to the model."""
+        if self.extractor is None:
+            yield
+            return
+        self.extractor.open()
+        with self.extractor:
+            yield
 
     def forward(self, x: Any) -> Any:
         """The model's output, computed in the engine's precision and handed over in full."""
@@ -186,7 +192,7 @@ class Algorithm(nn.Module):
         if not self.needs_features:
             return self(x), None
         if self.extractor is not None:
-            self.extractor.open()
+            self.extractor.open()  # also before and after a training
             return self(x), full_precision(self.extractor.take())
         model: Any = self.model
         with self.autocast():

@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_map_only
 from shoal.algorithms.base import Algorithm, Log
 from shoal.data.batch import DomainBatch, tensors_in
 from shoal.data.sampler import BLOCK, DomainBatchSampler
-from shoal.models.features import Hook
 from shoal.optim import can_skip
 from shoal.training.engine import Engine
 
@@ -43,8 +42,7 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
     if engine.processes > 1:
         return "several processes train together"
     for name, module in algorithm.named_modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if module._backward_hooks or not all(isinstance(hook, Hook) for hook in hooks):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return f"{name!r} has a hook, which a graph would not call"
     return None
 

@@ -111,15 +111,16 @@ class Training(Setup):
         Random numbers are a function of the step, so that the others' do not matter; see :func:`world`.
         """
         turns = self._stages(journal, signals)
-        while True:
-            self._began = time.monotonic()
-            try:
-                next(turns)
-            except StopIteration:
-                return
-            finally:
-                self.seconds += time.monotonic() - self._began
-            yield
+        with self.algorithm.recording():
+            while True:
+                self._began = time.monotonic()
+                try:
+                    next(turns)
+                except StopIteration:
+                    return
+                finally:
+                    self.seconds += time.monotonic() - self._began
+                yield
 
     def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         session = Session([t for t in (self.warm, self) if t is not None], journal, signals)
@@ -135,7 +136,6 @@ class Training(Setup):
         finally:
             for training in session.trainings:
                 training.selection.close()
-                training.algorithm.close()
 
     def _train(self, session: Session) -> Iterator[None]:
         self.session, state = session, self.state
