@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -31,6 +31,7 @@ class Walks(Protocol):
 
 
 SLOW = "slow"
+_PLAIN = {Tensor, nn.Parameter}
 WALK = ("inner_steps", "meta_lr", "inner_state", "position", "spoilt", "untrained")
 
 
@@ -226,22 +227,22 @@ class Fish(Optimizer):
 
     def _leave_from_here(self) -> None:
         """Notes the parameters as θ, in the same memory from walk to walk."""
-        old = self._slow
-        self._slow = {
-            p: old[p] if p in old and _alike(old[p], p) else torch.empty_like(p, requires_grad=False)
-            for p in self._params()
-            if p.requires_grad
-        }
+        params, old = [p for p in self._params() if p.requires_grad], self._slow
+        if len(params) != len(old) or any(
+            p is not q or p.shape != s.shape or p.dtype != s.dtype or p.device != s.device
+            for p, (q, s) in zip(params, old.items(), strict=True)
+        ):
+            self._slow = {p: torch.empty_like(p, requires_grad=False) for p in params}
         with torch.no_grad():
             _copy(self._left(), self._walking())
 
     def _walking(self) -> list[Tensor]:
         """The parameters of the walk; where they are sharded, this process's shards."""
-        return [_local(p) for p in self._slow]
+        return _shards(self._slow)
 
     def _left(self) -> list[Tensor]:
         """θ, likewise."""
-        return [_local(s) for s in self._slow.values()]
+        return _shards(self._slow.values())
 
     def blend(self) -> None:
         """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
@@ -254,7 +255,7 @@ class Fish(Optimizer):
         """A step of the inner optimizer, minding what GradScaler leaves to the optimizer."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
-            for grad in (_local(p.grad) for p in self._params() if p.grad is not None):
+            for grad in _shards(p.grad for p in self._params() if p.grad is not None):
                 grad.mul_(_whole(scale).to(grad.device).reciprocal())
         if found is None:
             # Not every optimizer turns gradients on for the closure, which here are off.
@@ -405,12 +406,12 @@ def _copy(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This process's shard of a ``DTensor``, whose memory it shares; any other tensor itself."""
-    if type(tensor) in (Tensor, nn.Parameter):
-        return tensor
-    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return shard
+def _shards(tensors: Iterable[Any]) -> list[Tensor]:
+    """This process's shards of ``DTensor`` objects, whose memory they share; other tensors themselves."""
+    found = list(tensors)
+    if _PLAIN.issuperset(map(type, found)):
+        return found
+    return [t.to_local() if hasattr(t, "to_local") else t for t in found]
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -425,10 +426,6 @@ def _reshard(model: nn.Module | None) -> None:
         reshard: Any = getattr(module, "reshard", None)
         if reshard is not None:
             reshard()
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:
