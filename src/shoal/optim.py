@@ -84,10 +84,8 @@ class Fish(Optimizer):
     inner_state: str = _in_groups("inner_state")
     position: int = _in_groups("position")
     """Steps taken in the current walk; 0 right after a blend."""
-    spoilt: bool = _in_groups("spoilt")
-    """In a state that is saved or loaded: whether the walk will be given up (see :meth:`spoil`)."""
-    untrained: bool = _in_groups("untrained")
-    """Whether the inner optimizer has a state and took no step."""
+    _saved_spoilt: bool = _in_groups("spoilt")  # what `_spoilt` was when the state was saved or loaded
+    _untrained: bool = _in_groups("untrained")  # the inner optimizer has a state and took no step
     _slow: dict[Tensor, Tensor]
     _shared: bool
     _showing_slow: bool
@@ -120,7 +118,7 @@ class Fish(Optimizer):
             }
         )
         self.inner_steps, self.meta_lr, self.inner_state = inner_steps, meta_lr, inner_state
-        self.position, self.spoilt, self.untrained = 0, False, False
+        self.position, self._saved_spoilt, self._untrained = 0, False, False
         if inner.state:
             self._leave_from_here()
 
@@ -180,7 +178,7 @@ class Fish(Optimizer):
             self._leave_from_here()
             self.inner.step()
             _copy(self._walking(), self._left())
-            self.untrained = True
+            self._untrained = True
             return None
         if self.position == 0:
             self._start_walk()
@@ -220,9 +218,9 @@ class Fish(Optimizer):
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     def _start_walk(self) -> None:
-        if self.inner_state == "reset" or self.untrained:
+        if self.inner_state == "reset" or self._untrained:
             self.inner.state = clone_state(self._fresh)
-        self.untrained = False
+        self._untrained = False
         self._leave_from_here()
 
     def _leave_from_here(self) -> None:
@@ -301,7 +299,7 @@ class Fish(Optimizer):
         if self._showing_slow:
             raise RuntimeError("state_dict() inside slow_weights(): leave the block first, the walk is at θ̃.")
         self._unshare()
-        self.spoilt = self._spoilt is not None and bool(self._spoilt)
+        self._saved_spoilt = self._spoilt is not None and bool(self._spoilt)
         found = self.inner.state_dict()
         state = dict(found["state"])
         numbers = (n for group in found["param_groups"] for n in group["params"])
@@ -351,7 +349,7 @@ class Fish(Optimizer):
         }
         if self.position == 0 and self.inner.state:
             self._leave_from_here()
-        spoilt = self.spoilt and self._slow
+        spoilt = self._saved_spoilt and self._slow
         self._spoilt = torch.tensor(True, device=next(iter(self._slow)).device) if spoilt else None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
