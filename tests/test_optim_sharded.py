@@ -6,6 +6,7 @@ As a program, this file is one of two processes. What each training should come 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -446,6 +447,14 @@ def test_a_state_that_is_set_again_is_that_of_before() -> None:
     set_optimizer_state_dict(model, fish, get_optimizer_state_dict(model, fish))
     train(model, fish, data[SAVED:])
     close(found(model, fish), alone("AdamW"), 0)
+
+
+def test_the_reference_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "optim.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "optim.md", "exec"), {})
+    assert (tmp_path / "checkpoint").is_dir()
 
 
 if __name__ == "__main__":

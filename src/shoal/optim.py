@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
@@ -31,6 +31,7 @@ class Walks(Protocol):
 
 
 SLOW = "slow"
+_PLAIN = {Tensor, nn.Parameter}
 WALK = ("inner_steps", "meta_lr", "inner_state", "position", "spoilt", "untrained")
 
 
@@ -83,10 +84,8 @@ class Fish(Optimizer):
     inner_state: str = _in_groups("inner_state")
     position: int = _in_groups("position")
     """Steps taken in the current walk; 0 right after a blend."""
-    spoilt: bool = _in_groups("spoilt")
-    """In a state that is saved or loaded: whether the walk will be given up (see :meth:`spoil`)."""
-    untrained: bool = _in_groups("untrained")
-    """Whether the inner optimizer has a state and took no step."""
+    _saved_spoilt: bool = _in_groups("spoilt")  # what `_spoilt` was when the state was saved or loaded
+    _untrained: bool = _in_groups("untrained")  # the inner optimizer has a state and took no step
     _slow: dict[Tensor, Tensor]
     _shared: bool
     _showing_slow: bool
@@ -119,7 +118,7 @@ class Fish(Optimizer):
             }
         )
         self.inner_steps, self.meta_lr, self.inner_state = inner_steps, meta_lr, inner_state
-        self.position, self.spoilt, self.untrained = 0, False, False
+        self.position, self._saved_spoilt, self._untrained = 0, False, False
         if inner.state:
             self._leave_from_here()
 
@@ -179,7 +178,7 @@ class Fish(Optimizer):
             self._leave_from_here()
             self.inner.step()
             _copy(self._walking(), self._left())
-            self.untrained = True
+            self._untrained = True
             return None
         if self.position == 0:
             self._start_walk()
@@ -219,29 +218,29 @@ class Fish(Optimizer):
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     def _start_walk(self) -> None:
-        if self.inner_state == "reset" or self.untrained:
+        if self.inner_state == "reset" or self._untrained:
             self.inner.state = clone_state(self._fresh)
-        self.untrained = False
+        self._untrained = False
         self._leave_from_here()
 
     def _leave_from_here(self) -> None:
         """Notes the parameters as θ, in the same memory from walk to walk."""
-        old = self._slow
-        self._slow = {
-            p: old[p] if p in old and _alike(old[p], p) else torch.empty_like(p, requires_grad=False)
-            for p in self._params()
-            if p.requires_grad
-        }
+        params, old = [p for p in self._params() if p.requires_grad], self._slow
+        if len(params) != len(old) or any(
+            p is not q or p.shape != s.shape or p.dtype != s.dtype or p.device != s.device
+            for p, (q, s) in zip(params, old.items(), strict=True)
+        ):
+            self._slow = {p: torch.empty_like(p, requires_grad=False) for p in params}
         with torch.no_grad():
             _copy(self._left(), self._walking())
 
     def _walking(self) -> list[Tensor]:
         """The parameters of the walk; where they are sharded, this process's shards."""
-        return [_local(p) for p in self._slow]
+        return _shards(self._slow)
 
     def _left(self) -> list[Tensor]:
         """θ, likewise."""
-        return [_local(s) for s in self._slow.values()]
+        return _shards(self._slow.values())
 
     def blend(self) -> None:
         """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
@@ -254,7 +253,7 @@ class Fish(Optimizer):
         """A step of the inner optimizer, minding what GradScaler leaves to the optimizer."""
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
-            for grad in (_local(p.grad) for p in self._params() if p.grad is not None):
+            for grad in _shards(p.grad for p in self._params() if p.grad is not None):
                 grad.mul_(_whole(scale).to(grad.device).reciprocal())
         if found is None:
             # Not every optimizer turns gradients on for the closure, which here are off.
@@ -300,7 +299,7 @@ class Fish(Optimizer):
         if self._showing_slow:
             raise RuntimeError("state_dict() inside slow_weights(): leave the block first, the walk is at θ̃.")
         self._unshare()
-        self.spoilt = self._spoilt is not None and bool(self._spoilt)
+        self._saved_spoilt = self._spoilt is not None and bool(self._spoilt)
         found = self.inner.state_dict()
         state = dict(found["state"])
         numbers = (n for group in found["param_groups"] for n in group["params"])
@@ -350,7 +349,7 @@ class Fish(Optimizer):
         }
         if self.position == 0 and self.inner.state:
             self._leave_from_here()
-        spoilt = self.spoilt and self._slow
+        spoilt = self._saved_spoilt and self._slow
         self._spoilt = torch.tensor(True, device=next(iter(self._slow)).device) if spoilt else None
         for after in self._optimizer_load_state_dict_post_hooks.values():
             after(self)
@@ -405,12 +404,12 @@ def _copy(to: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(to, values)
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """This process's shard of a ``DTensor``, whose memory it shares; any other tensor itself."""
-    if type(tensor) in (Tensor, nn.Parameter):
-        return tensor
-    shard: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return shard
+def _shards(tensors: Iterable[Any]) -> list[Tensor]:
+    """This process's shards of ``DTensor`` objects, whose memory they share; other tensors themselves."""
+    found = list(tensors)
+    if _PLAIN.issuperset(map(type, found)):
+        return found
+    return [t.to_local() if hasattr(t, "to_local") else t for t in found]
 
 
 def _whole(tensor: Tensor) -> Tensor:
@@ -425,10 +424,6 @@ def _reshard(model: nn.Module | None) -> None:
         reshard: Any = getattr(module, "reshard", None)
         if reshard is not None:
             reshard()
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
 def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:
