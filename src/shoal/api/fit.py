@@ -115,6 +115,8 @@ class Fit:
     def predict(self, source: Any, *, batch_size: int = 256) -> NDArray[Any]:
         """The class of each example (by name, where classes have names), or in regression its value.
 
+        Of several labels it is 0 or 1 for each; of dense outputs a class for each position.
+
         ``source`` is an array or a tensor of inputs, or, for data that Shoal has read itself (tables, images,
         text), anything that :meth:`shoal.Trained.predict` takes.
         """
