@@ -24,6 +24,7 @@ class CDANN(DANN):
 
     reference = "Li et al. ECCV 2018"
     tasks = frozenset({"classification", "ordinal"})
+    sample_weights = False  # the discriminator is conditioned on every label
     instead = ("dann", "coral", "mmd")
 
     def __init__(self, model: nn.Module, loss: Loss, task: Task, **settings: Any) -> None:
