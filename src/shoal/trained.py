@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from shoal.data.batch import TASKS
+from shoal.data.examples import NUMBERS as FLOATING
 from shoal.data.hub import is_folder
 from shoal.data.inputs import TOKENIZER, Batch, Reader, offline, reader
 from shoal.data.loader import to_device
@@ -66,6 +68,12 @@ class About:
     numbers: str = "float32"
     classes: int | None = None
     class_names: tuple[str, ...] = ()
+    task: str = ""
+    """One of :data:`~shoal.data.batch.TASKS`."""
+
+    def __post_init__(self) -> None:
+        if not self.task:
+            object.__setattr__(self, "task", "regression" if self.classes is None else "classification")
 
     @classmethod
     def read(cls, path: Path) -> About:
@@ -88,7 +96,10 @@ class About:
         fits = inputs.get("kind") != "image" or shape == [3, size, size]
         need(fits, f"images of size {size!r} are not of shape {shape}")
         numbers = str(content.get("numbers", "float32"))
-        return cls(model, inputs, tuple(shape), numbers, classes, tuple(names))
+        task = content.get("task") or ""
+        need(task in ("", *TASKS), f"its task is {task!r}")
+        need(not task or (classes is None) == (task in FLOATING), f"task={task!r} with classes={classes!r}")
+        return cls(model, inputs, tuple(shape), numbers, classes, tuple(names), task)
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT, **self.__dict__}
@@ -166,6 +177,8 @@ class Trained(nn.Module):
     ) -> NDArray[Any]:
         """The class of each example by name (by number, where it has none), or in regression its value.
 
+        Of several labels it is 0 or 1 for each; of dense outputs a class for each position.
+
         ``source`` is raw: for a model of tables a CSV or Parquet file, a DataFrame or a mapping of columns;
         of images a file, several, or a folder; of text a list, a .txt file with one per line, or a table and
         its ``column``. Tensors and arrays are taken as the network's own input.
@@ -177,7 +190,10 @@ class Trained(nn.Module):
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[np.float64]:
-        """The probability of each class, (n, classes)."""
+        """The probability of each class, (n, classes); of each of several labels, (n, labels)."""
+        if self.about.task == "multilabel":
+            logits = self._collected(source, batch_size, workers, column).astype(np.float64)
+            return np.exp(-np.logaddexp(0, -logits))
         if self.about.classes is None:
             raise InputError("this model predicts numbers, not classes; there are no probabilities.")
         return probabilities(self._collected(source, batch_size, workers, column))
@@ -214,9 +230,11 @@ class Trained(nn.Module):
 
     def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
         """What is predicted, from the network's outputs."""
+        if self.about.task == "multilabel":
+            return (outputs > 0).astype(np.int64)
         if self.about.classes is None:
             return outputs
-        best: NDArray[Any] = outputs.argmax(-1)
+        best: NDArray[Any] = outputs.argmax(1)
         return np.array(self.class_names)[best] if self.class_names else best
 
     def export(self, path: str | Path, format: str | None = None, *, prepared: bool = False) -> Exported:
@@ -229,7 +247,7 @@ class Trained(nn.Module):
         return export(self, path, format, prepared=prepared)
 
     def __repr__(self) -> str:
-        what = "regression" if self.about.classes is None else f"{self.about.classes} classes"
+        what = self.about.task if self.about.classes is None else f"{self.about.classes} classes"
         name = self.about.model.get("name") or type(self.model).__name__
         takes = f"{self.inputs.get('kind', 'array')} input {self.about.input_shape}"
         place = f", from {str(self.folder)!r}" if self.folder else ""
@@ -253,10 +271,10 @@ def first_line(error: BaseException) -> str:
 
 
 def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
-    """The softmax of (n, classes) outputs."""
+    """The softmax of (n, classes, …) outputs."""
     shifted = outputs.astype(np.float64)
-    powers = np.exp(shifted - shifted.max(-1, keepdims=True))
-    found: NDArray[np.float64] = powers / powers.sum(-1, keepdims=True)
+    powers = np.exp(shifted - shifted.max(1, keepdims=True))
+    found: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
     return found
 
 

@@ -68,6 +68,31 @@ def two_halves() -> FeatureModel:
     return FeatureModel(Joined(model.features), model.head)
 
 
+OUTPUTS = {"classification": 3, "ordinal": 3, "dense": 6, "multilabel": 3, "regression": 2}
+"""Outputs of a network, for each task."""
+
+
+def toy_of(kind: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """The toy's inputs with targets of a task, which are linear in them."""
+    found = {}
+    for name, (x, _) in toy().items():
+        targets = {
+            "dense": lambda x: (x[:, :2] > 0).long() + (x[:, :2] > 1).long(),
+            "multilabel": lambda x: (x[:, :3] > 0).float(),
+            "regression": lambda x: x[:, :2] - x[:, 2:],
+        }
+        found[name] = x, targets.get(kind, lambda x: x[:, :3].argmax(1))(x)
+    return found
+
+
+def network_of(kind: str) -> FeatureModel:
+    """One hidden layer and a linear head, whose outputs have the shape of the task."""
+    model = network(OUTPUTS[kind], norm=False)
+    if kind == "dense":
+        return FeatureModel(model.features, nn.Sequential(model.head, nn.Unflatten(1, (3, 2))))
+    return model
+
+
 class Counted(nn.BatchNorm1d):
     """Also counts the examples that pass in training mode, in a buffer."""
 

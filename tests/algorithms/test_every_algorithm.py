@@ -5,11 +5,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from every_algorithm import TASK, B, ByHand, Counted, Halves, S, fit, network, same, toy, two_halves
-from torch import nn
+from every_algorithm import (
+    TASK,
+    B,
+    ByHand,
+    Counted,
+    Halves,
+    S,
+    fit,
+    network,
+    network_of,
+    same,
+    toy,
+    toy_of,
+    two_halves,
+)
+from torch import Tensor, nn
 
 import shoal
 from shoal.algorithms import algorithm_class, build, registry, settings_of
+from shoal.data.batch import TASKS
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.settings import search_space
@@ -19,6 +34,22 @@ def test_a_file_in_the_folder_is_an_algorithm() -> None:
     files = {p.stem for p in Path(shoal.algorithms.__file__).parent.glob("*.py")} - {"__init__"}
     assert {n.replace("_", "-") for n in files - registry.support} == set(registry.names())
     assert len(registry.names()) > 1
+
+
+def baseline(kind: str, train: dict[str, tuple[Tensor, Tensor]]) -> float:
+    """What a constant prediction scores at best."""
+    y = torch.cat([y for _, y in train.values()])
+    if kind == "regression":
+        return float(y.var(0).mean())
+    if kind == "multilabel":
+        return float(torch.maximum(y.mean(0), 1 - y.mean(0)).mean())
+    columns = y.reshape(len(y), -1).T
+    return float(sum(column.bincount().max() / len(y) for column in columns) / len(columns))
+
+
+def each(weight: Tensor, y: Tensor) -> Tensor:
+    """Weights in the shape of targets."""
+    return weight.reshape(-1, *[1] * (y.ndim - 1)).expand_as(y)
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -58,18 +89,40 @@ class TestEveryAlgorithm:
         run = fit(name, model, {n: Halves(*d) for n, d in toy().items()}, steps=300, lr=0.01)
         assert run.accuracy("train") > 0.9
 
-    def test_learns_a_regression(self, name: str) -> None:
-        train = {n: (x, x[:, 0] - 0.5 * x[:, 3]) for n, (x, _) in toy().items()}
-        if not algorithm_class(name).regression:
-            with pytest.raises(InputError, match=r"is for classification .* Others can: \w+"):
-                fit(name, network(None, norm=False), train)
+    @pytest.mark.parametrize("kind", TASKS)
+    def test_learns_each_task_it_is_for(self, name: str, kind: str) -> None:
+        cls, train = algorithm_class(name), toy_of(kind)
+        if kind not in cls.tasks:
+            with pytest.raises(InputError, match=rf"is for .*, and this is {kind}. Others can: \w+"):
+                fit(name, network_of(kind), train, task=kind)
             return
         # Published weights are for cross-entropy.
-        settings = {"weight": 1.0} if "weight" in settings_of(algorithm_class(name)) else {}
-        run = fit(name, network(None, norm=False), train, steps=150, lr=0.01, settings=settings)
-        spread = torch.cat([y for _, y in train.values()]).var()
-        assert run.scores("train").metric == "mse"
-        assert run.scores("train").average < 0.2 * spread
+        settings = {"weight": 1.0} if "weight" in settings_of(cls) else {}
+        run = fit(name, network_of(kind), train, steps=100, lr=0.01, settings=settings, task=kind)
+        assert run.algorithm.task.kind == kind
+        scores, start = run.scores("train"), baseline(kind, train)
+        if kind == "regression":
+            assert (scores.metric, scores.average < 0.7 * start) == ("mse", True)
+        else:
+            assert (scores.metric, scores.average > 0.5 + 0.5 * start) == ("accuracy", True)
+
+    @pytest.mark.parametrize("kind", TASKS)
+    def test_takes_sample_weights_or_says_not(self, name: str, kind: str) -> None:
+        """Examples of weight 0 are as if their targets were any others."""
+        cls = algorithm_class(name)
+        if kind not in cls.tasks:
+            return
+        weight = (torch.arange(48) % 3 > 0).float() * 2
+        train = {n: (x, y, weight) for n, (x, y) in toy_of(kind).items()}
+        if not cls.sample_weights:
+            with pytest.raises(InputError, match=rf"{cls.__name__} does not take sample weights"):
+                fit(name, network_of(kind), train, task=kind)
+            return
+        other = {n: (x, torch.where(each(weight, y) > 0, y, 0 * y), w) for n, (x, y, w) in train.items()}
+        plain = {n: (x, y) for n, (x, y, _) in train.items()}
+        runs = [fit(name, network_of(kind), given, task=kind).model for given in (train, other, plain)]
+        assert same(*runs[:2])
+        assert not same(runs[0], runs[2])
 
     def test_takes_a_single_example_a_batch(self, name: str) -> None:
         model = network(norm=False)

@@ -115,6 +115,8 @@ class Fit:
     def predict(self, source: Any, *, batch_size: int = 256) -> NDArray[Any]:
         """The class of each example (by name, where classes have names), or in regression its value.
 
+        Of several labels it is 0 or 1 for each; of dense outputs a class for each position.
+
         ``source`` is an array or a tensor of inputs, or, for data that Shoal has read itself (tables, images,
         text), anything that :meth:`shoal.Trained.predict` takes.
         """
@@ -260,9 +262,16 @@ def fit(
         model: any network; its initial weights are yours.
         train, validation, test: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset``
             or list of examples, as :func:`~shoal.data.from_dataset` takes them; or one
-            :class:`~shoal.data.DomainData` that holds all of it.
-        task: ``classification`` or ``regression``, where labels are not what they look like: whole numbers,
-            booleans and text are classes, floating numbers are regression.
+            :class:`~shoal.data.DomainData` that holds all of it. Several inputs are one nest, ((a, b), y),
+            and one argument of the model: ``a, b = x``. Sample weights w are the third of three arrays,
+            (x, y, w), or ``"sample_weight"`` of examples that are dicts: a batch's loss is
+            Σ w_i l_i / Σ w_i, also in evaluation; other metrics do not look at them.
+        task: where labels are not what they look like: whole numbers, booleans and text are classes
+            (``classification``), several of them per example, (B, H, W) or (B, L), with outputs
+            (B, classes, …) are a class per position (``dense``), floating numbers are ``regression``.
+            ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,), with a logit each;
+            it need not be said with a binary cross-entropy as ``loss``. ``ordinal`` is classification whose
+            classes have an order, which two more metrics look at.
         folder: where to keep the log, checkpoints, the trained weights and the record, which ``shoal
             results`` and ``shoal report`` read. Ctrl-C and SIGTERM then finish the step and save it.
         resume: continue from the folder's newest checkpoint; all else must be given as it was.

@@ -34,6 +34,7 @@ def beside(
     content, files = about(
         training.data, training.model, recipe, training.task.classes, *example_of(training)
     )
+    content["task"] = training.task.kind
     return files_beside(content, files, training.data, record, config)
 
 
@@ -87,7 +88,14 @@ def card(
 def _use(content: Mapping[str, Any]) -> str:
     own = content["model"].get("class")
     kind = content["inputs"].get("kind")
+    task = content.get("task", "classification")
     what = "regression" if content["classes"] is None else f"{content['classes']} classes"
+    if task in ("multilabel", "ordinal", "dense"):
+        what = {
+            "multilabel": "several labels, each 0 or 1 (a logit above 0 is 1)",
+            "ordinal": f"{what} in order",
+            "dense": f"{what}, one per position",
+        }[task]
     names = [escaped(name) for name in content["class_names"]]
     more = f": {_several(names, 20)}" if names else ""
     given = ", model=YOUR_MODEL" if own else ""

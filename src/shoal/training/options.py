@@ -54,9 +54,11 @@ class Options:
     lr: Positive | None = None
     """Learning rate of the default optimizer (1e-3 if not given) or of an optimizer class (its own)."""
     loss: Loss | None = None
-    """``loss(output, y)``, a mean over examples. Default: cross-entropy for integer labels, else squares. One
-    that is not the mean of its examples' losses (class weights) cannot be had with ``accumulate``, several
-    processes or Fishr."""
+    """``loss(output, y)``, a mean over examples. Default: cross-entropy for classes, binary cross-entropy for
+    several labels, else squares. Those of torch, and a ``functools.partial`` of one of
+    ``torch.nn.functional``, may have class weights, label smoothing and an ``ignore_index`` (the labels that
+    are neither trained nor scored); batches can then still be divided exactly (``accumulate``, several
+    processes), but by Mixup and Fishr. Any other that is not the mean of its examples' losses cannot."""
     classes: Count | None = None
     draw: Draw | None = None
     """How batches are drawn, if not as the algorithm asks; ``"regrouped"`` is the paper's random grouping."""
