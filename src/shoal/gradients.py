@@ -626,23 +626,23 @@ def match(
         value, g = _first_order(parts, params)
         values.append(value)
         gradients.append(layout.join(g if average is None else average(g)))
-    one = torch.ones_like(gradients[0][0])
-    scales = [(torch.dot(g, g) + softening**2).sqrt() if normalize else one for g in gradients]
-    total, squares = torch.zeros_like(gradients[0]), torch.zeros_like(one)
-    mean = total if not normalize else torch.zeros_like(total)
-    for whole, scale in zip(gradients, scales, strict=True):
-        u = _over(whole, scale) if normalize else whole
-        squares += torch.dot(u, u)
-        total += u
+    lengths = [torch.dot(g, g) for g in gradients]
+    one = torch.ones_like(lengths[0])
+    inverse = [_over(one, (n + softening**2).sqrt()) if normalize else one for n in lengths]
+    total = torch.zeros_like(gradients[0])
+    mean = torch.zeros_like(total) if normalize else total
+    for whole, factor in zip(gradients, inverse, strict=True):
+        total.addcmul_(whole, factor)
         if normalize:
             mean += whole
+    squares = torch.stack([n * f**2 for n, f in zip(lengths, inverse, strict=True)]).sum()
 
     def direction(i: int) -> Tensor:
-        if not normalize:
-            return c * (r * total - gradients[i])
-        u = _over(gradients[i], scales[i])
-        v = r * total - u
-        return c * _over(v - u * torch.dot(u, v), scales[i])
+        whole, factor = gradients[i], inverse[i]
+        along = torch.zeros_like(one)
+        if normalize:
+            along = r * factor * torch.dot(whole, total) - factor**2 * lengths[i]
+        return (total * (c * r * factor)).addcmul_(whole, -c * factor**2 * (1 + along))
 
     value = (r * torch.dot(total, total) - squares) * (c / 2)
     slope = torch.zeros_like(total)
@@ -661,7 +661,7 @@ def match(
                 size = torch.linalg.vector_norm(way)
                 with moved(params, layout.split(_over(way, size)), radius):
                     _, there = _first_order(parts, params)
-                slope += (layout.join(there) - gradients[i]) * (size / radius)
+                slope.addcmul_(layout.join(there).sub_(gradients[i]), size / radius)
     slope = slope if average is None else layout.join(average(layout.split(slope)))
     if measure == "variance":
         value = value.clamp(min=0)  # rounding
