@@ -100,7 +100,9 @@ class Algorithm(nn.Module):
     and states how its batches are drawn. Its settings are keyword arguments of ``__init__`` with the paper's
     defaults and what they may be (:mod:`shoal.settings`), which is checked before they come in. Whatever it
     remembers between steps is a parameter or a buffer, so that it is saved with the rest; what it keeps for
-    each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over examples.
+    each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over examples. One that
+    ``needs_features`` takes the setting ``features``: the name of the layer that returns them, where they are
+    not the input of the last linear layer.
     """
 
     family: ClassVar[str] = ""

@@ -32,7 +32,8 @@ class FeatureExtractor:
     The features z are the input of the last linear layer, output = W z + b, whatever follows it without
     weights of its own (a reshape, a softmax). It is found in the first forward pass, by following the output
     back to the layer that it comes from in a trial pass. Each example's features are flattened, to (B, d): of
-    a layer that returns tokens (B, T, d) they are all T·d numbers. ::
+    a layer that returns tokens (B, T, d) they are all T·d numbers, of one that returns maps (B, c, h, w) all
+    c·h·w, where the pooling layer after it may be meant. ::
 
         extractor = FeatureExtractor(model)
         logits = model(x)
