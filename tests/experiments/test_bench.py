@@ -383,7 +383,7 @@ class TestStore:
 
 def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> None:
     """Far more of it than a pipe holds."""
-    many = [replace(TINY, seed=s, steps=300, eval_every=1) for s in (0, 1)]
+    many = [replace(TINY, seed=s, steps=600, eval_every=1) for s in (0, 1)]
     began = time.monotonic()
     records = run_all(many, Store(tmp_path), jobs=2)
     assert len(records) == 2
