@@ -4,6 +4,9 @@ import functools
 import itertools
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +171,50 @@ def naive_points(task: str, output: Tensor, y: Tensor) -> float:
         if b != 255:
             right, count = right + (a == b), count + 1
     return right / count
+
+
+TOGETHER = [
+    (task, name) for task in ("classification", "dense", "multilabel") for name in ("erm", "vrex", "idgm")
+]
+
+
+def trained_alike() -> list[list[float]]:
+    """Weights after a few steps with class weights, ignored labels, sample weights and pieces."""
+    found = []
+    for task, name in TOGETHER:
+        run = fit(
+            task, name, examples(task, True), loss=WEIGHTED[task](), accumulate=2, test=examples(task, True)
+        )
+        flat = torch.cat([p.detach().flatten() for p in run.model.parameters()]).tolist()
+        found.append([*flat, run.scores().loss or 0.0, run.scores().average])
+    return found
+
+
+def test_two_processes_are_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os, pathlib, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import test_tasks\n"
+        f"path = pathlib.Path({str(tmp_path)!r}) / f\"found-{{os.environ['RANK']}}.json\"\n"
+        "path.write_text(json.dumps(test_tasks.trained_alike()))\n"
+    )
+    source = str(Path(shoal.__file__).parents[1])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, str(script)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": source},
+        capture_output=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    alone = trained_alike()
+    for n in range(2):
+        found = json.loads((tmp_path / f"found-{n}.json").read_text())
+        for one, other in zip(alone, found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-7)
+            np.testing.assert_allclose(one[:-2], other[:-2], rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("task", OUTPUTS)
