@@ -440,7 +440,8 @@ class Matching(NamedTuple):
 
         With ``trust`` the measure's part is shortened to at most this share of the mean gradient's length.
         """
-        weight = torch.as_tensor(weight, dtype=self.value.dtype, device=self.value.device)
+        # Not by as_tensor: a copy to the device cannot be captured.
+        weight = weight.to(self.value) if isinstance(weight, Tensor) else torch.full_like(self.value, weight)
         if trust is not None:
             length, whole = (
                 torch.linalg.vector_norm(torch.stack(torch._foreach_norm(g))) for g in (self.slope, self.mean)

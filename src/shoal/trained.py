@@ -34,6 +34,7 @@ from shoal.errors import InputError, shown
 from shoal.experiments.config import RunConfig
 from shoal.files import parse_yaml, read_json, write_atomically
 from shoal.models import build, language, options_of
+from shoal.models.calling import call
 from shoal.settings import checked, plain_number
 from shoal.training.checkpoint import load_weights
 from shoal.training.folder import check_files
@@ -159,7 +160,7 @@ class Trained(nn.Module):
         return next((t.device for t in self.model.state_dict().values()), torch.device("cpu"))
 
     def forward(self, x: Any) -> Any:
-        return self.model(x)
+        return call(self.model, x)
 
     def train(self, mode: bool = True) -> Trained:
         """It stays in eval mode: for more training take ``.model``."""
@@ -220,7 +221,7 @@ class Trained(nn.Module):
     def _applied(self, batch: Batch) -> NDArray[Any]:
         try:
             with torch.inference_mode():
-                output = self.model(to_device(batch.x, self.device))
+                output = call(self.model, to_device(batch.x, self.device))
         except _WRONG as error:
             raise InputError(f"the model cannot take this input: {first_line(error)}") from error
         found: NDArray[Any] = output.float().cpu().numpy()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import Dataset
 
 import shoal
 from shoal.algorithms import build
@@ -546,14 +547,22 @@ def data(x: Callable[[int], Tensor], count: int = 12, classes: int = 3) -> dict[
     return {name: (x(count) * (1 + n), torch.arange(count) % classes) for n, name in enumerate("ab")}
 
 
-def logits_loss(output: Any, y: Tensor) -> Tensor:
-    return cross_entropy(output.logits, y)
+class Tokens(Dataset[Any]):
+    """Examples as a tokenizer gives them."""
+
+    def __init__(self, ids: Tensor, y: Tensor) -> None:
+        self.ids, self.y = ids, y
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, i: int) -> Any:
+        return {"input_ids": self.ids[i], "attention_mask": torch.ones_like(self.ids[i])}, self.y[i]
 
 
 class TestTraining:
     @pytest.mark.parametrize("which", ["torchvision", "timm", "transformers", "own"])
     def test_coral_on_models_as_they_are(self, which: str, timm: Any) -> None:
-        more: dict[str, Any] = {}
         if which == "torchvision":
             from torchvision.models import resnet18
 
@@ -564,12 +573,12 @@ class TestTraining:
             train, layer = data(images), "head"
         elif which == "transformers":
             model, layer = text_classifier("DistilBert"), "classifier"
-            train = {name: (ids(12), y) for name, (_, y) in data(images).items()}
-            more = {"loss": logits_loss, "classes": 3, "eval_splits": []}
+            train = {name: Tokens(ids(12), y) for name, (_, y) in data(images).items()}
         else:
             model, train, layer = seeded(Own), data(lambda n: images(n, (4,))), "fc"
         before = [p.clone() for p in model.parameters()]
-        run = shoal.fit("coral", model, train, steps=2, batch_size=4, progress=False, device="cpu", **more)
+        run = shoal.fit("coral", model, train, steps=2, batch_size=4, progress=False, device="cpu")
+        assert 0 <= run.accuracy("train") <= 1
         assert run.algorithm.extractor.layer == layer
         assert run.algorithm.task.features == model.get_submodule(layer).in_features
         assert not hooks(model)

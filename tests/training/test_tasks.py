@@ -395,10 +395,45 @@ class Two(nn.Module):
         return self.layer(torch.cat([a, b], 1))
 
 
-def test_several_inputs_are_one_argument() -> None:
+class Joined(nn.Module):
+    """Takes everything as one argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = Two()
+
+    def forward(self, x: Any) -> Tensor:
+        parts = list(x.values()) if isinstance(x, dict) else x
+        return self.two(*parts)
+
+
+def test_several_inputs() -> None:
+    """By place or by name where ``forward`` takes several, else as one argument: the same training."""
+
+    def trained(model: nn.Module, by_name: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        train = {
+            n: [
+                ({"a": p[:2], "b": p[2:]} if by_name else (p[:2], p[2:]), c)
+                for p, c in zip(x, y, strict=True)
+            ]
+            for n, (x, y) in examples("classification").items()
+        }
+        two = next(m for m in model.modules() if isinstance(m, Two)).double()
+        nn.init.constant_(two.layer.weight, 0.1)
+        nn.init.zeros_(two.layer.bias)
+        return list(fit("classification", train=train, model=model).model.parameters())
+
+    first, *others = [trained(make(), named) for make in (Two, Joined) for named in (False, True)]
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
+
+
+def test_a_wrong_number_of_inputs() -> None:
     train = {n: [((p[:2], p[2:]), c) for p, c in zip(x.float(), y, strict=True)]
              for n, (x, y) in examples("classification").items()}  # fmt: skip
-    with pytest.raises(InputError, match=r"given as one argument.*a, b = x"):
+    train = {n: [((*x, x[0]), y) for x, y in rows] for n, rows in train.items()}
+    with pytest.raises(InputError, match=r"passed as several arguments where forward needs more than one"):
         fit("classification", train=train, model=Two())
 
 

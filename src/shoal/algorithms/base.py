@@ -19,6 +19,7 @@ from shoal.gradients import Parts
 from shoal.losses import UNKNOWN_LOSS, find_terms, shown_loss
 from shoal.losses import Loss as Loss
 from shoal.models import FeatureExtractor, FeatureModel
+from shoal.models.calling import arguments, call
 from shoal.settings import checked
 
 Log = dict[str, Tensor]
@@ -171,7 +172,8 @@ class Algorithm(nn.Module):
     def check_input(self, x: Any) -> None:
         """Raises InputError for inputs (two examples as a batch) that it cannot work with."""
         if self.extractor is not None:
-            self.extractor.find(x)
+            args, kwargs = arguments(self.model, x)
+            self.extractor.find(*args, **kwargs)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -186,7 +188,7 @@ class Algorithm(nn.Module):
     def forward(self, x: Any) -> Any:
         """The model's output, computed in the engine's precision and handed over in full."""
         with self.autocast():
-            output = self.model(x)
+            output = call(self.model, x)
         return full_precision(output)
 
     def output_and_features(self, x: Any) -> tuple[Any, Any]:

@@ -23,6 +23,7 @@ from shoal.algorithms.base import (
 from shoal.data.batch import Task, cut, pool, tensors_in
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
+from shoal.models.calling import arguments
 from shoal.penalties import Blocks, mixup, mixup_shares
 from shoal.settings import Range, log10
 
@@ -69,7 +70,8 @@ class Mixup(Algorithm):
     def check_input(self, x: Any) -> None:
         if self.where == "features" and not isinstance(self.model, FeatureModel):
             with FeatureExtractor(self.model) as extractor:
-                if not extractor.find(x).is_output:
+                args, kwargs = arguments(self.model, x)
+                if not extractor.find(*args, **kwargs).is_output:
                     raise InputError(
                         "where='features' needs a model whose output is that of its last linear layer, and "
                         f"{extractor.layer!r} is followed by something else; or a shoal.models.FeatureModel."

@@ -59,7 +59,7 @@ class FeatureExtractor:
         """The d of the features, once they are found."""
         self.is_output = False
         """Whether the layer is linear and its output is the model's, but for the shape."""
-        self._root = _unwrapped(model)
+        self._root = unwrapped(model)
         if layer is not None:
             _check_name(layer, self._root)
         if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
@@ -423,7 +423,7 @@ def _eager() -> Any:
     return torch.compiler.set_stance("force_eager")
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside of DistributedDataParallel and torch.compile."""
     while True:
         inner = getattr(model, "_orig_mod", None)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import InputError
+from shoal.models.calling import call
 
 
 @dataclass
@@ -289,7 +290,7 @@ def refresh_batchnorm(model: nn.Module, batches: Iterable[Any]) -> None:
         seen = 0
         with torch.no_grad():
             for x in batches:
-                model(x)
+                call(model, x)
                 seen += 1
         if not seen:
             raise InputError("BatchNorm's statistics are to be recomputed and there is no batch to do it on.")

@@ -21,6 +21,7 @@ from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import key
 from shoal.errors import unknown_name
 from shoal.losses import find_terms
+from shoal.models.calling import call
 from shoal.training.metrics import METRICS, NONE, Metric, Outcome, usual
 from shoal.training.processes import Processes
 
@@ -329,8 +330,8 @@ class Evaluator:
             try:
                 with self.autocast():
                     if size == count:
-                        return full_precision(model(x))
-                    parts = [model(cut(x, slice(a, a + size))) for a in range(0, count, size)]
+                        return full_precision(call(model, x))
+                    parts = [call(model, cut(x, slice(a, a + size))) for a in range(0, count, size)]
                 return full_precision(torch.cat(parts))
             except RuntimeError as error:
                 if size == 1 or not _out_of_memory(error):

@@ -21,13 +21,14 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.losses import BINARY, OF_NUMBERS, PROBABILITIES, UNKNOWN_LOSS, Terms, find_terms, shown_loss
 from shoal.models import FeatureExtractor, FeatureModel
+from shoal.models.calling import arguments, call
 from shoal.replay import leaves_no_trace
 
 SIZED = 16
 """Examples looked at for the largest, where they differ in size."""
 SEVERAL = (
-    ". Several inputs are given as one argument, as the dataset nests them: forward(self, x) with a, b = x "
-    "(or x['a'] of a dict)."
+    ". A tuple is passed as several arguments where forward needs more than one, a dict by name where all "
+    "its keys are parameters of forward; otherwise x is one argument."
 )
 LABELS = 512
 """Classes that a loss is tried on."""
@@ -101,7 +102,10 @@ def examine(
     usual: Loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
     if kind == "multilabel":
         usual = nn.functional.binary_cross_entropy_with_logits
-    width = features.find(x).width if features is not None else None
+    width = None
+    if features is not None:
+        args, kwargs = arguments(model, x)
+        width = features.find(*args, **kwargs).width
     if features is None and isinstance(model, FeatureModel):
         width = _numbers(_trial(model.features, x))
     task = Task(domains=len(domains), classes=classes, features=width, kind=kind)
@@ -159,7 +163,7 @@ def _forward(model: nn.Module, x: Any) -> Any:
     mode = model.training
     try:
         with torch.no_grad():
-            return model.eval()(x)
+            return call(model.eval(), x)
     except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
         given = f"x of shape {tuple(x.shape)}, {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         given += f" of {', '.join(map(repr, x))}" if isinstance(x, Mapping) else ""
