@@ -289,7 +289,8 @@ def two_processes() -> None:
         command += [str(script), str(Path(__file__).parent), folder]
         done = subprocess.run(command, capture_output=True, text=True, timeout=150)
         if done.returncode:
-            report("two processes", False, done.stderr[-1500:])
+            errors = [line for line in done.stderr.splitlines() if "Error" in line]
+            report("two processes", False, "\n".join([*errors, done.stderr[:3000]]))
             return
         for number, (case, alone) in enumerate(zip(CASES, plain_runs(), strict=True)):
             found = [torch.load(f"{folder}/{number}-{rank}.pt", weights_only=True) for rank in (0, 1)]

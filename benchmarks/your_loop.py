@@ -74,7 +74,7 @@ class Loop:
 
     def _penalised(self, x: Tensor, y: Tensor, domain: Tensor) -> None:
         logits, z = self.forward(x)
-        each = cross_entropy(logits, y, reduction="none")
+        each, blocks = cross_entropy(logits, y, reduction="none"), penalties.Blocks([B] * S)
         ways: dict[str, Callable[[], Tensor]] = {
             "coral": lambda: each.mean() + penalties.coral(z, domain),
             "mmd": lambda: each.mean() + penalties.mmd(z, domain),
@@ -82,6 +82,8 @@ class Loop:
             "vrex": lambda: each.mean() + penalties.vrex(each, domain),
             "group_dro": lambda: penalties.group_dro(each, domain, self.weights),
             "fishr": lambda: each.mean() + penalties.fishr(logits, z, y, domain),
+            "coral_blocks": lambda: each.mean() + penalties.coral(z, blocks),
+            "irm_blocks": lambda: each.mean() + penalties.irm(logits, y, blocks),
             "dann": lambda: each.mean() + self.discriminator(z, domain),
         }
         self._descend(ways[self.method]())
@@ -113,7 +115,7 @@ class Loop:
 
 
 METHODS = ("coral", "mmd", "irm", "vrex", "group_dro", "fishr", "dann", "mixup", "pcgrad", "and_mask")
-METHODS += ("three_steps", "fish")
+METHODS += ("three_steps", "fish", "coral_blocks", "irm_blocks")
 
 
 def seconds(loop: Loop, batch: Any) -> float:
@@ -147,19 +149,20 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--side", type=int, default=224)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     options = parser.parse_args()
     draw = torch.Generator(device=options.device).manual_seed(1)
     size = (S * B, 3, options.side, options.side)
     x = torch.randn(size, device=options.device, generator=draw)
     y = torch.randint(CLASSES, (S * B,), device=options.device, generator=draw)
-    domain = torch.arange(S * B, device=options.device) % S
+    domain = torch.arange(S, device=options.device).repeat_interleave(B)
     batch = (x, y, domain)
     where = torch.cuda.get_device_name() if x.is_cuda else "cpu"
     title = f"{options.model}, {S} domains × {B} at {options.side}², Adam, {options.precision}"
     print(f"{title}; {where}, torch {torch.__version__}, {options.rounds} rounds", flush=True)
     print(f"{'method':12} {'ms':>8} {'ratio':>7} {'memory':>7}")
-    for first in range(0, len(METHODS), 4):
-        names = ["bare", *METHODS[first : first + 4]]
+    for first in range(0, len(options.methods), 4):
+        names = ["bare", *options.methods[first : first + 4]]
         loops = {n: Loop(n, options) for n in names}
         held = {n: peak(loop, batch) for n, loop in loops.items()}
         times: dict[str, list[float]] = {n: [] for n in names}
