@@ -33,7 +33,9 @@ class Processes:
             dist.init_process_group("nccl" if cuda else "gloo")
         self.count, self.index = dist.get_world_size(), dist.get_rank()
         self.device = torch.device("cpu")
-        if "nccl" in str(dist.get_backend()):
+        # Asked for by name, CUDA works with gloo too, which copies through the CPU.
+        asked = wanted is not None and wanted.type == "cuda" and torch.cuda.is_available()
+        if "nccl" in str(dist.get_backend()) or asked:
             local = int(os.environ.get("LOCAL_RANK", self.index % max(1, torch.cuda.device_count())))
             self.device = torch.device("cuda", local)
             if wanted is not None and wanted.index is not None:
