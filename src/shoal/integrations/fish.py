@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from torch import nn
+
 from shoal.optim import Fish
 
 
@@ -17,11 +19,11 @@ def fish_among(optimizers: Iterable[Any]) -> list[Fish]:
 
 
 @contextmanager
-def slow_weights(optimizers: Iterable[Any]) -> Iterator[None]:
+def slow_weights(optimizers: Iterable[Any], model: nn.Module) -> Iterator[None]:
     """Within the block the model holds θ, the weights at the last blend of each Fish."""
     with ExitStack() as stack:
         for optimizer in fish_among(optimizers):
-            stack.enter_context(optimizer.slow_weights())
+            stack.enter_context(optimizer.slow_weights(model))
         yield
 
 

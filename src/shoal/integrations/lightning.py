@@ -110,7 +110,7 @@ class FishCallback(_Callback):
             trainer.gradient_clip_val, self._clip = self._clip, None
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._showing.enter_context(slow_weights(trainer.optimizers))
+        self._showing.enter_context(slow_weights(trainer.optimizers, pl_module))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         self._showing.close()

@@ -157,11 +157,11 @@ class DomainTrainer(_Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        with slow_weights([self.optimizer]):
+        with slow_weights([self.optimizer], self.model):
             return super().evaluate(*args, **kwargs)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        with slow_weights([self.optimizer]):
+        with slow_weights([self.optimizer], self.model):
             return super().predict(*args, **kwargs)
 
 
