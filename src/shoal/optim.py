@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -420,10 +421,13 @@ def _whole(tensor: Tensor) -> Tensor:
 
 def _reshard(model: nn.Module | None) -> None:
     """Drops the whole parameters that FSDP2 has gathered from shards."""
-    for module in model.modules() if model is not None else ():
-        reshard: Any = getattr(module, "reshard", None)
-        if reshard is not None:
-            reshard()
+    if model is None or "torch.distributed.fsdp" not in sys.modules:
+        return
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def clone_state(state: defaultdict[Tensor, Any]) -> defaultdict[Tensor, Any]:
