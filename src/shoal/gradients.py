@@ -171,8 +171,8 @@ def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
     >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
     [tensor([0.2500, 0.7500])]
 
-    Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum instead of
-    the mean, and a random order.
+    Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, in
+    random order, instead of the mean.
     """
     _check_several(gradients)
     # A projected gradient is a combination of the original ones, so their products are all one needs.
@@ -321,8 +321,8 @@ def backward(
         losses: the mean loss of each domain, for at least two domains.
         params: a module, an optimizer or tensors; tensors that do not require a gradient are ignored.
         combine: combines S gradients into one: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask` or a
-            function of yours; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero for
-            parameters that the domain's loss does not depend on.
+            function of yours; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero
+            for parameters that the domain's loss does not depend on.
         scale: the factor by which the losses were multiplied, as with a GradScaler. ``combine`` receives
             unscaled gradients, and ``.grad`` is scaled. PCGrad and AND-mask do not depend on it.
         average: a function that averages a list of tensors over processes and returns the list.
@@ -431,7 +431,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient (``slope``)."""
+    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
 
     losses: Tensor
     mean: Gradient
@@ -593,8 +593,8 @@ def match(
 ) -> Matching:
     """The mean gradient, the GIP and its gradient, with one domain's graph in memory at a time.
 
-    ``losses[i]()`` computes domain i's mean loss with the current parameters; it is called twice. The gradient
-    of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
+    ``losses[i]()`` computes domain i's mean loss with the current parameters; it is called twice. The
+    gradient of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
 
         raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
         normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
@@ -604,17 +604,17 @@ def match(
 
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
     ‖g_i‖ → 0. ``method="exact"`` computes one Hessian-vector product per domain, by forward-mode
-    differentiation of its gradient, or by double backward, which is slower, if an operator of the model has no
-    forward mode (such as a custom ``autograd.Function``). ``"finite-difference"`` computes
-    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, and moves and restores the parameters
-    in place; r is ``radius`` (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is
+    differentiation of its gradient, or by double backward, which is slower, if an operator of the model has
+    no forward mode (such as a custom ``autograd.Function``). ``"finite-difference"`` computes (∇L_i(θ + r
+    v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, and moves and restores the parameters in place;
+    r is ``radius`` (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is
     larger). With smooth activations the default is within a few per cent of exact, and the error is
-    proportional to r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds a
-    jump divided by r, so a tiny r yields noise. Both methods keep S gradients in memory.
+    proportional to r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds
+    a jump divided by r, so a tiny r yields noise. Both methods keep S gradients in memory.
 
-    With ``model``, the second pass uses the dropout masks of the first and does not update buffers. A loss may
-    be split into :data:`Parts`. If several processes hold parts of every domain's batch, ``average`` averages
-    a gradient over them before any non-linear operation.
+    With ``model``, the second pass uses the dropout masks of the first and does not update buffers. A loss
+    may be split into :data:`Parts`. If several processes hold parts of every domain's batch, ``average``
+    averages a gradient over them before any non-linear operation.
     """
     count = _pairs(len(losses))
     params = _parameters(params)
@@ -786,9 +786,9 @@ def curvature(
     *,
     model: nn.Module | None = None,
 ) -> Gradient:
-    """H v, with H the Hessian of the mean of these losses; one graph in memory at a time.
+    """H v, where H is the Hessian of the mean of the losses, with one graph in memory at a time.
 
-    ``model`` is what the losses pass their batches through, if it draws random numbers.
+    ``model`` is the module that computes the losses; pass it if it draws random numbers, as dropout does.
     """
     if len(v) != len(params):
         raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")

@@ -57,10 +57,10 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Blocks(NamedTuple):
-    """The domains of a batch that is ordered by domain, instead of a tensor ``domain``: the first ``sizes[0]``
-    examples come from one domain, the next ``sizes[1]`` from another, and so on.
+    """The domains of a batch that is ordered by domain, instead of a tensor ``domain``.
 
-    With it, no call waits for the GPU.
+    The first ``sizes[0]`` examples come from one domain, the next ``sizes[1]`` from another, and so on. The
+    penalties then do not wait for the GPU.
 
     Args:
         sizes: the number of examples of each domain in the batch.
@@ -131,7 +131,7 @@ def _mean_distance(products: Tensor) -> Tensor:
 
 
 def mmd(features: Tensor, domain: Domain) -> Tensor:
-    """The squared maximum mean discrepancy (MMD) between the domains' features, averaged over pairs of domains.
+    """The squared maximum mean discrepancy between the domains' features, averaged over pairs (MMD).
 
     For two domains it is mean k(x, x') + mean k(y, y') − 2 mean k(x, y), with the kernel
     k(x, y) = Σ_γ exp(−γ‖x − y‖²) for γ = 0.001, 0.01, …, 1000.
@@ -324,8 +324,8 @@ def fishr(
         Var(W) = mean(r²)(z²)ᵀ − (mean r zᵀ)²,   Var(b) = mean r² − (mean r)²
 
     The penalty is the mean squared deviation of the domains' variances v_d from their mean. With
-    ``variances`` it uses moving averages over batches, m_d ← κ m_d + (1 − κ) v_d, divided by 1 − κ so that the
-    gradient with respect to v_d does not depend on κ.
+    ``variances`` it uses moving averages over batches, m_d ← κ m_d + (1 − κ) v_d, divided by 1 − κ so that
+    the gradient with respect to v_d does not depend on κ.
 
     Args:
         logits: (B, …), the output of the last layer, which must be linear.
@@ -395,9 +395,9 @@ class DomainDiscriminator(nn.Module):
 
     :meth:`loss` returns the same value without the reversal, for separate optimizers.
 
-    With ``classes`` it is the discriminator of CDANN, called as ``discriminator(features, domain, y)``: it also
-    receives the class, as a learned vector that is added to the features, and every class has the same weight
-    in its loss. The domains may then differ in their class frequencies.
+    With ``classes`` it is the discriminator of CDANN, called as ``discriminator(features, domain, y)``: it
+    also receives the class, as a learned vector that is added to the features, and every class has the same
+    weight in its loss. The domains may then differ in their class frequencies.
 
     Args:
         features: the number of features per example; the ``width`` of a
@@ -435,14 +435,14 @@ class DomainDiscriminator(nn.Module):
         self.classes = None if classes is None else nn.Embedding(classes, features)
 
     def forward(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The loss behind the gradient reversal; ``y``, the classes, is for a discriminator with ``classes``."""
+        """The loss behind the gradient reversal; the classes ``y`` are for one created with ``classes``."""
         blocks, features, y = self._grouped(features, domain, y)
         reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
         return self._mean(reverse(features, self.weight), blocks, y)
 
     def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The cross-entropy of the predicted domains: the mean over examples or, with ``classes``, the mean of
-        the classes' means."""
+        """The cross-entropy of the predicted domains: the mean over examples or, if it was created with
+        ``classes``, the mean of the classes' means."""
         blocks, features, y = self._grouped(features, domain, y)
         return self._mean(features, blocks, y)
 
@@ -528,8 +528,8 @@ def mixup(
     """Mixes the examples of each domain with those of another, λ x_i + (1 − λ) x_j (inter-domain Mixup).
 
     Each domain is paired with the next, in the order in which they appear in the batch, and the last with the
-    first. Each pair of domains gets one λ from Beta(α, α). If one of the two has more examples, the surplus is
-    not used in that pair. Pass the mixed inputs to the model, and mix the losses as well:
+    first. Each pair of domains gets one λ from Beta(α, α). If one of the two has more examples, the surplus
+    is not used in that pair. Pass the mixed inputs to the model, and mix the losses as well:
 
         x, y, y_other, share = mixup(x, y, domain)
         logits = model(x)
