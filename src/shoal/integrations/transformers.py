@@ -1,7 +1,9 @@
 """Domain batches, Fish and penalties in the ``Trainer`` of transformers. ::
 
-trainer = DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], meta_lr=0.5)
-trainer.train()
+    trainer = DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], meta_lr=0.5)
+    trainer.train()
+
+Requires the packages ``transformers`` and ``accelerate``.
 """
 
 from __future__ import annotations
