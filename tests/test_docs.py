@@ -141,6 +141,7 @@ def test_roles_become_markdown() -> None:
     link = '<autoref optional identifier="shoal.data.Domains"><code>Domains</code></autoref>'
     session = "```pycon\n>>> 1 + 1\n2\n```"
     assert roles.markdown(given) == f"See {link}, `gip`.\n\n    code\n\n{session}\n\nEnd."
+    assert roles.markdown("As here::\n\n    code") == "As here:\n\n    code"
 
 
 def test_every_option_is_in_the_reference() -> None:

@@ -250,7 +250,7 @@ def test_wrong_data_are_named() -> None:
         model.fit(X, Y, ["a", None, *HOSPITAL[2:]])
     with pytest.raises(InputError, match=r"y has one class only, .*'ill'"):
         model.fit(X, ["ill"] * 120, HOSPITAL)
-    with pytest.raises(InputError, match="for classification and the targets are numbers"):
+    with pytest.raises(InputError, match="is for classification and ordinal, and this is regression"):
         DomainRegressor("cdann", **QUICK).fit(X, X[:, 0], HOSPITAL)
 
 

@@ -736,6 +736,7 @@ ELSEWHERE = {
         ("experiments/cluster.py", "experiments/store.py", "training/folder.py"),
         "claims and locks, written too",
     ),
+    "registry.py": "metadata of installed packages, by importlib",
     "experiments/frozen.py": "its own cache: safetensors, after read_bytes",
     "terminal.py": "os.devnull",
     **dict.fromkeys(("training/tracking.py", "cli/app.py"), "written to"),

@@ -9,7 +9,7 @@ import griffe
 
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`(~?)([^`]+)`")
 SESSION = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
-CODE_FOLLOWS = re.compile(r"(?m)(?<=\S) ?::$")
+CODE_FOLLOWS = re.compile(r"(?m)(?<=\S)( ?)::$")
 
 
 def _role(found: re.Match[str]) -> str:
@@ -23,7 +23,7 @@ def _role(found: re.Match[str]) -> str:
 
 def markdown(docstring: str) -> str:
     text = SESSION.sub(lambda found: f"```pycon\n{found[0]}\n```", docstring)
-    return CODE_FOLLOWS.sub("", ROLE.sub(_role, text))
+    return CODE_FOLLOWS.sub(lambda found: "" if found[1] else ":", ROLE.sub(_role, text))
 
 
 class Roles(griffe.Extension):

@@ -1,25 +1,25 @@
-"""How well the domains' gradients agree, and what to do with them, in any training loop.
+"""Compare and combine the gradients of several domains, in any training loop.
 
-Two lines change in a loop of one's own. Where it had ``loss.backward()``::
+In your loop, replace ``loss.backward()`` by::
 
     losses = losses_by_domain(cross_entropy(model(x), y, reduction="none"), domain)  # or any {domain: loss}
     backward(losses, model, combine=pcgrad)  # or and_mask, sand_mask, partial(and_mask, tau=0.8), your own
 
-and for the methods that need second derivatives::
+For the methods that need second derivatives, pass functions that compute the losses::
 
     losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
     idgm_backward(losses, model, gamma=1.0)  # or iga_backward
 
-Gradients of S domains are S lists of tensors, one tensor a parameter. With g_i the gradient of domain i's
-*mean* loss (a sum would scale the inner product with the square of the batch size),
+The gradients of S domains are S lists of tensors, with one tensor per parameter. Let g_i be the gradient of
+domain i's *mean* loss (with a sum, the inner product would grow with the square of the batch size). Then
 
     GIP  = 1/(S(S−1)) Σ_{i≠j} g_i·g_j                      the mean pairwise inner product
     cos  = 1/(S(S−1)) Σ_{i≠j} ĝ_i·ĝ_j,  ĝ = g/‖g‖          its normalised form, the mean pairwise cosine
 
-both in time linear in S, from ‖Σ g_i‖² = Σ ‖g_i‖² + Σ_{i≠j} g_i·g_j.
+both computed in time linear in S, from ‖Σ g_i‖² = Σ ‖g_i‖² + Σ_{i≠j} g_i·g_j.
 
-Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. Its printed factor 2/(S(S−1)) before
-a sum over ordered pairs is twice the mean; the mean is what is computed here.
+Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The paper prints a factor 2/(S(S−1))
+before a sum over ordered pairs, which is twice the mean; this module computes the mean.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Measure = Literal["gip", "variance"]
 
 @checked
 def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
-    """The gradient of ``loss``, with zeros for parameters that it does not reach."""
+    """The gradient of ``loss``, with zeros for parameters that it does not depend on."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
     params = _parameters(params)
@@ -85,16 +85,16 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
 
 @checked
 def gram_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """All inner products g_i·g_j, (S, S); one tensor of each gradient at a time is put side by side."""
+    """All inner products g_i·g_j, (S, S). Extra memory: the largest tensor, S times."""
     _check_alike(gradients)
     return torch.stack([_grams(same) for same in zip(*gradients, strict=True)]).sum(0)
 
 
 @checked
 def gram_matrices(gradients: Sequence[Sequence[Tensor]], groups: Sequence[str]) -> dict[str, Tensor]:
-    """The same for each group of tensors: ``groups[p]`` names the one that tensor p belongs to.
+    """The inner products of each group of tensors: ``groups[p]`` is the name of the group of tensor p.
 
-    They add up to :func:`gram_matrix`.
+    The sum of these matrices is :func:`gram_matrix`.
     """
     _check_alike(gradients)
     if len(groups) != len(gradients[0]):
@@ -132,17 +132,18 @@ def cosine_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
 
 @checked
 def mean_of_pairs(matrix: Tensor) -> Tensor:
-    """The mean over pairs i ≠ j of (…, S, S), as :func:`gip` from inner products or cosines."""
+    """The mean of the off-diagonal entries of (…, S, S): :func:`gip`, from inner products or cosines."""
     count = _pairs(_check_square(matrix))
     return (matrix.sum((-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / count
 
 
 @checked
 def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """|1/S Σ_i sign g_i|, a mean over parameters: 1 where all domains pull every one of them the same way.
+    """|1/S Σ_i sign g_i|, averaged over parameters: 1 if all domains agree on the sign of every parameter.
 
-    Parameters whose gradient is zero in all domains, such as embeddings of words that did not occur, do not
-    count. For S random signs it is about √(2/(πS)), and 1/2 for S = 2: compare like with like.
+    Parameters whose gradient is zero in all domains, such as embeddings of words not in the batch, are not
+    counted. For random signs the expectation is about √(2/(πS)), and 1/2 for S = 2, so compare only values
+    with the same S.
 
     Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
     the parameters where this is at least τ.
@@ -160,18 +161,18 @@ def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
 
 @checked
 def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
-    """The mean of the gradients after each was made orthogonal to those it conflicts with.
+    """The mean of the gradients, after projecting each onto the normal plane of those it conflicts with.
 
-    Gradient i goes through the others in turn, g_{i+1}, g_{i+2} … round to g_{i−1}; where its product with
-    g_j is negative, its component along g_j is removed:
+    For each i, j runs over i+1, i+2, …, i−1 (cyclically). If the inner product with g_j is negative, the
+    component along g_j is removed:
 
         g_i ← g_i − min(0, g_i·g_j)/‖g_j‖² g_j
 
     >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
     [tensor([0.2500, 0.7500])]
 
-    Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, and the
-    others in random order.
+    Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, in
+    random order, instead of the mean.
     """
     _check_several(gradients)
     # A projected gradient is a combination of the original ones, so their products are all one needs.
@@ -195,8 +196,8 @@ def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
 def and_mask(gradients: Sequence[Sequence[Tensor]], tau: Annotated[float, Range(0, 1)] = 1.0) -> Gradient:
     """The mean gradient, set to zero where the S gradients disagree in sign.
 
-    A component stays where the mean of its S signs is at least τ in size: with τ = 1 all must agree, with
-    τ = 0 everything stays. What is left of a tensor is divided by the share that is left.
+    A component is kept where the absolute mean of its S signs is at least τ: with τ = 1 all signs must agree,
+    with τ = 0 everything is kept. Each tensor is then divided by the fraction of its components that is kept.
 
     >>> and_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
@@ -220,8 +221,8 @@ def sand_mask(
 ) -> Gradient:
     """The mean gradient times max(0, tanh(k/σ² (a − τ))), divided by the mean of that mask.
 
-    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients:
-    unlike the others, this transform depends on the scale of the loss.
+    For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients. Unlike
+    ``pcgrad`` and ``and_mask``, the result depends on the scale of the loss.
 
     >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
@@ -250,13 +251,14 @@ def _masked(gradients: Sequence[Sequence[Tensor]], mask: Callable[[Tensor], Tens
 
 Domain = Hashable
 Trainable = nn.Module | Optimizer | Iterable[Tensor]
-"""Whose gradients are wanted; what does not require one is left out."""
+"""What to compute gradients for: a module, an optimizer or tensors."""
 Combine = Callable[[list[Gradient]], Sequence[Tensor]]
-"""Makes one gradient of S: a list with one tensor per parameter of S such lists."""
+"""Combines S gradients into one. Each gradient is a list with one tensor per parameter."""
 
 
 class Combined(NamedTuple):
-    """Of one backward pass: losses (S,), in the order of the domains, and the cosines of their gradients."""
+    """The result of :func:`backward`: losses (S,) in the order of the mapping, and the cosines (S, S) between
+    the domains' gradients."""
 
     losses: Tensor
     cosines: Tensor
@@ -264,9 +266,9 @@ class Combined(NamedTuple):
 
 @checked
 def losses_by_domain(losses: Tensor, domain: Tensor) -> dict[int, Tensor]:
-    """Each domain's mean loss, from the losses (B,) of the examples of a batch and their domains (B,).
+    """The mean loss of each domain, from the loss (B,) and the domain index (B,) of each example.
 
-    Domains that do not occur in the batch are not in the result.
+    The keys are the domain indices in the batch, sorted.
 
     >>> losses_by_domain(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7, 4, 7]))
     {4: tensor(2.), 7: tensor(2.)}
@@ -296,7 +298,7 @@ def backward(
     scale: Annotated[float, Range(above=0)] | Tensor = 1.0,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Combined:
-    """In place of ``loss.backward()``: adds one gradient, made of the domains' gradients, to ``.grad``.
+    """Replaces ``loss.backward()``: combines the domains' gradients and adds the result to ``.grad``.
 
     ::
 
@@ -305,24 +307,25 @@ def backward(
         backward(losses, model, combine=pcgrad)
         optimizer.step()
 
-    The losses may come from a forward pass each or from one pass of a mixed batch (:func:`losses_by_domain`),
-    which takes S backward passes through all of it and hence longer. As after ``Tensor.backward``, the
-    gradient is added to what is in ``.grad``, parameters that no loss reaches are left alone, the graphs are
-    freed, and clipping and any optimizer go on from there. An infinite gradient of one domain makes the
-    result not finite, so that a GradScaler skips the step.
+    The losses may come from one forward pass per domain, or from one forward pass of a mixed batch
+    (:func:`losses_by_domain`), which is slower because each of the S backward passes goes through the whole
+    batch. As with ``Tensor.backward``, the gradient is added to ``.grad``, parameters that no loss depends on
+    are not changed, and the graphs are freed. Gradient clipping and any optimizer work as usual. If the
+    gradient of one domain is infinite, the result is not finite and a GradScaler skips the step.
 
-    DistributedDataParallel does not see these gradients: take the losses from ``model.module``, and average
-    each domain's gradient over the processes by ``average``, before anything non-linear is done with it.
+    With several processes, DistributedDataParallel does not average these gradients, and the processes would
+    diverge without an error. Compute the losses with ``model.module`` and pass ``average``, which averages
+    each domain's gradient over processes before ``combine`` is called.
 
     Args:
-        losses: each domain's mean loss, at least two.
-        params: a module, an optimizer or tensors; what does not require a gradient is left out.
-        combine: makes one gradient of S, such as :func:`pcgrad`, :func:`and_mask` or :func:`sand_mask`; with
-            settings ``functools.partial(and_mask, tau=0.8)``. Parameters that one domain's loss does not
-            reach have zeros in its gradient.
-        scale: what the losses have been multiplied with, as by a GradScaler. ``combine`` then sees the
-            gradients without it, and ``.grad`` has it. PCGrad and AND-mask do the same with any scale.
-        average: means over processes of a list of tensors.
+        losses: the mean loss of each domain, for at least two domains.
+        params: a module, an optimizer or tensors; tensors that do not require a gradient are ignored.
+        combine: combines S gradients into one: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask` or a
+            function of yours; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero
+            for parameters that the domain's loss does not depend on.
+        scale: the factor by which the losses were multiplied, as with a GradScaler. ``combine`` receives
+            unscaled gradients, and ``.grad`` is scaled. PCGrad and AND-mask do not depend on it.
+        average: a function that averages a list of tensors over processes and returns the list.
 
     Returns:
         The losses and the cosines between the gradients.
@@ -428,7 +431,7 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """What one sweep over the domains yields: losses (S,), ḡ, the measure's value and its gradient."""
+    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
 
     losses: Tensor
     mean: Gradient
@@ -438,7 +441,7 @@ class Matching(NamedTuple):
     def gradient(self, weight: float | Tensor, trust: float | None = None) -> Gradient:
         """The gradient of the mean loss + ``weight`` times the measure.
 
-        With ``trust`` the measure's part is shortened to at most this share of the mean gradient's length.
+        With ``trust``, the norm of the second term is limited to this multiple of the mean gradient's norm.
         """
         # Not by as_tensor: a copy to the device cannot be captured.
         weight = weight.to(self.value) if isinstance(weight, Tensor) else torch.full_like(self.value, weight)
@@ -464,30 +467,31 @@ def idgm_backward(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """In place of ``loss.backward()``: adds the gradient of IDGM's objective to ``.grad``.
+    """Replaces ``loss.backward()``: adds the gradient of IDGM's objective to ``.grad``.
 
-        1/S Σ_i L_i − γ/(S(S−1)) Σ_{i≠j} g_i·g_j,    with normalize of the cosines
+        1/S Σ_i L_i − γ/(S(S−1)) Σ_{i≠j} g_i·g_j    (with ``normalize``, cosines instead of inner products)
 
     ::
 
         losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
         idgm_backward(losses, model, gamma=0.5)
 
-    Each loss is a function, which is called twice: second derivatives need a second pass, and so only one
-    domain's graph is in memory at a time. The losses must not be multiplied with a loss scale: use bf16 in
-    place of fp16. For the rest see :func:`backward`; parameters that no loss reaches get zeros.
+    Each loss is a function, which is called twice: second derivatives need a second pass. Only one domain's
+    graph is in memory at a time. The losses must not be multiplied by a loss scale: use bf16 instead of fp16.
+    Otherwise it works like :func:`backward`, except that parameters that no loss depends on get zeros.
 
     Args:
-        losses: for each domain a function that computes its mean loss at the current parameters.
+        losses: for each domain, a function that computes its mean loss with the current parameters.
         params: a module, an optimizer or tensors.
         gamma: γ.
         normalize: match cosines instead of inner products, as the paper does in its experiments.
-        trust: the largest ratio of the matching term's gradient to the mean gradient, below 1 for steps that
-            descend on the mean loss; ``None``: unlimited, the paper's objective as printed.
-        method, softening: as of :func:`match`.
-        model: what is to be the same in both passes: dropout masks; and in its buffers, such as BatchNorm's
-            statistics, only the first pass counts. By default ``params``, if that is a module.
-        average: as of :func:`backward`.
+        trust: the largest norm of the matching term's gradient, relative to that of the mean gradient. Below
+            1, every step descends on the mean loss; ``None`` sets no limit, as in the paper.
+        method: as in :func:`match`.
+        softening: as in :func:`match`.
+        model: the module whose dropout masks are the same in both passes, and whose buffers, such as
+            BatchNorm statistics, only the first pass updates. By default ``params``, if it is a module.
+        average: as in :func:`backward`.
 
     Returns:
         The losses, the mean gradient, the mean cosine or inner product, and its gradient.
@@ -519,11 +523,11 @@ def iga_backward(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """In place of ``loss.backward()``: adds the gradient of IGA's objective to ``.grad``.
+    """Replaces ``loss.backward()``: adds the gradient of IGA's objective to ``.grad``.
 
         1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²,    λ = ``weight``
 
-    Everything else is as in :func:`idgm_backward`.
+    All other arguments are those of :func:`idgm_backward`.
 
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
     problem?, 2020.
@@ -571,7 +575,7 @@ def _closures(
 
 
 Parts = Sequence[tuple[float, Callable[[], Tensor]]]
-"""A domain's mean loss as a weighted sum, so that one part's graph is in memory at a time."""
+"""A domain's mean loss as a weighted sum of parts; only one part's graph is in memory at a time."""
 
 
 @checked
@@ -587,30 +591,30 @@ def match(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """Mean gradient, GIP and the gradient of the GIP of S domains, one domain's graph in memory at a time.
+    """The mean gradient, the GIP and its gradient, with one domain's graph in memory at a time.
 
-    ``losses[i]()`` computes domain i's mean loss at the current parameters; it is called twice. The gradient
-    of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
+    ``losses[i]()`` computes domain i's mean loss with the current parameters; it is called twice. The
+    gradient of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
 
         raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
         normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
 
-    ``measure="variance"`` takes the trace of the gradients' covariance in its place, 1/S Σ_i ‖g_i − ḡ‖², for
-    which v_i = 2/S (g_i − ḡ).
+    ``measure="variance"`` uses the trace of the gradients' covariance instead, 1/S Σ_i ‖g_i − ḡ‖², for which
+    v_i = 2/S (g_i − ḡ).
 
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
-    ‖g_i‖ → 0. ``method="exact"`` takes one Hessian-vector product per domain, by forward-mode differentiation
-    of its gradient, or by differentiating backwards twice where an operator of the model has no forward mode
-    (such as functions of one's own), which is slower. ``"finite-difference"`` takes (∇L_i(θ + r v_i/‖v_i‖)
-    − g_i)·‖v_i‖/r with first-order gradients alone, and moves and restores the parameters in place; r is
-    ``radius`` (default: 0.03, or the square root of the precision times 1 + ‖θ‖ if that is more). With smooth
-    activations the default is within a few per cent of exact, a smaller r proportionally nearer. Not so with
-    ReLU, whose kinks the exact form does not see: each one crossed adds a jump divided by r, so that a tiny r
-    yields noise. Both keep S gradients, and one domain's graph at a time.
+    ‖g_i‖ → 0. ``method="exact"`` computes one Hessian-vector product per domain, by forward-mode
+    differentiation of its gradient, or by double backward, which is slower, if an operator of the model has
+    no forward mode (such as a custom ``autograd.Function``). ``"finite-difference"`` computes (∇L_i(θ + r
+    v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, and moves and restores the parameters in place;
+    r is ``radius`` (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is
+    larger). With smooth activations the default is within a few per cent of exact, and the error is
+    proportional to r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds
+    a jump divided by r, so a tiny r yields noise. Both methods keep S gradients in memory.
 
-    With ``model`` given, the second sweep sees the first one's dropout masks and leaves its buffers alone.
-    A loss may come in :data:`Parts`. Where several processes hold a share of every domain's batch,
-    ``average`` makes their gradients one, before anything non-linear is done with them.
+    With ``model``, the second pass uses the dropout masks of the first and does not update buffers. A loss
+    may be split into :data:`Parts`. If several processes hold parts of every domain's batch, ``average``
+    averages a gradient over them before any non-linear operation.
     """
     count = _pairs(len(losses))
     params = _parameters(params)
@@ -782,9 +786,9 @@ def curvature(
     *,
     model: nn.Module | None = None,
 ) -> Gradient:
-    """H v, with H the Hessian of the mean of these losses; one graph in memory at a time.
+    """H v, where H is the Hessian of the mean of the losses, with one graph in memory at a time.
 
-    ``model`` is what the losses pass their batches through, if it draws random numbers.
+    ``model`` is the module that computes the losses; pass it if it draws random numbers, as dropout does.
     """
     if len(v) != len(params):
         raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")

@@ -1,8 +1,8 @@
-"""Losses as sums over examples: what weighting examples, or dividing a batch, takes.
+"""Losses as sums over examples, for sample weights and for batches that are split into parts.
 
-The mean that a loss of torch returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v and an
-``ignore_index``, c_i is the sum of v_y over the labels of an example that are not ignored; else it is how
-many terms the example has. With sample weights w the loss is Σ_i w_i a_i / Σ_i w_i c_i.
+The mean that a PyTorch loss returns is Σ_i a_i / Σ_i c_i over the examples i. With class weights v and an
+``ignore_index``, c_i is the sum of v_y over the labels y of example i that are not ignored; otherwise it is
+the number of terms of the example. With sample weights w the loss is Σ_i w_i a_i / Σ_i w_i c_i.
 
 >>> terms = find_terms(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0])))
 >>> terms.counts(torch.tensor([0, 1, 1]))
@@ -48,26 +48,26 @@ MODULES: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class Terms:
-    """A loss of torch without its reduction: ``each(output, y)`` has one number per term."""
+    """A PyTorch loss without its reduction: ``each(output, y)`` returns one number per term."""
 
     function: Callable[..., Tensor]
-    """The function of ``torch.nn.functional`` that it is."""
+    """The corresponding function of ``torch.nn.functional``."""
     each: Loss
     class_weight: Tensor | None = None
     ignore_index: int | None = None
 
     @property
     def plain(self) -> bool:
-        """Whether every example counts the same in the mean, whatever its label."""
+        """Whether every example has the same weight in the mean, whatever its label."""
         return self.class_weight is None and self.ignore_index is None
 
     def sums(self, output: Any, y: Tensor) -> Tensor:
-        """a_i, (B,)."""
+        """The sum of each example's terms, a_i, (B,)."""
         found = self.each(output, y)
         return found.reshape(len(found), -1).sum(1)
 
     def counts(self, y: Tensor) -> Tensor:
-        """c_i, (B,)."""
+        """The weight of each example in the mean, c_i, (B,)."""
         kind = torch.get_default_dtype() if self.class_weight is None else self.class_weight.dtype
         if self.function in OF_CLASSES and not y.is_floating_point():
             counted = y != self.ignore_index if self.ignore_index is not None else torch.ones_like(y).bool()
@@ -84,7 +84,7 @@ class Terms:
     def mean(
         self, output: Any, y: Tensor, weight: Tensor | None = None, normalizer: Tensor | None = None
     ) -> Tensor:
-        """Σ_i w_i a_i / Σ_i w_i c_i, or over ``normalizer``; 0 where no example counts."""
+        """Σ_i w_i a_i / Σ_i w_i c_i, or divided by ``normalizer``; 0 if every weight is zero."""
         found = self.sums(output, y)
         if weight is not None:
             found = found * weight.to(found.dtype)
@@ -98,7 +98,7 @@ class Terms:
 
 
 def find_terms(loss: Any) -> Terms | None:
-    """What a loss of torch, or a ``functools.partial`` of one, is the mean of; ``None`` for any other."""
+    """The terms of a PyTorch loss, or of a ``functools.partial`` of one; ``None`` for any other loss."""
     if isinstance(loss, nn.Module):
         function = MODULES.get(type(loss))
         if function is None or getattr(loss, "reduction", None) != "mean":
@@ -126,7 +126,7 @@ def _terms(function: Callable[..., Tensor], each: Loss, keywords: dict[str, Any]
 
 
 def shown_loss(loss: Any) -> str:
-    """What to call a loss in a message."""
+    """The name of a loss in a message."""
     if isinstance(loss, functools.partial):
         return f"a partial of {shown_loss(loss.func)}"
     return getattr(loss, "__name__", None) or f"a {type(loss).__name__}"

@@ -1,4 +1,4 @@
-"""Fish as an optimizer: wrap any other one and feed it batches from different domains."""
+"""Fish as an optimizer: wrap any other optimizer and train on batches from different domains in turn."""
 
 from __future__ import annotations
 
@@ -50,33 +50,34 @@ def _in_groups(name: str) -> Any:
 
 
 class Fish(Optimizer):
-    """Walks with ``inner`` for S steps from θ to θ̃, then steps back: θ ← θ + ε(θ̃ − θ).
+    """Takes S steps with ``inner`` from θ to θ̃, then interpolates: θ ← θ + ε(θ̃ − θ).
 
-    Each ``step()`` is one inner step, so the training loop stays what it was; every S-th blends. Fed with S
-    batches from S *different domains* this is Fish, which maximises the inner product between the domains'
-    gradients without second derivatives (Shi et al., Gradient Matching for Domain Generalization, 2021). The
-    update itself is that of Lookahead (Zhang et al., 2019); the order of the batches makes the difference. ::
+    Each ``step()`` is one step of this inner loop, so the training loop does not change; every S-th step also
+    interpolates. With S batches from S *different domains* this is Fish, which maximises the inner product
+    between the domains' gradients without second derivatives (Shi et al., Gradient Matching for Domain
+    Generalization, 2021). The update is that of Lookahead (Zhang et al., 2019); what differs is the order of
+    the batches. ::
 
         loader = DataLoader(data, batch_sampler=DomainBatchSampler(domain_of_each_example, 32, 4))
         optimizer = Fish(torch.optim.AdamW(model.parameters(), 5e-5), inner_steps=4, meta_lr=0.5)
 
     Args:
-        inner: the optimizer that walks. Its ``param_groups`` are this one's, so learning-rate schedulers,
-            gradient clipping and ``GradScaler`` work on either.
-        inner_steps: S, the number of steps of a walk (the number of domains visited).
+        inner: the optimizer that takes the steps, such as ``torch.optim.AdamW``. Both share their
+            ``param_groups``, so learning-rate schedulers, gradient clipping and ``GradScaler`` work on
+            either.
+        inner_steps: S, the number of steps of an inner loop: the ``domains_per_step`` of the sampler.
         meta_lr: ε in (0, 1], applied exactly as written. The authors' program divides its setting by S first;
             to repeat one of its runs, divide here.
-        inner_state: ``"carry"`` keeps the inner optimizer's moments from walk to walk; ``"reset"`` starts
-            every walk with fresh ones.
+        inner_state: ``"carry"`` keeps the inner optimizer's moments from one inner loop to the next;
+            ``"reset"`` starts every inner loop with fresh ones.
 
-    Between two blends the model holds θ̃; ``with optimizer.slow_weights():`` shows θ. No model is copied: the
-    extra memory is one copy of the trained weights. A step that ``GradScaler`` skips still counts in the
-    walk, so that S batches remain one walk. Buffers (BatchNorm statistics) are not an optimizer's to touch:
-    they keep the values of the walk.
+    Within an inner loop the model holds θ̃; in the block ``with optimizer.slow_weights():`` it holds θ, the
+    slow weights. The extra memory is one copy of the trained weights. A step that ``GradScaler`` skips still
+    counts, so that S batches remain one inner loop. Buffers, such as BatchNorm statistics, are not changed.
 
-    θ is in ``state[p]["slow"]``; the three settings and ``position`` are in ``param_groups``. So whatever
-    shards and saves optimizers (FSDP2, ``torch.distributed.checkpoint``, ``ZeroRedundancyOptimizer``) shards
-    and saves the walk, and loading a state sets the three settings as it sets ``lr``.
+    θ is in ``state[p]["slow"]``; the three settings and ``position`` are in ``param_groups``. So anything
+    that shards or saves optimizers (FSDP2, ``torch.distributed.checkpoint``, ``ZeroRedundancyOptimizer``)
+    also shards and saves the inner loop, and loading a state sets the three settings as it sets ``lr``.
     """
 
     inner: Optimizer
@@ -84,7 +85,7 @@ class Fish(Optimizer):
     meta_lr: float = _in_groups("meta_lr")
     inner_state: str = _in_groups("inner_state")
     position: int = _in_groups("position")
-    """Steps taken in the current walk; 0 right after a blend."""
+    """Steps taken in the current inner loop; 0 right after an interpolation."""
     _saved_spoilt: bool = _in_groups("spoilt")  # what `_spoilt` was when the state was saved or loaded
     _untrained: bool = _in_groups("untrained")  # the inner optimizer has a state and took no step
     _slow: dict[Tensor, Tensor]
@@ -207,7 +208,7 @@ class Fish(Optimizer):
         return bool(grads) and all(g is not None and not _whole(g.abs().sum()) for g in grads)
 
     def restart(self) -> None:
-        """The next step begins a new walk from where the parameters are."""
+        """The next step begins a new inner loop from the current parameters."""
         self.position = 0
         self._spoilt = None
 
@@ -264,10 +265,10 @@ class Fish(Optimizer):
 
     @contextmanager
     def slow_weights(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Within the block the model holds θ, the weights at the last blend (for evaluating in mid-walk).
+        """Within the block the model holds θ, the slow weights, to evaluate or save within an inner loop.
 
         Args:
-            model: needed only where the parameters are sharded. FSDP may still hold those that it gathered
+            model: needed only if the parameters are sharded. FSDP may still hold those that it gathered
                 for the last forward pass, and must gather them again.
         """
         if model is None and any(hasattr(p, "to_local") for p in self._params()):

@@ -1,32 +1,38 @@
-"""Penalties for domain generalization as plain functions of one mixed batch, for any training loop.
+"""Penalties for domain generalization, as plain functions of one mixed batch, for any training loop.
 
-``domain`` says which domain each example comes from: a tensor (B,) of whole numbers, of any values and in
-any order. A penalty is a scalar to add to the loss:
+A mixed batch holds B examples from several domains. The tensor ``domain``, of shape (B,), holds the domain
+index of each example: integers, in any order. A penalty returns a scalar to add to the loss:
 
     z = backbone(x)
     logits = head(z)
     loss = cross_entropy(logits, y) + shoal.penalties.coral(z, domain)
 
-The algorithms of :mod:`shoal.algorithms` call these same functions. A domain may have one example in the
-batch, or none. Half-precision input is taken to float32 and autocast is off inside, so that a penalty is
-never computed in half precision; float64 stays.
+To get the features of a model that does not return them, use :class:`shoal.models.FeatureExtractor`. The
+algorithms of :mod:`shoal.algorithms` call these same functions. A domain may have a single example in the
+batch, or none. Half-precision inputs are converted to float32 and autocast is disabled, so that a penalty is
+never computed in half precision; float64 inputs stay float64.
 
-**Batches.** A batch must hold examples of at least two domains for a penalty that compares domains, and
-several of each for covariances, kernels or variances to mean something. A shuffled loader gives that where
-there are few domains; :class:`shoal.data.DomainBatchSampler` with ``batch_size=n, domains_per_step=s`` gives
-s batches of n examples from s distinct domains, to be concatenated.
+**Batches.** A penalty that compares domains needs examples from at least two domains in each batch, and
+several examples per domain for means, covariances and variances to be useful estimates. With few domains a
+shuffled loader provides them. :class:`shoal.data.DomainBatchSampler` with ``batch_size=n,
+domains_per_step=s, mixed=True`` guarantees it: n examples from each of s domains in every batch.
+:class:`shoal.data.WithDomain` adds ``domain`` to the batch.
 
-**BatchNorm.** A mixed batch goes through the model in one pass, so that BatchNorm takes its statistics over
-all domains pooled. To pass each domain's examples through the model on their own normalises every domain
-by itself, and that removes differences in mean and scale between domains before a penalty can measure
-them. Both are found in published code, and it is not a detail: in GroupDRO, CORAL and MMD the choice changes
-a step by 29 % to 130 %. The algorithms that pool take ``batch_norm="pooled"`` (the default) or
-``"per-domain"``; in your own loop it is your forward pass that decides. At test time the running statistics
-are used either way. Models without BatchNorm are not affected.
+**BatchNorm.** In one forward pass of a mixed batch, BatchNorm computes its statistics over all domains
+pooled. A separate forward pass for each domain normalises the domains separately, which removes differences
+in mean and scale before a penalty can measure them. Published code does either, and the choice matters: with
+GroupDRO, CORAL and MMD it changes the update of one step by 29 % to 130 %. In :func:`shoal.fit`,
+``batch_norm="pooled"`` (the default) or ``"per-domain"`` selects one; in your own loop your forward pass
+does. Evaluation uses the running statistics in both cases.
 
-**Synchronisation.** To group a batch by a tensor ``domain``, its values must be known: on a GPU each call
-waits once for the device. Where the examples are already ordered by domain, pass ``Blocks(sizes)`` in place
-of the tensor: nothing is then read back or checked by value, and CUDA graphs can capture the step.
+**Avoiding GPU synchronization.** To group the examples, a penalty reads the values of ``domain``, so every
+call waits for the GPU once. If the examples are already ordered by domain, pass :class:`Blocks` instead of
+the tensor. Nothing is then copied back to the host, and CUDA graphs can capture the step; nor are values
+checked for NaN or for the range of domain indices. The mixed batches of ``DomainBatchSampler`` are ordered
+by domain, in blocks of ``batch_size`` examples::
+
+    penalty = coral(z, Blocks([n] * s))
+    loss = group_dro(losses, Blocks([n] * s, ids=domain[::n]), weights)
 """
 
 from __future__ import annotations
@@ -51,12 +57,15 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class Blocks(NamedTuple):
-    """Examples ordered by domain, in place of a tensor ``domain``: the first ``sizes[0]`` are of one domain,
-    the next ``sizes[1]`` of another, and so on.
+    """The domains of a batch that is ordered by domain, instead of a tensor ``domain``.
+
+    The first ``sizes[0]`` examples come from one domain, the next ``sizes[1]`` from another, and so on. The
+    penalties then do not wait for the GPU.
 
     Args:
-        sizes: the number of examples per domain.
-        ids: the domains' numbers as a tensor (S,), for what is kept for each domain; 0, 1, … by default.
+        sizes: the number of examples of each domain in the batch.
+        ids: the domain index of each block, a tensor (S,), for :class:`GroupWeights`,
+            :class:`FishrVariances` and :class:`DomainDiscriminator`; by default 0, 1, …
 
     >>> features = torch.tensor([[0.0], [2.0], [1.0], [3.0]])
     >>> coral(features, Blocks([2, 2]))
@@ -71,13 +80,13 @@ Domain = Tensor | Blocks
 
 
 def coral(features: Tensor, domain: Domain) -> Tensor:
-    """How far apart the domains' features are in mean and covariance (CORAL).
+    """The distance between the domains' feature means and covariances (CORAL).
 
-    The mean over pairs of domains of ‖μ_i − μ_j‖²/d + ‖C_i − C_j‖²/d², for d features.
+    The mean over pairs of domains of ‖μ_i − μ_j‖²/d + ‖C_i − C_j‖²/d², with d features.
 
     Args:
         features: (B, …), flattened to (B, d).
-        domain: (B,).
+        domain: (B,), the domain index of each example, or :class:`Blocks`.
 
     >>> coral(torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([7, 5, 7, 5]))
     tensor(1.)
@@ -122,14 +131,14 @@ def _mean_distance(products: Tensor) -> Tensor:
 
 
 def mmd(features: Tensor, domain: Domain) -> Tensor:
-    """The squared maximum mean discrepancy between the domains' features, a mean over pairs (MMD).
+    """The squared maximum mean discrepancy between the domains' features, averaged over pairs (MMD).
 
-    For two domains, mean k(x, x') + mean k(y, y') − 2 mean k(x, y) with the kernel
-    k(x, y) = Σ_γ exp(−γ‖x − y‖²), seven γ from 0.001 to 1000.
+    For two domains it is mean k(x, x') + mean k(y, y') − 2 mean k(x, y), with the kernel
+    k(x, y) = Σ_γ exp(−γ‖x − y‖²) for γ = 0.001, 0.01, …, 1000.
 
     Args:
         features: (B, …), flattened to (B, d).
-        domain: (B,).
+        domain: (B,), the domain index of each example, or :class:`Blocks`.
 
     >>> mmd(torch.tensor([[0.0], [100.0], [0.0], [100.0]]), torch.tensor([0, 0, 1, 1]))
     tensor(0.)
@@ -149,19 +158,18 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
 
 
 def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
-    """The squared slope of each domain's loss along a common scale of the outputs, a mean (IRMv1).
+    """The squared gradient of each domain's loss with respect to a scalar factor of the logits (IRMv1).
 
         1/S Σ_i (∂L_i(w·f)/∂w at w=1)²
 
-    The square is estimated without bias as the product of the slopes on two halves of a domain's examples,
-    those at even and at odd places in the batch's order, so it may be negative. Examples of one domain are
-    enough.
+    The square is estimated without bias, as the product of the gradients on two halves of a domain's
+    examples (those at even and at odd positions), so the penalty may be negative. One domain is enough.
 
     Args:
         logits: (B, …), the model's output.
         y: (B, …), the targets.
-        domain: (B,).
-        loss: ``loss(logits, y)``, a mean over examples.
+        domain: (B,), the domain index of each example, or :class:`Blocks`.
+        loss: ``loss(logits, y)`` returns the mean over examples.
 
     >>> irm(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
     0.0
@@ -190,7 +198,7 @@ def vrex(losses: Tensor, domain: Domain) -> Tensor:
 
     Args:
         losses: (B,), one per example, such as ``cross_entropy(logits, y, reduction="none")``.
-        domain: (B,).
+        domain: (B,), the domain index of each example, or :class:`Blocks`.
 
     >>> vrex(torch.tensor([1.0, 3.0, 4.0, 4.0]), torch.tensor([0, 0, 1, 1]))
     tensor(1.)
@@ -207,14 +215,15 @@ def _means(losses: Tensor, blocks: Blocks) -> Tensor:
 
 
 class GroupWeights(nn.Module):
-    """The weights of :func:`group_dro`, one per domain; save them with the model.
+    """The state of :func:`group_dro`: one weight per domain, in a buffer. Save it with the model.
 
-    Every call of ``group_dro`` in training mode moves them; after ``weights.eval()`` they stay.
+    Each call of ``group_dro`` updates the weights, unless ``weights.eval()`` was called. Several processes
+    each update their own copy: average ``log_weights`` over processes after each step.
 
     Args:
-        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
-        step_size: η; with 0 the weights stay equal.
-        dtype: of the logarithms of the weights; float32 for devices without float64.
+        domains: the total number of domains; domain indices are 0 to ``domains − 1``.
+        step_size: η, the step size of the weights; with 0 they stay equal.
+        dtype: the dtype of the log weights; use float32 on devices without float64.
     """
 
     log_weights: Tensor
@@ -233,15 +242,16 @@ class GroupWeights(nn.Module):
 
 
 def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
-    """The weighted loss of GroupDRO, in place of the mean loss: Σ_d q_d L_d.
+    """The weighted loss of GroupDRO, Σ_d q_d L_d, to minimise instead of the mean loss.
 
-    q moves towards domains of high loss: q_d ∝ exp(η Σ L_d) over the batches that held the domain. Where a
-    batch holds S of T domains, the sum is multiplied by T/S, so that on average it is the sum over all.
+    Domains with a high loss get a higher weight: q_d ∝ exp(η Σ L_d), summed over the batches that contain the
+    domain. If a batch contains S of T domains, the loss is multiplied by T/S, so that its expectation is the
+    loss over all domains.
 
     Args:
         losses: (B,), one per example, such as ``cross_entropy(logits, y, reduction="none")``.
-        domain: (B,), numbers from 0.
-        weights: its state.
+        domain: (B,), the domain index of each example, from 0, or :class:`Blocks`.
+        weights: the state, on the same device; each call updates it.
 
     >>> group_dro(torch.tensor([1.0, 3.0]), torch.tensor([0, 1]), GroupWeights(2, step_size=0.0))
     tensor(2.)
@@ -262,15 +272,19 @@ def group_dro(losses: Tensor, domain: Domain, weights: GroupWeights) -> Tensor:
 
 
 class FishrVariances(nn.Module):
-    """The variances that :func:`fishr` smooths over batches, one row per domain; save them with the model.
+    """The state of :func:`fishr`: a moving average of each domain's gradient variances, in a buffer.
 
-    Every call of ``fishr`` in training mode moves those of the domains in the batch.
+    Save it with the model. Each call of ``fishr`` updates the domains in the batch, unless
+    ``variances.eval()`` was called. Several processes each update their own copy: average ``smoothed`` over
+    processes after each step.
 
     Args:
-        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
-        features, outputs: of the last layer.
-        bias: whether the last layer has biases.
-        ema: κ, the share of the old value that a new one leaves.
+        domains: the total number of domains; domain indices are 0 to ``domains − 1``.
+        features: the number of inputs of the last layer.
+        outputs: the number of outputs of the last layer.
+        bias: whether the last layer has a bias.
+        ema: κ, the decay of the moving average.
+        dtype: the dtype of the buffer.
     """
 
     smoothed: Tensor
@@ -301,25 +315,26 @@ def fishr(
     variances: FishrVariances | None = None,
     bias: bool = True,
 ) -> Tensor:
-    """How far the domains differ in the variance of their examples' gradients of the last layer (Fishr).
+    """The difference between domains in the variance of the last layer's per-example gradients (Fishr).
 
-    An example's gradient with respect to the weights of a linear layer is r zᵀ, with z its features and r the
-    slope of its loss along the outputs. So the variances need no gradient of their own:
+    The gradient of one example's loss with respect to the weights of a linear layer is r zᵀ, where z are its
+    features and r is the gradient with respect to its logits. The variances therefore need no backward pass
+    per example:
 
         Var(W) = mean(r²)(z²)ᵀ − (mean r zᵀ)²,   Var(b) = mean r² − (mean r)²
 
-    The penalty is the mean square of the domains' variances v_d around their mean. With ``variances`` they
-    are smoothed over batches, m_d ← κ m_d + (1 − κ) v_d, and m_d/(1 − κ) takes their place; the division
-    keeps the penalty's slope along v_d the same for any κ.
+    The penalty is the mean squared deviation of the domains' variances v_d from their mean. With
+    ``variances`` it uses moving averages over batches, m_d ← κ m_d + (1 − κ) v_d, divided by 1 − κ so that
+    the gradient with respect to v_d does not depend on κ.
 
     Args:
-        logits: (B, …), the output of the last, linear layer.
-        features: (B, …), what enters it, flattened to (B, d).
+        logits: (B, …), the output of the last layer, which must be linear.
+        features: (B, …), the input of the last layer, flattened to (B, d).
         y: (B, …), the targets.
-        domain: (B,); with ``variances``, numbers from 0.
-        loss: ``loss(logits, y)``, a mean over examples.
-        variances: its state; without one, those of this batch alone count.
-        bias: whether the last layer has biases; with ``variances`` that is known.
+        domain: (B,), the domain index of each example, or :class:`Blocks`; with ``variances``, from 0.
+        loss: ``loss(logits, y)`` returns the mean over examples.
+        variances: the state; without it, only this batch is used.
+        bias: whether the last layer has a bias; ignored if ``variances`` is passed, which has its own.
 
     >>> z = torch.tensor([[1.0], [2.0], [1.0], [2.0]])
     >>> fishr(z @ torch.ones(1, 2), z, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1])).item()
@@ -370,24 +385,28 @@ def _smoothed(found: Tensor, variances: FishrVariances, ids: Tensor) -> Tensor:
 class DomainDiscriminator(nn.Module):
     """A multilayer perceptron that predicts the domain from the features, for DANN and CDANN.
 
-    Called, it returns its loss behind a gradient-reversal layer: minimising it trains the discriminator to
-    predict the domain and, with −λ times that gradient, the model to prevent it. One optimizer for both:
+    Calling it as ``discriminator(features, domain)`` returns its loss behind a gradient-reversal layer.
+    Minimising that loss trains the discriminator to predict the domain, while the model receives the gradient
+    times −λ and learns features from which the domain cannot be predicted. One optimizer trains both:
 
         discriminator = DomainDiscriminator(512, domains=4)
         optimizer = Adam([*model.parameters(), *discriminator.parameters()])
         loss = cross_entropy(head(z), y) + discriminator(z, domain)
 
-    :meth:`loss` is the same number without the reversal, for separate optimizers.
+    :meth:`loss` returns the same value without the reversal, for separate optimizers.
 
-    With ``classes``, it is CDANN's: it also gets the class y, as a learned vector that is added to the
-    features, and every class counts the same in its loss. So domains may differ in their class frequencies.
+    With ``classes`` it is the discriminator of CDANN, called as ``discriminator(features, domain, y)``: it
+    also receives the class, as a learned vector that is added to the features, and every class has the same
+    weight in its loss. The domains may then differ in their class frequencies.
 
     Args:
-        features: how many there are per example.
-        domains: how many there are in all; ``domain`` must be from 0 to ``domains − 1``.
-        width, depth: of its layers, and how many linear ones there are.
-        classes: how many there are, for CDANN.
-        weight: λ; an attribute that may be changed during training.
+        features: the number of features per example; the ``width`` of a
+            :class:`~shoal.models.FeatureExtractor` after the first forward pass.
+        domains: the total number of domains; domain indices are 0 to ``domains − 1``.
+        width: the width of the hidden layers.
+        depth: the number of linear layers.
+        classes: the number of classes, for CDANN.
+        weight: λ; an attribute, which may be changed during training.
 
     >>> discriminator = DomainDiscriminator(8, domains=3)
     >>> discriminator(torch.randn(6, 8), torch.tensor([0, 1, 2, 0, 1, 2])).shape
@@ -416,12 +435,14 @@ class DomainDiscriminator(nn.Module):
         self.classes = None if classes is None else nn.Embedding(classes, features)
 
     def forward(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
+        """The loss behind the gradient reversal; the classes ``y`` are for one created with ``classes``."""
         blocks, features, y = self._grouped(features, domain, y)
         reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
         return self._mean(reverse(features, self.weight), blocks, y)
 
     def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The cross-entropy of the predicted domains, a mean over examples (with classes, of their means)."""
+        """The cross-entropy of the predicted domains: the mean over examples or, if it was created with
+        ``classes``, the mean of the classes' means."""
         blocks, features, y = self._grouped(features, domain, y)
         return self._mean(features, blocks, y)
 
@@ -436,8 +457,9 @@ class DomainDiscriminator(nn.Module):
             return (weights.to(each.dtype) * each).sum()
 
     def gradient_penalty(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The mean squared norm of the gradient of an example's loss by its features, which are taken for
-        constants: a multiple of it, added to the loss, keeps the discriminator smooth."""
+        """The mean squared norm of the gradient of each example's loss with respect to its features.
+
+        Add a multiple of it to the loss to keep the discriminator smooth. The features are detached."""
         blocks, features, y = self._grouped(features, domain, y)
         with _full_precision(features) as (features,), _graph() as finish:
             z = features.detach().requires_grad_()
@@ -503,23 +525,26 @@ def mixup(
     alpha: Annotated[float, Range(above=0)] = 0.2,
     shares: Tensor | None = None,
 ) -> tuple[Any, Tensor, Tensor, Tensor]:
-    """Mixes each domain's examples with another's, λ x_i + (1 − λ) x_j (inter-domain Mixup).
+    """Mixes the examples of each domain with those of another, λ x_i + (1 − λ) x_j (inter-domain Mixup).
 
-    The domains, in the order in which they first appear in the batch, are paired round a circle, each with
-    the next, and their examples in order; λ is drawn for every pair of domains from Beta(α, α). Where the two
-    have different numbers of examples, the rest of the longer one is left out of the pair. Returns the mixed
-    inputs, the targets of both and λ per example:
+    Each domain is paired with the next, in the order in which they appear in the batch, and the last with the
+    first. Each pair of domains gets one λ from Beta(α, α). If one of the two has more examples, the surplus
+    is not used in that pair. Pass the mixed inputs to the model, and mix the losses as well:
 
         x, y, y_other, share = mixup(x, y, domain)
-        losses, others = (cross_entropy(model(x), t, reduction="none") for t in (y, y_other))
+        logits = model(x)
+        losses, others = (cross_entropy(logits, t, reduction="none") for t in (y, y_other))
         loss = (share * losses + (1 - share) * others).mean()
 
     Args:
-        x: (B, …), or any nest (list, tuple, dict) of such tensors; features where inputs cannot be mixed.
+        x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed.
         y: (B, …), the targets.
-        domain: (B,).
-        alpha: of the Beta distribution; small values mix little.
-        shares: the λ of each domain's pair, (S,), in place of random ones.
+        domain: (B,), the domain index of each example, or :class:`Blocks`.
+        alpha: α; the smaller, the less is mixed.
+        shares: the λ of each pair, (S,), instead of random ones.
+
+    Returns:
+        The mixed inputs, the targets of the first and of the second example of each pair, and λ.
 
     >>> x, domain = torch.tensor([[0.0], [10.0]]), torch.tensor([0, 1])
     >>> mixup(x, torch.tensor([0, 1]), domain, shares=torch.tensor([0.75, 0.5]))[0]
@@ -598,12 +623,12 @@ def _grouped(
     if len(ids) < least:
         raise InputError(
             f"domain has one domain only, {ids[0]}, in this batch of {count}: examples of at least 2 are "
-            "compared. Shuffle domains together, or concatenate batches of a shoal.data.DomainBatchSampler."
+            "compared. Shuffle domains together, or use a shoal.data.DomainBatchSampler(…, mixed=True)."
         )
     if known is not None and (ids[0] < 0 or ids[-1] >= known):
         raise InputError(
             f"domain has the number {ids[0] if ids[0] < 0 else ids[-1]}, and the state was made for {known} "
-            f"domains: numbers must be from 0 to {known - 1}."
+            f"domains, domains={known}: numbers must be from 0 to {known - 1}."
         )
     for name, values in tensors.items():
         if name != "y" and not bool(torch.isfinite(values.detach()).all()):

@@ -218,7 +218,7 @@ class TestLayout:
             compare.layout("manifest", listed, ["a"])
 
     def test_who_cannot_take_part(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(algorithm_class("fish"), "regression", False)
+        monkeypatch.setattr(algorithm_class("fish"), "tasks", frozenset({"classification"}))
         names = ["erm", "fish", "idgm"]
         assert compare.unable(names, compare.Layout((None,), None, 2, None)) == {"fish": "needs classes"}
         assert compare.unable(names, compare.Layout((None,), None, 2, 3)) == {}
@@ -659,7 +659,7 @@ class TestCommand:
     def test_who_cannot_take_part_is_said(
         self, made: Any, capsys: Captured, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(algorithm_class("fish"), "regression", False)
+        monkeypatch.setattr(algorithm_class("fish"), "tasks", frozenset({"classification"}))
         name = made(False, {}, ("a", "b", "c"), classes=None)
         arguments = ["compare", name, *SMALL, "--search", "1", "--held-out", "a"]
         assert main(arguments) == 0

@@ -234,7 +234,7 @@ def test_every_metric_and_file_of_a_task(task: str, tmp_path: Path) -> None:
         assert run.scores().selects == name
         assert math.isfinite(run.score("test"))
     others = [m.name for m in metrics.METRICS.values() if m.tasks and kind not in m.tasks]
-    with pytest.raises(InputError, match=f"this is {kind}: choose of .*loss"):
+    with pytest.raises(InputError, match=f"this is {kind}; choose of: .*loss"):
         fit(task, metric=others[0])
     run = fit(task, train=train, test=train, folder=tmp_path / "whole", predictions=True)
     assert "<table>" in run._repr_html_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from torch import nn
@@ -43,5 +44,4 @@ class ANDMask(Algorithm):
         self.tau = tau
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        gradients, log = self.domain_gradients(batches, engine)
-        return and_mask(gradients, self.tau), log
+        return self.combined_gradient(batches, engine, partial(and_mask, tau=self.tau))

@@ -255,6 +255,13 @@ class Algorithm(nn.Module):
         found = [self.mean_gradient([batch], engine) for batch in batches]
         return [g for g, _ in found], {"losses": torch.cat([log["losses"] for _, log in found])}
 
+    def combined_gradient(
+        self, batches: Batches, engine: Engine, combine: Callable[[list[list[Tensor]]], list[Tensor]]
+    ) -> Gradients:
+        """One gradient made of those of the batches; of a single batch its own."""
+        gradients, log = self.domain_gradients(batches, engine)
+        return gradients[0] if len(gradients) == 1 else combine(gradients), log
+
     def parts(self, batches: Batches, engine: Engine) -> list[Parts]:
         """Each batch's mean loss as :mod:`shoal.gradients` takes it for second derivatives."""
         return [

@@ -22,5 +22,4 @@ class PCGrad(Algorithm):
     capturable = True
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        gradients, log = self.domain_gradients(batches, engine)
-        return pcgrad(gradients), log
+        return self.combined_gradient(batches, engine, pcgrad)

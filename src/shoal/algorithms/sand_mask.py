@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from torch import nn
@@ -42,5 +43,4 @@ class SANDMask(ANDMask):
         self.k = k
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        gradients, log = self.domain_gradients(batches, engine)
-        return sand_mask(gradients, self.tau, self.k), log
+        return self.combined_gradient(batches, engine, partial(sand_mask, tau=self.tau, k=self.k))

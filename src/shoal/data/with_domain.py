@@ -1,4 +1,4 @@
-"""A dataset whose items carry the number of their domain."""
+"""A dataset that adds the domain index to each item."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from shoal.errors import InputError
 
 
 class WithDomain(Dataset[Any]):
-    """Adds its domain to each item of ``dataset``: ``(x, y)`` becomes ``(x, y, domain)``.
+    """Adds the domain index to each item of ``dataset``: ``(x, y)`` becomes ``(x, y, domain)``.
 
-    An item that is a mapping gets the key ``"domain"``. Domains are numbered from 0 in the order of
-    ``domains.names``, which is the sorted order of the labels. A mixed batch with the domain of each example,
-    as the functions of :mod:`shoal.penalties` take it:
+    A mapping gets the key ``"domain"``. Domains are numbered from 0 in the order of ``domains.names``: the
+    sorted order of the labels. For example, a mixed batch for the functions of :mod:`shoal.penalties`:
 
     >>> from torch.utils.data import DataLoader, TensorDataset
     >>> import torch
@@ -30,7 +29,7 @@ class WithDomain(Dataset[Any]):
     (torch.Size([4, 4]), tensor([2, 2]))
 
     Args:
-        dataset: gives any example by its index, as a tuple or list ``(x, y)`` or a mapping.
+        dataset: a map-style dataset whose items are tuples or lists ``(x, y)``, or mappings.
         domains: one label (integer or string) for each example, or a :class:`Domains` in which each example
             is in one domain.
     """
@@ -56,7 +55,7 @@ class WithDomain(Dataset[Any]):
         return self._with_domain(self.dataset[index], index)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Several items, which a dataset of Hugging Face reads faster together; DataLoader calls this."""
+        """Several items at once, which is faster with Hugging Face datasets; called by ``DataLoader``."""
         together = getattr(self.dataset, "__getitems__", None)
         items = together(indices) if together else [self.dataset[i] for i in indices]
         return [self._with_domain(item, i) for item, i in zip(items, indices, strict=True)]

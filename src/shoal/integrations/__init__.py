@@ -1,2 +1,2 @@
-"""Shoal in the training loops of others: :mod:`shoal.integrations.lightning`, and
-:mod:`shoal.integrations.transformers`. Neither package is imported before its module here is."""
+"""Integrations with other trainers: :mod:`shoal.integrations.lightning` and
+:mod:`shoal.integrations.transformers`. Import the one you need; neither package is imported otherwise."""

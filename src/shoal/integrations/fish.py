@@ -1,4 +1,4 @@
-"""What both integrations do with the optimizers of a trainer that are :class:`~shoal.optim.Fish`."""
+"""Handling of :class:`~shoal.optim.Fish` optimizers that both integrations share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shoal.optim import Fish
 
 
 def fish_among(optimizers: Iterable[Any]) -> list[Fish]:
-    """Those that are Fish, also where Accelerate has wrapped them."""
+    """The optimizers that are Fish, including those wrapped by Accelerate."""
     bare = [getattr(optimizer, "optimizer", optimizer) for optimizer in optimizers]
     return [optimizer for optimizer in bare if isinstance(optimizer, Fish)]
 
 
 @contextmanager
 def slow_weights(optimizers: Iterable[Any], model: nn.Module) -> Iterator[None]:
-    """Within the block the model holds θ, the weights at the last blend of each Fish."""
+    """Within the block the model holds the slow weights of each Fish."""
     with ExitStack() as stack:
         for optimizer in fish_among(optimizers):
             stack.enter_context(optimizer.slow_weights(model))
@@ -28,7 +28,7 @@ def slow_weights(optimizers: Iterable[Any], model: nn.Module) -> Iterator[None]:
 
 
 def check_whole_loops(optimizers: Iterable[Any], max_steps: int) -> None:
-    """Warns where training that ends by a number of steps ends within an inner loop."""
+    """Warns if ``max_steps`` ends training within an inner loop."""
     for optimizer in fish_among(optimizers):
         if max_steps > 0 and max_steps % (size := optimizer.inner_steps):
             warnings.warn(

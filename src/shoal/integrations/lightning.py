@@ -1,4 +1,4 @@
-"""Batches by domain and Fish in Lightning's ``Trainer``, with automatic optimization. ::
+"""Domain batches and Fish in Lightning's ``Trainer``, with automatic optimization. ::
 
     class Classifier(L.LightningModule):
         ...
@@ -35,7 +35,7 @@ __all__ = ["FishCallback", "prepared"]
 
 
 def _lightning() -> Any:
-    """The package of the two names that the program has imported already, or the one that is installed."""
+    """``lightning.pytorch`` or ``pytorch_lightning``: the one already imported, or else the one installed."""
     names = ["lightning.pytorch", "pytorch_lightning"]
     allow_torchvision()
     for name in sorted(names, key=lambda name: name not in sys.modules):
@@ -52,16 +52,19 @@ _Callback: Any = pl.Callback
 
 
 def prepared(loader: DataLoader[Any], trainer: Any) -> DataLoader[Any]:
-    """The loader, set up for this process, for accumulated gradients and for the batch to resume with.
+    """Configures a loader's ``DomainBatchSampler`` for this process, gradient accumulation and resuming.
 
-    To be returned by the method ``train_dataloader`` of a LightningModule or LightningDataModule. Each of
-    several processes takes its part of every batch, ``accumulate_grad_batches=k`` takes each batch in k
-    pieces, and training resumed from a checkpoint continues with the batch after it, also in the middle of an
-    epoch. ``Trainer(use_distributed_sampler=False)`` keeps Lightning from dealing batches out once more.
+    Return its result from ``train_dataloader`` of a LightningModule or LightningDataModule. Each process gets
+    its part of every batch; with ``accumulate_grad_batches=k`` each batch is split into k pieces; and
+    training resumed from a checkpoint continues with the next batch, also in the middle of an epoch. Use
+    ``Trainer(use_distributed_sampler=False)``, or Lightning would split the batches among processes again.
 
     Args:
-        loader: one made with ``batch_sampler=DomainBatchSampler(…)``.
+        loader: a ``DataLoader`` with ``batch_sampler=DomainBatchSampler(…)``.
         trainer: ``self.trainer``.
+
+    Returns:
+        The same loader.
     """
     sampler = loader.batch_sampler
     if not isinstance(sampler, DomainBatchSampler):
@@ -75,12 +78,12 @@ def prepared(loader: DataLoader[Any], trainer: Any) -> DataLoader[Any]:
 
 
 class FishCallback(_Callback):
-    """What :class:`~shoal.optim.Fish` asks of Lightning's Trainer.
+    """Adapts Lightning's Trainer to :class:`~shoal.optim.Fish`.
 
-    - Validation in the middle of an inner loop sees θ, the weights after the last whole one.
-    - ``gradient_clip_val`` works in mixed precision, where Lightning refuses it for every optimizer that
-      unscales gradients itself.
-    - A ``max_steps`` that ends within an inner loop gives a warning.
+    - Validation uses the slow weights, those after the last complete inner loop.
+    - ``gradient_clip_val`` works in mixed precision. Lightning by itself refuses it for optimizers that
+      unscale gradients themselves, as Fish does.
+    - If ``max_steps`` ends training within an inner loop, there is a warning.
     """
 
     def __init__(self) -> None:

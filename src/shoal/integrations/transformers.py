@@ -1,7 +1,9 @@
-"""Batches by domain, Fish and penalties in the ``Trainer`` of transformers. ::
+"""Domain batches, Fish and penalties in the ``Trainer`` of transformers. ::
 
-trainer = DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], meta_lr=0.5)
-trainer.train()
+    trainer = DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], meta_lr=0.5)
+    trainer.train()
+
+Requires the packages ``transformers`` and ``accelerate``.
 """
 
 from __future__ import annotations
@@ -37,36 +39,36 @@ Penalty = Callable[[Any, Tensor, Tensor], Tensor]
 
 
 class DomainTrainer(_Trainer):
-    """transformers' ``Trainer`` with training batches drawn by domain.
+    """The ``Trainer`` of transformers, with training batches drawn by domain.
 
-    With ``meta_lr`` it trains with Fish: each optimizer step takes a batch of one domain, and
-    ``domains_per_step`` (S) of them are one inner loop. With ``penalty`` each optimizer step takes a batch
-    with examples of S domains and adds the penalty to the loss of the model::
+    With ``meta_lr`` it trains with Fish: each optimizer step uses a batch from one domain, and
+    ``domains_per_step`` (S) steps make one inner loop. With ``penalty`` each optimizer step uses a batch
+    with examples from S domains, and the penalty is added to the model's loss::
 
         def penalty(outputs, labels, domain):
             return 10 * irm(outputs.logits, labels, domain)
 
         DomainTrainer(model, args, train_dataset=data, domains=data["hospital"], penalty=penalty)
 
-    With neither, batches are of one domain each, and the optimizer is the Trainer's.
+    With neither, each batch comes from one domain, and the optimizer is the Trainer's.
 
-    A batch has ``per_device_train_batch_size`` examples on each device, times
-    ``gradient_accumulation_steps``: of one domain, or of S domains in equal parts. Several processes and
-    accumulated pieces split every batch, so that each has examples of the same domains; a penalty is computed
-    within each part. Resuming from a checkpoint continues with the batch after it. Evaluation and prediction
-    in the middle of an inner loop see θ, the weights after the last whole one.
+    The batch of one optimizer step has ``per_device_train_batch_size`` × number of devices ×
+    ``gradient_accumulation_steps`` examples, from one domain or in equal numbers from S domains. Each process
+    and each accumulated piece gets a part of it with examples from the same domains; a penalty is computed on
+    each part. Training resumed from a checkpoint continues with the next batch. Evaluation and prediction use
+    the slow weights of Fish, those after the last complete inner loop.
 
-    The model's loss is taken to be a mean over the examples of its batch. If it divides by
+    The model's loss is assumed to be the mean over the examples of its batch. If it divides by
     ``num_items_in_batch``, set ``model.accepts_loss_kwargs = True``.
 
     Args:
-        *args, **kwargs: those of the Trainer.
+        *args, **kwargs: passed to the Trainer.
         domains: one label (integer or string) for each example of ``train_dataset``.
-        domains_per_step: S, by default the number of domains, or 5 where they are more than 16.
-        meta_lr: wraps the optimizer in Fish with this ε. For other options of Fish, leave it out and give
-            ``optimizers=(Fish(…), None)``.
-        penalty: a function of the model's outputs, the labels and the domain number of each example of a
-            mixed batch; returns a scalar.
+        domains_per_step: S, by default the number of domains, or 5 if there are more than 16.
+        meta_lr: if set, the optimizer is wrapped in Fish with this ``meta_lr``. For other options of Fish,
+            pass ``optimizers=(Fish(…), None)`` instead.
+        penalty: a function ``penalty(outputs, labels, domain)`` of a mixed batch that returns a scalar;
+            ``outputs`` is what the model returns, and ``domain`` holds the domain index of each example.
     """
 
     optimizer: Any
@@ -166,7 +168,7 @@ class DomainTrainer(_Trainer):
 
 
 class _WithDomainColumn:
-    """Collates items without their domain, which no collator or model knows, and adds it to the batch."""
+    """Collates items without their domain, which collators do not know, and then adds it to the batch."""
 
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate

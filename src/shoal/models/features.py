@@ -1,4 +1,4 @@
-"""The features of any model: what enters its last linear layer, or what another layer returns."""
+"""The features of any model: the input of its last linear layer, or the output of a named layer."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from shoal.replay import leaves_no_trace
 from shoal.settings import checked
 
 SHOWN = 8
-"""Layers that a message lists."""
+"""The number of layers that a message lists."""
 RESHAPES = {
     *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice"),
     *("Alias", "Clone", "ToCopy"),
 }
-"""Operations of autograd's graph that change no value; that they leave none out, the size tells."""
+"""Autograd operations that change no value. Whether they drop any is checked by size."""
 
 
 class FeatureExtractor:
     """Records the features of any ``nn.Module`` in each forward pass.
 
-    The features z are the input of the last linear layer, output = W z + b, whatever follows it without
-    weights of its own (a reshape, a softmax). It is found in the first forward pass, by following the output
-    back to the layer that it comes from in a trial pass. Each example's features are flattened, to (B, d): of
-    a layer that returns tokens (B, T, d) they are all T·d numbers, of one that returns maps (B, c, h, w) all
-    c·h·w, where the pooling layer after it may be meant. ::
+    By default the features z are the input of the last linear layer, W z + b. Operations without weights,
+    such as a reshape or a softmax, may follow it. The layer is found in the first forward pass, by tracing
+    the output of an additional trial pass back through the autograd graph. Features are flattened to (B, d):
+    the output of a layer with tokens (B, T, d) becomes T·d numbers per example, and feature maps (B, c, h, w)
+    become c·h·w, so name the pooling layer after them instead. ::
 
         extractor = FeatureExtractor(model)
         logits = model(x)
         loss = cross_entropy(logits, y) + shoal.penalties.coral(extractor.features, domain)
 
-    It stays attached to the model until :meth:`close`, or to the end of a ``with`` block; hooks are no part
-    of the model's ``state_dict``, and copies of the model record nothing. Compiled models (``torch.compile``)
-    and ``DistributedDataParallel`` are looked into; make the extractor before the first pass of a compiled
-    model.
+    The extractor uses forward hooks. It stays attached to the model until :meth:`close` or the end of a
+    ``with`` block. It does not change the model's ``state_dict``, and copies of the model record nothing.
+    Models wrapped by ``torch.compile`` or ``DistributedDataParallel`` work too; create the extractor before
+    the first forward pass of a compiled model.
 
     Args:
         model: any network.
-        layer: the name of a layer, as in ``model.named_modules()``: the features are its output. Of the
-            model's last layer, whose output is that of the model, they are its input.
+        layer: the name of a layer, as in ``model.named_modules()``. The features are its output or, if it is
+            the last layer of the model, its input.
     """
 
     @checked
     def __init__(self, model: nn.Module, layer: str | None = None) -> None:
         self.model = model
         self.layer = layer
-        """The name of the layer; ``None`` until it is found."""
+        """The name of the layer; ``None`` before the first forward pass."""
         self.width: int | None = None
-        """The d of the features, once they are found."""
+        """The number of features per example, d; ``None`` before the first forward pass."""
         self.is_output = False
-        """Whether the layer is linear and its output is the model's, but for the shape."""
+        """Whether the layer is linear and its output is the model's, up to the shape."""
         self._root = unwrapped(model)
         if layer is not None:
             _check_name(layer, self._root)
@@ -78,13 +78,13 @@ class FeatureExtractor:
 
     @property
     def linear(self) -> nn.Linear | None:
-        """The layer itself, where it is a linear one; ``None`` until it is found."""
+        """The layer, if it is linear; ``None`` before the first forward pass."""
         module = None if self.layer is None else self._root.get_submodule(self.layer)
         return module if isinstance(module, nn.Linear) else None
 
     @property
     def features(self) -> Tensor:
-        """Of the last forward pass, one row per example."""
+        """The features of the last forward pass, (B, d), with their graph."""
         value = self._slot.value
         tensors = [value] if isinstance(value, Tensor) else list(tensors_in(value))
         if not tensors:
@@ -101,12 +101,15 @@ class FeatureExtractor:
         return tensors[0].flatten(1) if tensors[0].ndim > 1 else tensors[0][:, None]
 
     def take(self) -> Tensor:
-        """The same, and keeps no reference to them."""
+        """Returns the features and drops the reference to them, so that their memory can be freed."""
         features, self._slot.value = self.features, None
         return features
 
     def find(self, *args: Any, **kwargs: Any) -> FeatureExtractor:
-        """Finds the layer by a trial pass ``model(*args, **kwargs)``, which leaves no trace in the model."""
+        """Finds the layer in a trial pass ``model(*args, **kwargs)``, which does not change the model.
+
+        Call it if ``width`` is needed before the first forward pass.
+        """
         was_open = bool(self._handles)
         self.close()
         trial = _Trial(self._root, self.layer)
@@ -129,7 +132,7 @@ class FeatureExtractor:
         return self
 
     def open(self) -> None:
-        """Attaches it to the model: again after :meth:`close`, or a copy of it, which starts detached."""
+        """Attaches the hooks again after :meth:`close`, or those of a copy, which starts detached."""
         if self._handles:
             return
         if self.layer is None or self._takes_input is None:
@@ -146,7 +149,7 @@ class FeatureExtractor:
         self._handles.append(handle)
 
     def close(self) -> None:
-        """Takes the hooks off the model."""
+        """Removes the hooks from the model."""
         _remove(self._handles)
         self._slot.value = None
 

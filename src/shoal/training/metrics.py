@@ -423,7 +423,7 @@ def check_fits(m: Metric, kind: str) -> None:
     if m.tasks and kind not in m.tasks:
         known = ", ".join(other.name for other in METRICS.values() if not other.tasks or kind in other.tasks)
         tasks = ", ".join(m.tasks)
-        raise InputError(f"metric {m.name!r} is for {tasks}; this is {kind}: choose of {known}.")
+        raise InputError(f"metric {m.name!r} is for {tasks}, and this is {kind}; choose of: {known}.")
 
 
 def check_output(every: Iterable[Metric], shape: tuple[int, ...], kind: str) -> None:
