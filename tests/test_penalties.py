@@ -650,6 +650,21 @@ class TestOneBatch:
         assert not found.requires_grad
         same(found, ours(b).detach())
 
+    def test_in_inference_mode(self, name: str) -> None:
+        """As in the validation of Lightning."""
+        if name == "smoothed fishr":  # makes its state, which belongs outside
+            return
+        ours, _ = PENALTIES[name]
+        with torch.inference_mode():
+            found = ours({n: v.clone() for n, v in batch().items()})
+        same(found.clone(), ours(batch()).detach())
+
+    def test_of_several_precisions(self, name: str) -> None:
+        if len(USES[name]) > 1 and "features" in USES[name]:
+            b = batch()
+            mixed = b | {"features": b["features"].float()}
+            assert PENALTIES[name][0](mixed).item() == pytest.approx(PENALTIES[name][0](b).item(), rel=1e-4)
+
     def test_the_shape_of_features(self, name: str) -> None:
         if "features" not in USES[name]:
             return
@@ -704,9 +719,29 @@ class TestBadInput:
         self.refused(
             name, r"^domain is on meta, and \w+ on cpu: domain.to\('cpu'\)", domain=domain.to("meta")
         )
-        for sizes in ([5, 6], [12, 0], []):
+        sizes: Any
+        for sizes in ([5, 6], [12, 0], [], [6.0, 6.0], torch.tensor([6, 6]), 12):
             self.refused(
                 name, "^domain: the sizes of Blocks must be positive and add up to 12", domain=Blocks(sizes)
+            )
+
+    def test_the_ids_of_blocks(self, name: str) -> None:
+        ids: Any
+        for ids in (torch.tensor([0]), [0, 1], torch.zeros(2), torch.tensor([[0, 1]])):
+            self.refused(
+                name,
+                r"^domain: the ids of Blocks must be a tensor \(2,\) of int64",
+                domain=Blocks([6, 6], ids),
+            )
+        if name in BY_NUMBER:
+            self.refused(name, f"^domain has 12 blocks, .* made for {DOMAINS} ", domain=Blocks([1] * 12))
+
+    def test_nothing(self, name: str) -> None:
+        none = {n: v[:0] for n, v in batch().items()}
+        self.refused(name, rf"^{USES[name][0]} has nothing in it: its shape is \(0", **none)
+        if "features" in USES[name]:
+            self.refused(
+                name, r"^features has nothing in it: its shape is \(12, 0\)", features=torch.ones(12, 0)
             )
 
     def test_one_domain_only(self, name: str) -> None:
@@ -790,6 +825,18 @@ class TestLosses:
                     *(b[n] for n in given), b["y"], b["domain"], loss=nn.CrossEntropyLoss(reduction="none")
                 )
 
+    def test_what_is_no_loss_of_the_logits_is_refused(self) -> None:
+        b = batch()
+        loss: Any
+        for loss, message in (
+            ("cross_entropy", "loss must be a function of logits and y, got 'cross_entropy'"),
+            (lambda logits, y: cross_entropy(logits.detach(), y), "loss must return a number that depends"),
+        ):
+            with pytest.raises(InputError, match=message):
+                penalties.irm(b["logits"], b["y"], b["domain"], loss=loss)
+            with pytest.raises(InputError, match=message):
+                penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], loss=loss)
+
     @pytest.mark.parametrize("outputs", [None, 1, 2])
     def test_of_a_regression(self, outputs: int | None) -> None:
         b = batch()
@@ -837,6 +884,14 @@ class TestState:
         kept = state.eval().smoothed.clone()
         penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=state)
         same(state.smoothed, kept)
+
+    def test_variances_in_inference_mode(self) -> None:
+        b, states = batch(), [FishrVariances(DOMAINS, WIDTH, CLASSES) for _ in range(2)]
+        with torch.inference_mode():
+            z, logits = b["features"].clone(), b["logits"].clone()
+            penalties.fishr(logits, z, b["y"], b["domain"], variances=states[0])
+        penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=states[1])
+        same(states[0].smoothed, states[1].smoothed)
 
     def test_states_are_saved(self) -> None:
         b = batch()
@@ -902,6 +957,8 @@ class TestDiscriminator:
             features = b["features"].detach()
             loss = naive_with_penalty(judge, features, b["domain"], y)
             same(found, (loss - naive_discriminator(judge, features, b["domain"], y)) / 0.3)
+            with torch.inference_mode():
+                same(judge.gradient_penalty(features.clone(), b["domain"], y), found)
 
     def test_wrong_features_and_classes(self) -> None:
         b = batch()

@@ -177,7 +177,7 @@ def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """
     blocks, (logits, y) = _grouped(domain, {"logits": logits, "y": y}, least=1)
-    with _full_precision(logits, y) as (logits, y), _graph() as finish:
+    with _full_precision(logits, y) as given, _graph(*given) as (finish, (logits, y)):
 
         def slope(output: Tensor, target: Tensor) -> Tensor:
             scale = torch.ones((), dtype=output.dtype, device=output.device, requires_grad=True)
@@ -347,9 +347,14 @@ def fishr(
         _check_state("variances", variances, FishrVariances, features)
         bias = variances.bias
     known = None if variances is None else len(variances.smoothed)
-    given = {"features": features, "logits": logits, "y": y}
-    blocks, (features, logits, y) = _grouped(domain, given, known=known)
-    with _full_precision(features, logits, y) as (features, logits, y), _graph() as finish:
+    every = {"features": features, "logits": logits, "y": y}
+    blocks, (features, logits, y) = _grouped(domain, every, known=known)
+    with (
+        _full_precision(features, logits, y) as given,
+        _graph(*given) as (finish, (features, logits, y)),
+    ):
+        kind = torch.promote_types(features.dtype, logits.dtype)
+        features, logits = features.to(kind), logits.to(kind)
         split = [t.split(blocks.sizes) for t in (logits, features, y)]
         each = [_gradient_variances(loss, o, z, t, bias) for o, z, t in zip(*split, strict=True)]
         found = torch.stack(each)
@@ -461,7 +466,9 @@ class DomainDiscriminator(nn.Module):
 
         Add a multiple of it to the loss to keep the discriminator smooth. The features are detached."""
         blocks, features, y = self._grouped(features, domain, y)
-        with _full_precision(features) as (features,), _graph() as finish:
+        given = [features] if y is None else [features, y]
+        with _full_precision(*given) as given, _graph(*given) as (finish, (features, *rest)):
+            y = rest[0] if rest else None
             z = features.detach().requires_grad_()
             (slope,) = torch.autograd.grad(self._losses(z, blocks, y).sum(), z, create_graph=True)
             return finish(slope.flatten(1).square().sum(1).mean())
@@ -610,11 +617,7 @@ def _grouped(
         _check_tensor(name, values, first, tensors[first])
     count, device = len(tensors[first]), tensors[first].device
     if isinstance(domain, Blocks):
-        if not domain.sizes or min(domain.sizes) < 1 or sum(domain.sizes) != count:
-            raise InputError(
-                f"domain: the sizes of Blocks must be positive and add up to {count}, as {first} has; "
-                f"got {shown(list(domain.sizes))}."
-            )
+        _check_blocks(domain, count, first, device, known)
         return Blocks(list(domain.sizes), domain.ids), list(tensors.values())
     _check_domain(domain, count, first, device)
     ids, start, place, sizes = np.unique(
@@ -656,10 +659,35 @@ def _check_tensor(name: str, values: Any, first: str, other: Tensor) -> None:
             "x": ", which has nothing between its values: mix features in place of token ids",
         }.get(name.partition("[")[0], "")
         raise InputError(f"{name} must be floating-point numbers, got {values.dtype}{hint}.")
-    if len(values) == 0 or len(values) != len(other):
+    if values.numel() == 0:
+        raise InputError(f"{name} has nothing in it: its shape is {tuple(values.shape)}.")
+    if len(values) != len(other):
         raise InputError(f"{name} has {len(values)} examples, and {first} has {len(other)}.")
     if values.device != other.device:
         raise InputError(f"{name} is on {values.device}, and {first} on {other.device}.")
+
+
+def _check_blocks(domain: Blocks, count: int, first: str, device: torch.device, known: int | None) -> None:
+    """By shape; to look at the ids would wait for the device."""
+    sizes, ids = domain
+    whole = isinstance(sizes, Sequence) and all(isinstance(n, (int, np.integer)) and n >= 1 for n in sizes)
+    if not whole or not sizes or sum(sizes) != count:
+        raise InputError(
+            f"domain: the sizes of Blocks must be positive and add up to {count}, as {first} has; "
+            f"got {shown(sizes)}."
+        )
+    if ids is not None and (
+        not isinstance(ids, Tensor)
+        or ids.shape != (len(sizes),)
+        or ids.dtype not in (torch.int64, torch.int32)
+        or ids.device != device
+    ):
+        raise InputError(
+            f"domain: the ids of Blocks must be a tensor ({len(sizes)},) of int64 on {device}, one number "
+            f"per size; got {_described(ids)}."
+        )
+    if ids is None and known is not None and len(sizes) > known:
+        raise InputError(f"domain has {len(sizes)} blocks, and the state was made for {known} domains.")
 
 
 def _check_domain(domain: Any, count: int, first: str, device: torch.device) -> None:
@@ -706,12 +734,16 @@ def _ids(blocks: Blocks, device: torch.device) -> Tensor:
 
 
 def _mean_loss(loss: Loss, output: Tensor, y: Tensor) -> Tensor:
+    if not callable(loss):
+        raise InputError(f"loss must be a function of logits and y, got {shown(loss)}.")
     value = loss(output, y)
     if not isinstance(value, Tensor) or value.numel() != 1:
         raise InputError(
             f"loss must return a mean over examples, one number, got {_described(value)}: "
             'leave out reduction="none".'
         )
+    if not value.requires_grad:
+        raise InputError("loss must return a number that depends on the logits that it is given.")
     return value
 
 
@@ -728,8 +760,12 @@ def _full_precision(*tensors: Tensor) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _graph() -> Iterator[Callable[[Tensor], Tensor]]:
-    """Derivatives can be taken in this block, under ``torch.no_grad()`` too: the result has no graph then."""
+def _graph(*tensors: Tensor) -> Iterator[tuple[Callable[[Tensor], Tensor], list[Tensor]]]:
+    """Derivatives can be taken in this block, under ``torch.no_grad()`` too: the result has no graph then.
+
+    So they can in inference mode, by copies: tensors that were made in it are in no graph.
+    """
     wanted = torch.is_grad_enabled()
-    with torch.enable_grad():
-        yield lambda result: result if wanted else result.detach()
+    with torch.inference_mode(False), torch.enable_grad():
+        own = [t.clone() if t.is_inference() else t for t in tensors]
+        yield lambda result: result if wanted else result.detach(), own

@@ -258,6 +258,35 @@ class TestOwnModels:
         assert not extractor.features.requires_grad
         assert not any(p.requires_grad for p in model.parameters())
 
+    @pytest.mark.parametrize("inplace", [False, True])
+    def test_an_activation_after_the_last_layer(self, inplace: bool) -> None:
+        """Overwriting the output of a layer does not make it the model's."""
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.ReLU(inplace))
+        found = FeatureExtractor(model).find(images(2, (4,)))
+        assert (found.layer, found.is_output) == ("2", False)
+
+    def test_inference_mode(self) -> None:
+        """As in a validation that comes before the training."""
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        extractor = FeatureExtractor(model)
+        with torch.inference_mode():
+            x = images(2, (4,)) + 1
+            model(x)
+            assert torch.equal(extractor.features, model[:2](x))
+
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_a_loss_beside_the_logits(self, count: int) -> None:
+        class Judged(Own):
+            def forward(self, x: Tensor, y: Tensor) -> Any:
+                logits = super().forward(x)
+                return (cross_entropy(logits, y), logits)[:count]
+
+        extractor = FeatureExtractor(model := Judged().eval())
+        _, *logits = model(x := images(2, (4,)), torch.tensor([0, 1]))
+        assert extractor.layer == "fc"
+        assert torch.equal(extractor.features, model.body(x))
+        assert all(torch.equal(model.fc(extractor.features), each) for each in logits)
+
     def test_a_layer_used_again(self) -> None:
         model = seeded(lambda: Shared("chain"))
         with FeatureExtractor(model) as extractor:
@@ -313,6 +342,12 @@ class TestNamedLayers:
                 extractor.model(x)
                 assert torch.equal(extractor.features, model[:2](x).flatten(1))
         assert not extractor.is_output
+
+    def test_an_output_that_is_overwritten(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5, True), nn.Linear(8, 3))
+        extractor = FeatureExtractor(model, "0")
+        model(x := images(2, (4,)))
+        assert torch.equal(extractor.features, model[0](x))
 
     def test_every_token_of_an_example(self) -> None:
         model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
@@ -380,6 +415,19 @@ class TestBadInput:
         extractor.close()
         with pytest.raises(InputError, match="not executed in a forward pass since the extractor was closed"):
             _ = extractor.features
+
+    def test_a_first_pass_that_fails(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+        extractor = FeatureExtractor(model)
+        with pytest.raises(RuntimeError):
+            model(images(2, (5,)))
+        model(x := images(2, (4,)))
+        assert torch.equal(extractor.features, model[:2](x))
+        two = TwoHeads("tuple")
+        extractor = FeatureExtractor(two)
+        for _ in range(2):
+            with pytest.raises(InputError, match="several linear layers"):
+                two(x)
 
     def test_nothing_is_left_of_the_pass_before(self) -> None:
         class Sometimes(Own):

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 import shoal
+from shoal.data import TensorData
 from shoal.errors import InputError
 from shoal.losses import find_terms
 from shoal.training import metrics
@@ -379,6 +381,12 @@ class TestSampleWeights:
         assert distance(one.model, fit("classification", train=with_float).model) < 1e-6
         assert distance(one.model, fit("classification").model) > 1e-3
 
+    def test_in_tensor_data(self) -> None:
+        train = examples("classification", weighted=True)
+        one = fit("classification", train=train)
+        other = fit("classification", train={name: TensorData(*parts) for name, parts in train.items()})
+        assert distance(one.model, other.model) == 0
+
     def test_a_third_part_of_examples_is_not_taken_for_one(self) -> None:
         train = {n: list(zip(*parts, strict=True)) for n, parts in examples("classification", True).items()}
         with pytest.warns(UserWarning, match="not used.*'sample_weight'"):
@@ -427,6 +435,44 @@ def test_several_inputs() -> None:
     first, *others = [trained(make(), named) for make in (Two, Joined) for named in (False, True)]
     for other in others:
         torch.testing.assert_close(first, other, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_several_inputs_as_arrays(weighted: bool) -> None:
+    """Arrays with all examples each are the same as a list of examples."""
+
+    def trained(data: Callable[..., Any]) -> list[Tensor]:
+        torch.manual_seed(0)
+        train = {n: data(*parts) for n, parts in examples("classification", weighted).items()}
+        return list(fit("classification", train=train, model=Two().double()).model.parameters())
+
+    def rows(x: Tensor, y: Tensor, *w: Tensor) -> list[dict[str, Any]]:
+        columns = {"x": zip(x[:, :2], x[:, 2:], strict=True), "y": y}
+        columns |= {"sample_weight": w[0]} if w else {}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    first, *others = map(
+        trained,
+        [
+            rows,
+            lambda x, *rest: ((x[:, :2], x[:, 2:]), *rest),
+            lambda x, *rest: ([x[:, :2], x[:, 2:]], *rest),
+            lambda x, *rest: ({"a": x[:, :2], "b": x[:, 2:]}, *rest),
+        ],
+    )
+    for other in others:
+        torch.testing.assert_close(first, other, rtol=0, atol=0)
+    arrays = {
+        n: ([x[:, :2].numpy(), x[:, 2:].numpy()], y) for n, (x, y) in examples("classification").items()
+    }
+    fit("classification", train=arrays, model=Two())
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3, 2), None, "text", [[1.0]] * 5])
+def test_several_arrays_that_do_not_fit(wrong: Any) -> None:
+    train = {n: ({"a": x[:, :2], "b": wrong}, y) for n, (x, y) in examples("classification").items()}
+    with pytest.raises(InputError, match=r"each must be an array of \d+ examples, as y has; got"):
+        fit("classification", train=train, model=Two())
 
 
 def test_a_wrong_number_of_inputs() -> None:

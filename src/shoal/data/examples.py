@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from shoal.data.batch import TASKS, Examples, TensorData, map_nest
+from shoal.data.batch import TASKS, Examples, TensorData, leaves, map_nest
 from shoal.data.domains import Domains
 from shoal.data.loader import _as_tensor, concatenate, seeded
-from shoal.errors import InputError, check_names
+from shoal.errors import InputError, check_names, shown
 from shoal.settings import coerce
 
 BEYOND = "what an example has beyond (x, y) (a sample weight goes into a dict, as 'sample_weight')"
@@ -350,8 +350,10 @@ def _look(name: str, part: Any, count: bool, parts: int) -> _Look:
     if isinstance(part, list) and part and all(isinstance(item, (tuple, Mapping)) for item in part):
         return _sampled(name, part, count, parts)
     if type(part) is TensorData:
-        part = (part.x, part.y)
+        part = (part.x, part.y) if part.weight is None else (part.x, part.y, part.weight)
     if isinstance(part, (tuple, list)):
+        if len(part) in (2, 3) and _is_nest(*part[:2]):
+            return _sampled(name, Rows(name, *part), count, parts)
         return _arrays(name, part)
     if isinstance(part, IterableDataset) or not (hasattr(part, "__getitem__") and hasattr(part, "__len__")):
         raise InputError(
@@ -359,6 +361,39 @@ def _look(name: str, part: Any, count: bool, parts: int) -> _Look:
             "(with __getitem__ and __len__)."
         )
     return _sampled(name, part, count, parts)
+
+
+def _is_nest(x: Any, y: Any) -> bool:
+    """Whether ``x`` is several arrays with all examples each, and not a sequence of examples."""
+    if isinstance(x, Mapping):
+        return True
+    arrays = isinstance(x, (tuple, list)) and all(isinstance(v, (Tensor, np.ndarray)) and v.ndim for v in x)
+    count = len(y) if hasattr(y, "__len__") else 0
+    return arrays and len(x) != count and any(len(v) == count for v in x)
+
+
+class Rows(Dataset[Any]):
+    """The examples of several arrays of inputs, ``((a, b), y)`` or ``({"a": a, "b": b}, y)``."""
+
+    def __init__(self, name: str, x: Any, y: Any, weight: Any = None) -> None:
+        self.y = np.asarray(_plain(y))
+        count = len(self.y) if self.y.ndim else 0
+        for part in leaves(x):
+            if not isinstance(part, (Tensor, np.ndarray)) or not part.ndim or len(part) != count:
+                got = f"an array of {len(part)}" if hasattr(part, "shape") and part.ndim else shown(part)
+                raise InputError(
+                    f"{name}: x has several parts, and each must be an array of {count} examples, as y has; "
+                    f"got {got}."
+                )
+        self.x = map_nest(lambda part: _input(part, name), x)
+        self.weight = None if weight is None else _weights(weight, count, name)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        item = {"x": map_nest(lambda part: part[index], self.x), "y": self.y[index]}
+        return item if self.weight is None else {**item, WEIGHT: self.weight[index]}
 
 
 def _arrays(name: str, part: Sequence[Any]) -> _Look:

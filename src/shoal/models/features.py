@@ -16,6 +16,7 @@ from shoal.data.batch import tensors_in
 from shoal.errors import InputError, shown
 from shoal.replay import leaves_no_trace
 from shoal.settings import checked
+from shoal.tensors import map_nest
 
 SHOWN = 8
 """The number of layers that a message lists."""
@@ -112,24 +113,31 @@ class FeatureExtractor:
         """
         was_open = bool(self._handles)
         self.close()
+        try:
+            self._find(*args, **kwargs)
+        finally:  # after an error too, so that the next pass is another try
+            if was_open:
+                self.open()
+        return self
+
+    def _find(self, *args: Any, **kwargs: Any) -> None:
         trial = _Trial(self._root, self.layer)
         with trial.watching(), _as_trial(self._root), _eager():
+            args, kwargs = map_nest(_for_autograd, args), map_nest(_for_autograd, kwargs)
             output = self._root.forward(*args, **kwargs)
             trial.finish(args, kwargs, output)
-            call, self._takes_input, is_output = trial.feature_layer(output)
-        self.layer = call.name
-        self.is_output = is_output and self.linear is not None
-        self._slot.value = call.input if self._takes_input else call.output
+            call, takes_input, is_output = trial.feature_layer(output)
+        self._slot.value = call.input if takes_input else call.output
         rows, features = _main_output(output)[0].shape[:1], self.take().detach()
-        if features.shape[:1] != rows:
+        if rows and features.shape[:1] != rows:
+            what = self._what() if self.layer is not None else f"layer {call.name!r}"
             raise InputError(
-                f"features must have a row per example: {self._what()} gives {features.shape[0]} rows for "
-                f"an output of {rows[0] if rows else 'no'} rows. Name another layer, features='layer.name'."
+                f"features must have a row per example: {what} gives {features.shape[0]} rows for "
+                f"an output of {rows[0]} rows. Name another layer, features='layer.name'."
             )
+        self.layer, self._takes_input = call.name, takes_input
+        self.is_output = is_output and self.linear is not None
         self.width = features.shape[1]
-        if was_open:
-            self.open()
-        return self
 
     def open(self) -> None:
         """Attaches the hooks again after :meth:`close`, or those of a copy, which starts detached."""
@@ -208,7 +216,8 @@ class RecordInput(Hook):
 class RecordOutput(Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.slot is not None:
-            self.slot.value = output
+            # Copied: what comes next may overwrite it, as nn.ReLU(inplace=True) does.
+            self.slot.value = [t.clone() for t in tensors_in(output)]
 
 
 class Finder(Hook):
@@ -235,6 +244,8 @@ class Call(NamedTuple):
     """How many calls of the layer came before."""
     input: Any
     output: Any
+    ends: list[Any]
+    """Where its output is in autograd's graph, whatever overwrites it later."""
 
 
 class _Trial:
@@ -265,7 +276,8 @@ class _Trial:
     def _record(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         name = self.watched[module]
         number = sum(call.name == name for call in self.calls)
-        self.calls.append(Call(name, number, _first(args, kwargs), output))
+        ends = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
+        self.calls.append(Call(name, number, _first(args, kwargs), output, ends))
 
     def feature_layer(self, output: Any) -> tuple[Call, bool, bool]:
         """The call that has the features, whether they are its input, and whether it returns the output."""
@@ -276,7 +288,7 @@ class _Trial:
             )
         tensors = _main_output(output)
         # The outermost of those that return the same tensor comes last, and with it the named one.
-        ends = {t.grad_fn: call for call in self.calls for t in tensors_in(call.output) if t.grad_fn}
+        ends = {end: call for call in self.calls for end in call.ends}
         if self.layer is not None:
             last = named[-1]
             found, blocked = zip(*(self._last(t, ends) for t in tensors), strict=True)
@@ -359,7 +371,7 @@ class _Trial:
         if len(tensors) > 1 or not _same_size(tensors, call):
             return False
         node: Any = tensors[0].grad_fn
-        while node is not call.output.grad_fn:
+        while node not in call.ends:
             if node is None or node.name().rstrip("0123456789").removesuffix("Backward") not in RESHAPES:
                 return False
             node = node.next_functions[0][0]
@@ -368,7 +380,7 @@ class _Trial:
 
 def _comes_from(call: Call, calls: list[Call]) -> bool:
     """Whether the input of a call was computed from an output of the others."""
-    ends = {t.grad_fn for each in calls for t in tensors_in(each.output)}
+    ends = {end for each in calls for end in each.ends}
     todo, seen = [t.grad_fn for t in tensors_in(call.input)], set()
     while todo:
         node = todo.pop()
@@ -395,12 +407,18 @@ def _main_output(output: Any) -> list[Tensor]:
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     output = logits if isinstance(logits, Tensor) else output
     found = [t for t in tensors_in(output) if t.grad_fn is not None]
+    found = [t for t in found if t.ndim] or found  # a loss beside the logits is none of them
     if not found:
         raise InputError(
             f"features: the model's output ({type(output).__name__}) has no tensor that depends on its "
             "weights, so they cannot be found."
         )
     return found
+
+
+def _for_autograd(part: Any) -> Any:
+    """A tensor made in inference mode as one that a graph can hold; all else as it is."""
+    return part.clone() if isinstance(part, Tensor) and part.is_inference() else part
 
 
 @contextmanager
