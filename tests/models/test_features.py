@@ -491,7 +491,7 @@ class TestHooks:
         model(x := images(6, (4,)))
         other = copied(extractor)
         assert other.model is not model
-        other.open()
+        other.attach()
         other.model(-x)
         assert torch.equal(other.features, model.body(-x))
 
@@ -507,8 +507,8 @@ class TestHooks:
         extractor = FeatureExtractor(model := seeded(Own).eval())
         model(x := images(2, (4,)))
         extractor.close()
-        extractor.open()
-        extractor.open()
+        extractor.attach()
+        extractor.attach()
         assert hooks(model) == 2
         model(-x)
         assert torch.equal(extractor.take(), model.body(-x))

@@ -181,7 +181,7 @@ class Algorithm(nn.Module):
         if self.extractor is None:
             yield
             return
-        self.extractor.open()
+        self.extractor.attach()
         with self.extractor:
             yield
 
@@ -196,7 +196,7 @@ class Algorithm(nn.Module):
         if not self.needs_features:
             return self(x), None
         if self.extractor is not None:
-            self.extractor.open()  # also before and after a training
+            self.extractor.attach()  # also before and after a training
             return self(x), full_precision(self.extractor.take())
         model: Any = self.model
         with self.autocast():

@@ -70,7 +70,7 @@ class FeatureExtractor:
             )
         self._takes_input: bool | None = None
         self._detached()
-        self.open()
+        self.attach()
 
     def _detached(self) -> None:
         self._slot = Slot()
@@ -117,7 +117,7 @@ class FeatureExtractor:
             self._find(*args, **kwargs)
         finally:  # after an error too, so that the next pass is another try
             if was_open:
-                self.open()
+                self.attach()
         return self
 
     def _find(self, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ class FeatureExtractor:
         self.is_output = is_output and self.linear is not None
         self.width = features.shape[1]
 
-    def open(self) -> None:
+    def attach(self) -> None:
         """Attaches the hooks again after :meth:`close`, or those of a copy, which starts detached."""
         if self._handles:
             return
