@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -45,9 +45,16 @@ from shoal.errors import InputError, shown
 from shoal.settings import Range, checked
 from shoal.tensors import map_nest, widest
 
+P = ParamSpec("P")
 Loss = Callable[[Any, Tensor], Tensor]
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 HALF = (torch.float16, torch.bfloat16)
+
+
+def _eagerly(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Within what torch.compile compiles, which knows no second derivatives, this runs as it is written."""
+    eager: Callable[P, Tensor] = torch.compiler.disable(function)
+    return eager
 
 
 class Blocks(NamedTuple):
@@ -148,6 +155,7 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
         return _mean_distance(_cells(kernel, blocks.sizes, torch.mean)).to(features.dtype)
 
 
+@_eagerly
 def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
     """The squared slope of each domain's loss along a common scale of the outputs, a mean (IRMv1).
 
@@ -291,6 +299,7 @@ class FishrVariances(nn.Module):
         self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
 
 
+@_eagerly
 def fishr(
     logits: Tensor,
     features: Tensor,
@@ -440,6 +449,7 @@ class DomainDiscriminator(nn.Module):
                 weights = 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))
             return (weights.to(each.dtype) * each).sum()
 
+    @_eagerly
     def gradient_penalty(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
         """The mean squared norm of the gradient of an example's loss by its features, which are taken for
         constants: a multiple of it, added to the loss, keeps the discriminator smooth."""
