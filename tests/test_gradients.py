@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from functools import partial
+from typing import ClassVar
 
 import pytest
 import torch
@@ -431,7 +432,7 @@ class _Applied(nn.Module):
 class Watched(torch.autograd.Function):
     """The identity, counting how many of its graph nodes are alive at once."""
 
-    alive: weakref.WeakSet
+    alive: ClassVar[weakref.WeakSet] = weakref.WeakSet()
     most = 0
 
     @staticmethod
@@ -834,6 +835,19 @@ def test_parameters_that_are_frozen_or_that_few_losses_reach():
     assert_close([shared.grad, first.grad], [torch.ones(2), torch.ones(2)])
     assert nobody.grad is None
     assert frozen.grad is None
+
+
+@COMBINES
+def test_sparse_gradients_are_taken_as_whole_ones(combine):
+    words, y = torch.tensor([0, 2, 2, 5, 1, 0]), torch.tensor([0, 1, 2, 0, 1, 2])
+    found = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Embedding(7, 3, sparse=sparse)
+        losses = {d: cross_entropy(model(words[d::2]), y[d::2]) for d in range(2)}
+        backward(losses, model, combine)
+        found.append(model.weight.grad)
+    assert_close(*found)
 
 
 def test_what_is_written_to_one_gradient_is_not_written_to_another():

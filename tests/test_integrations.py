@@ -252,6 +252,9 @@ def test_columns_that_the_model_does_not_take_are_left_out(page: SimpleNamespace
         ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
         ({"domains_per_step": 0}, "domains_per_step must be .*, got 0"),
         ({"train_dataset": None}, "train_dataset is missing"),
+        ({"penalty": "coral"}, "penalty must be a function of outputs, labels and domain, got 'coral'"),
+        ({"penalty": lambda *_: None}, r"penalty must return one number, a tensor \(\), got None"),
+        ({"penalty": lambda out, *_: out.logits.sum(1)}, r"penalty must return one number, .*got tensor\("),
         (
             {"per_device_train_batch_size": 8},
             "per_device_train_batch_size=8 cannot be shared .* multiple of 3",

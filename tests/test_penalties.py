@@ -659,6 +659,21 @@ class TestOneBatch:
             found = ours({n: v.clone() for n, v in batch().items()})
         same(found.clone(), ours(batch()).detach())
 
+    def test_in_a_compiled_step(self, name: str) -> None:
+        """Second derivatives in a penalty do not keep a step from being compiled."""
+        ours, _ = PENALTIES[name]
+        b, weight = batch(), torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
+
+        def step(scale: Tensor) -> Tensor:
+            z = b["features"] * scale
+            logits = z[:, :CLASSES] + b["logits"]
+            losses = cross_entropy(logits, b["y"], reduction="none")
+            return ours(b | {"features": z, "logits": logits, "losses": losses}) + losses.mean()
+
+        compiled: Any = torch.compile(step, backend="aot_eager")
+        found, expected = (torch.autograd.grad(run(weight), weight)[0] for run in (compiled, step))
+        same(found, expected)
+
     def test_of_several_precisions(self, name: str) -> None:
         if len(USES[name]) > 1 and "features" in USES[name]:
             b = batch()

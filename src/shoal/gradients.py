@@ -54,7 +54,12 @@ def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = Fal
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
     params = _parameters(params)
     grads = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(grads, params, strict=True)]
+    return [_dense(g, p) for g, p in zip(grads, params, strict=True)]
+
+
+def _dense(g: Tensor | None, p: Tensor) -> Tensor:
+    """Zeros for none, and the whole of a sparse one, as an nn.Embedding(…, sparse=True) has."""
+    return torch.zeros_like(p) if g is None else g if g.layout == torch.strided else g.to_dense()
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
@@ -339,7 +344,7 @@ def backward(
     for loss, retain in zip(losses.values(), _shared(list(losses.values())), strict=True):
         found = torch.autograd.grad(loss, trained, retain_graph=retain, allow_unused=True)
         reached = [r or g is not None for r, g in zip(reached, found, strict=True)]
-        whole = [torch.zeros_like(p) if g is None else g for g, p in zip(found, trained, strict=True)]
+        whole = [_dense(g, p) for g, p in zip(found, trained, strict=True)]
         if isinstance(scale, Tensor) or scale != 1:
             whole = [g / scale for g in whole]
         gradients.append(whole if average is None else list(average(whole)))

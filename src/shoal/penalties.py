@@ -40,7 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -51,9 +51,16 @@ from shoal.errors import InputError, shown
 from shoal.settings import Range, checked
 from shoal.tensors import map_nest, widest
 
+P = ParamSpec("P")
 Loss = Callable[[Any, Tensor], Tensor]
 GAMMAS = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 HALF = (torch.float16, torch.bfloat16)
+
+
+def _eagerly(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Within what torch.compile compiles, which knows no second derivatives, this runs as it is written."""
+    eager: Callable[P, Tensor] = torch.compiler.disable(function)
+    return eager
 
 
 class Blocks(NamedTuple):
@@ -157,6 +164,7 @@ def mmd(features: Tensor, domain: Domain) -> Tensor:
         return _mean_distance(_cells(kernel, blocks.sizes, torch.mean)).to(features.dtype)
 
 
+@_eagerly
 def irm(logits: Tensor, y: Tensor, domain: Domain, *, loss: Loss = cross_entropy) -> Tensor:
     """The squared gradient of each domain's loss with respect to a scalar factor of the logits (IRMv1).
 
@@ -305,6 +313,7 @@ class FishrVariances(nn.Module):
         self.register_buffer("smoothed", torch.zeros(domains, outputs * (features + bias), dtype=dtype))
 
 
+@_eagerly
 def fishr(
     logits: Tensor,
     features: Tensor,
@@ -461,6 +470,7 @@ class DomainDiscriminator(nn.Module):
                 weights = 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))
             return (weights.to(each.dtype) * each).sum()
 
+    @_eagerly
     def gradient_penalty(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
         """The mean squared norm of the gradient of each example's loss with respect to its features.
 

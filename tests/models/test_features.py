@@ -704,6 +704,14 @@ class TestTraining:
             build("fishr", Own(), cross_entropy, Task(2, 3))
         assert build("fishr", Own(), cross_entropy, Task(2, 3), features="fc").extractor.linear is not None
 
+    def test_fishr_needs_one_position(self) -> None:
+        train = {name: (images(8, (3, 4)), images(8, (3, 2))) for name in "ab"}
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        with pytest.raises(
+            InputError, match=r"once to each example, and layer '2' is applied to 3 positions"
+        ):
+            shoal.fit("fishr", model, train, steps=1, progress=False)
+
     @pytest.mark.parametrize("name", ALGORITHMS)
     def test_a_model_without_a_linear_layer(self, name: str) -> None:
         model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -465,7 +465,14 @@ def test_several_inputs_as_arrays(weighted: bool) -> None:
     arrays = {
         n: ([x[:, :2].numpy(), x[:, 2:].numpy()], y) for n, (x, y) in examples("classification").items()
     }
-    fit("classification", train=arrays, model=Two())
+    run = fit("classification", train=arrays, model=Two())
+    a, b = arrays["a"][0]
+    expected = run.model(torch.tensor(a).float(), torch.tensor(b).float()).argmax(1)
+    for several in ((a, b), [a, b], {"a": a, "b": b}):
+        assert run.predict(several, batch_size=5).tolist() == expected.tolist()
+    for wrong, message in (((a, b[1:]), "24, 23 examples; they must be as many"), ((a, 3), "not a tuple")):
+        with pytest.raises(InputError, match=message):
+            run.predict(wrong)
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(3, 2), None, "text", [[1.0]] * 5])

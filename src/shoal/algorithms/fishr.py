@@ -88,10 +88,17 @@ class Fishr(Penalised):
 
     def check_input(self, x: Any) -> None:
         super().check_input(x)
-        if self.extractor is not None and not self.extractor.is_output:
+        assert self.extractor is not None
+        layer, last, width = self.extractor.layer, self.extractor.linear, self.extractor.width
+        if not self.extractor.is_output:
             raise InputError(
                 f"Fishr's closed form needs a model whose output is that of a linear layer, and layer "
-                f"{self.extractor.layer!r} is followed by something else, or its output is not one tensor."
+                f"{layer!r} is followed by something else, or its output is not one tensor."
+            )
+        if last is not None and width is not None and width != last.in_features:
+            raise InputError(
+                f"Fishr's closed form needs a last layer that is applied once to each example, and layer "
+                f"{layer!r} is applied to {width // last.in_features} positions."
             )
 
     def penalty(self, outputs: Outputs, losses: Tensor) -> Tensor:

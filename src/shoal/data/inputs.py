@@ -14,7 +14,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from shoal.data.batch import leaves, map_nest
 from shoal.data.hub import Source, need_transformers
 from shoal.data.images import BAD, ToTensor, Unreadable, need_pillow
 from shoal.data.reading import Rows, Table, rows_of
@@ -116,21 +117,33 @@ class Arrays(Reader):
 
     @property
     def takes(self) -> str:  # type: ignore[override]
+        if not self.shape:
+            return "arrays of n examples, several of them in a tuple or mapping if it has several inputs"
         return f"arrays of shape (n, {', '.join(map(str, self.shape))}), or such a .npy file"
 
     def batches(self, source: Any, batch_size: int = 256, workers: int = 0) -> Iterator[Batch]:
+        if not self.shape and isinstance(source, (Mapping, tuple, list)):
+            yield from self._several(source, batch_size)
+            return
         values = self._open(source)
         if self.shape and tuple(values.shape[1:]) != self.shape:
             raise InputError(f"this model takes {self.takes}; these have shape {tuple(values.shape)}.")
         for at in range(0, len(values), batch_size):
-            part = values[at : at + batch_size]
-            if not isinstance(part, Tensor):
-                part = torch.from_numpy(np.array(part))
-                part = part.float() if part.is_floating_point() else part
-            if not bool(part.isfinite().all()):
-                row = at + int((~part.isfinite()).flatten(1).any(1).nonzero()[0])
-                raise InputError(f"row {row + 1} of the input has a number that is not finite.")
+            part = _ready(values[at : at + batch_size], at)
             yield Batch([str(n + 1) for n in range(at, at + len(part))], part)
+
+    def _several(self, source: Any, batch_size: int) -> Iterator[Batch]:
+        """Of several inputs, in the nest that the model takes."""
+        parts = list(leaves(source))
+        if not parts or not all(isinstance(v, Tensor | np.ndarray) and v.ndim for v in parts):
+            raise self._refused(source)
+        sizes = [len(v) for v in parts]
+        if min(sizes) != max(sizes):
+            raise InputError(f"the inputs have {', '.join(map(str, sizes))} examples; they must be as many.")
+        for at in range(0, sizes[0], batch_size):
+            end = min(at + batch_size, sizes[0])
+            x = map_nest(partial(_rows_of, at, end), source)
+            yield Batch([str(n + 1) for n in range(at, end)], x)
 
     def _open(self, source: Any) -> Any:
         if isinstance(source, str | Path) and str(source).lower().endswith(".npy"):
@@ -142,6 +155,22 @@ class Arrays(Reader):
         if isinstance(source, Tensor | np.ndarray) and source.ndim:
             return source
         raise self._refused(source)
+
+
+def _rows_of(start: int, end: int, values: Any) -> Tensor:
+    return _ready(values[start:end], start)
+
+
+def _ready(part: Any, at: int) -> Tensor:
+    """Rows of an array, from number ``at`` on, as a tensor of finite numbers."""
+    if not isinstance(part, Tensor):
+        part = torch.from_numpy(np.array(part))
+        part = part.float() if part.is_floating_point() else part
+    if not bool(part.isfinite().all()):
+        row = at + int((~part.isfinite()).reshape(len(part), -1).any(1).nonzero()[0])
+        raise InputError(f"row {row + 1} of the input has a number that is not finite.")
+    found: Tensor = part
+    return found
 
 
 # Tables

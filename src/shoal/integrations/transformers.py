@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.with_domain import WithDomain
-from shoal.errors import InputError
+from shoal.errors import InputError, shown
 from shoal.integrations.fish import check_whole_loops, fish_among, slow_weights
 from shoal.optim import Fish
 from shoal.settings import Count, Range, coerce
@@ -88,6 +88,10 @@ class DomainTrainer(_Trainer):
                 f"meta_lr={meta_lr} with penalty: Fish takes batches of one domain, a penalty compares "
                 "several in one batch; drop one."
             )
+        if penalty is not None and not callable(penalty):
+            raise InputError(
+                f"penalty must be a function of outputs, labels and domain, got {shown(penalty)}."
+            )
         if self.train_dataset is None:
             raise InputError("train_dataset is missing: domains are those of its examples.")
         self.meta_lr = coerce(Annotated[float, Range(above=0, most=1)] | None, meta_lr, "meta_lr")
@@ -152,6 +156,8 @@ class DomainTrainer(_Trainer):
             return super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, **kwargs)
         penalty = self.penalty(outputs, labels, domain)
+        if not isinstance(penalty, (Tensor, int, float)) or (isinstance(penalty, Tensor) and penalty.ndim):
+            raise InputError(f"penalty must return one number, a tensor (), got {shown(penalty)}.")
         counted = kwargs.get("num_items_in_batch") is not None
         if self.compute_loss_func or (self.model_accepts_loss_kwargs and counted):
             penalty = penalty / self.args.gradient_accumulation_steps  # as the loss is already
