@@ -7,6 +7,7 @@ import itertools
 import threading
 import weakref
 from functools import partial
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -1155,3 +1156,17 @@ def test_losses_of_numbers(loss, reduction):
     first = torch.autograd.grad(function(model(x), y), params, create_graph=True)
     expected = torch.autograd.grad(first, params, v)
     assert_close(curvature([lambda: function(model(x), y)], params, v), expected, **EXACT)
+
+
+def test_a_model_in_several_processes_is_refused(tmp_path: Path) -> None:
+    """Its processes would each go their own way."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1))
+        x = torch.ones(3, 2)
+        losses = {0: model(x).sum(), 1: model.module(2 * x).sum()}
+        with pytest.raises(InputError, match=r"params=model\.module and average="):
+            backward(losses, model, pcgrad)
+        backward(losses, model.module, pcgrad)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1077,3 +1077,10 @@ class TestCuda:
             torch.cuda.graph(graph),
         ):
             penalties.coral(b["features"], b["domain"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_shares_of_mixup_do_not_widen_the_loss(dtype: torch.dtype) -> None:
+    x, domain = torch.randn(4, 2).to(dtype), torch.tensor([0, 0, 1, 1])
+    share = penalties.mixup(x, torch.zeros(4), domain)[3]
+    assert share.dtype == (torch.float32 if dtype == torch.float16 else dtype)

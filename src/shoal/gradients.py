@@ -363,6 +363,11 @@ def backward(
 
 def _trained(params: Trainable) -> list[Tensor]:
     """The tensors that require a gradient, each once."""
+    if isinstance(params, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "params is a DistributedDataParallel, which does not average these gradients over processes: take "
+            "the losses from model.module, and give params=model.module and average=…"
+        )
     if isinstance(params, nn.Module):
         params = params.parameters()
     elif isinstance(params, Optimizer):

@@ -599,6 +599,8 @@ def mixup(
     ordered = iter(parts)
     x = map_nest(lambda p: mixed(next(ordered)) if isinstance(p, Tensor) and p.ndim else p, x)
     share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
+    if parts[0].is_floating_point():
+        share = share.to(torch.promote_types(parts[0].dtype, torch.float32))
     return x, torch.cat(own(y)), torch.cat(other(y)), share
 
 
