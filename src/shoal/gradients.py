@@ -365,8 +365,8 @@ def _trained(params: Trainable) -> list[Tensor]:
     """The tensors that require a gradient, each once."""
     if isinstance(params, nn.parallel.DistributedDataParallel):
         raise InputError(
-            "params is a DistributedDataParallel, which does not average these gradients over processes: take "
-            "the losses from model.module, and give params=model.module and average=…"
+            "params is a DistributedDataParallel, which does not average these gradients: take the "
+            "losses from model.module, and give params=model.module and average=…"
         )
     if isinstance(params, nn.Module):
         params = params.parameters()
