@@ -20,8 +20,8 @@ domains_per_step=s, mixed=True`` guarantees it: n examples from each of s domain
 
 **BatchNorm.** In one forward pass of a mixed batch, BatchNorm computes its statistics over all domains
 pooled. A separate forward pass for each domain normalises the domains separately, which removes differences
-in mean and scale before a penalty can measure them. Published code does either, and the choice matters: with
-GroupDRO, CORAL and MMD it changes the update of one step by 29 % to 130 %. In :func:`shoal.fit`,
+in mean and scale before a penalty can measure them. Published code does either, and the choice matters: for
+an untrained ResNet-18 on PACS it changes the gradient of a step by 108 % to 137 %. In :func:`shoal.fit`,
 ``batch_norm="pooled"`` (the default) or ``"per-domain"`` selects one; in your own loop your forward pass
 does. Evaluation uses the running statistics in both cases.
 
