@@ -1,6 +1,10 @@
 """Meta-batches are the sampler's plan, whatever reads them."""
 
+import multiprocessing
 import random
+import subprocess
+import threading
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +23,7 @@ from shoal.data import (
     concatenate,
     from_dataset,
 )
+from shoal.data import loader as loader_module
 from shoal.data.batch import batch_of, evaluation_view, known_labels
 from shoal.data.loader import to_device
 from shoal.errors import InputError
@@ -262,3 +267,30 @@ def test_declared_abilities_are_used() -> None:
     known = known_labels(ConcatDataset([data, TensorData(torch.zeros(2), torch.tensor([1, 0]))]))
     assert known is not None
     assert known.tolist() == [-1] * 40 + [1, 0]
+
+
+@pytest.mark.skipif(multiprocessing.get_start_method() != "fork", reason="workers are not forked")
+def test_a_signal_to_workers_that_are_still_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They live: one that ends before it has said how it takes signals would end the training."""
+    init = loader_module._leave_signals_to_parent
+
+    def slowly(worker: int) -> None:
+        time.sleep(1.0)
+        init(worker)
+
+    monkeypatch.setattr(loader_module, "_leave_signals_to_parent", slowly)
+    examples = [(torch.tensor([float(i)]), i % 2) for i in range(8)]
+    sampler = DomainBatchSampler(["a"] * 4 + ["b"] * 4, 2, 2, steps=2)
+    loader = MetaBatchLoader(examples, sampler, workers=2, stop=2)
+
+    def to_all() -> None:
+        workers = [str(child.pid) for child in multiprocessing.active_children()]
+        subprocess.run(["kill", "-TERM", *workers], check=True)  # one from the parent would end them
+
+    sent = threading.Timer(0.4, to_all)
+    sent.start()
+    try:
+        assert len(list(loader)) == 2
+    finally:
+        sent.join()
+        loader.close()

@@ -8,7 +8,7 @@ import random
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -190,12 +190,31 @@ class _Items(Dataset[Any]):
             raise RuntimeError(f"example {index}: {type(error).__name__}: {error}") from error
 
 
-def _plainly(loader: Iterable[Any]) -> Iterator[Any]:
+def _plainly(loader: DataLoader[Any]) -> Iterator[Any]:
     """What is wrong with the input, without the words that a worker process puts around it."""
     try:
-        yield from loader
+        with _signals_held_back() if loader.num_workers else nullcontext():
+            items = iter(loader)  # starts the workers
+        yield from items
     except InputError as error:
         raise InputError(str(error).rsplit("InputError: ", 1)[-1].strip()) from None
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Workers forked in this block block SIGINT and SIGTERM until they have said how they take them.
+
+    Those sent to this process meanwhile come at the end of the block. A server that forks workers would keep
+    it for all that it ever starts, so it does without.
+    """
+    if not hasattr(signal, "sigtimedwait") or multiprocessing.get_start_method() != "fork":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_signals_to_parent(worker: int) -> None:
