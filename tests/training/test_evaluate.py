@@ -267,8 +267,13 @@ def test_notes_name_what_selects() -> None:
     ("classes", "outputs", "options", "message"),
     [
         (3, 3, {"metric": "macro f2"}, r"unknown metric 'macro f2'\. Did you mean"),
-        (3, 3, {"metric": "Pearson r"}, "'Pearson r' is for regression; this is classification"),
-        (None, 1, {"metric": "AUC"}, "'AUC' is for classification, ordinal, multilabel; this is regression"),
+        (3, 3, {"metric": "Pearson r"}, "'Pearson r' is for regression, and this is classification"),
+        (
+            None,
+            1,
+            {"metric": "AUC"},
+            "'AUC' is for classification, ordinal, multilabel, and this is regression",
+        ),
         (3, 3, {"predictions": True}, "predictions need the folder"),
     ],
 )

@@ -213,7 +213,7 @@ def test_names() -> None:
     assert metric("auc") is metric("AUC") is METRICS["AUC"]
     with pytest.raises(InputError, match=r"metric 'worst group acuracy'\. Did you mean 'worst-group acc"):
         metric("worst group acuracy")
-    with pytest.raises(InputError, match=r"'Pearson r' is for regression; this is classification: .*AUC"):
+    with pytest.raises(InputError, match=r"'Pearson r' is for regression, and this is classification; .*AUC"):
         chosen("Pearson r", (), "classification")
     with pytest.raises(InputError, match=r"'macro F1' is for classification.*mse"):
         chosen(None, ["macro F1"], "regression")

@@ -187,7 +187,7 @@ class Slot:
 
 
 class Hook:
-    """One of an extractor's; in a copy of the model, or in one that was pickled, it does nothing."""
+    """One of an extractor's; in a copy of the model, or in one that was saved, it does nothing."""
 
     def __init__(self, slot: Slot | None = None) -> None:
         self.slot = slot
