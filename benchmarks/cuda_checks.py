@@ -78,7 +78,12 @@ def network(dropout: bool = False) -> nn.Module:
 
 def repeats(case: tuple[str, dict[str, Any], int]) -> bool:
     """Whether it needs the same dropout masks twice, and is then not captured."""
-    return algorithm_class(case[0]).repeats_passes or "exact" in case[1].values()
+    name, settings, _ = case
+    return (
+        algorithm_class(name).repeats_passes
+        or settings.get("order") == "exact"
+        or (settings.get("method") == "finite-difference")
+    )
 
 
 def trained(

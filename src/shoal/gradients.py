@@ -24,22 +24,18 @@ before a sum over ordered pairs, which is twice the mean; this module computes t
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal, NamedTuple
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
-from shoal.dual import Dual
+from shoal.double_backward import FastDoubleBackward
 from shoal.errors import InputError
-from shoal.replay import leaves_no_trace, random_state, set_random_state
+from shoal.replay import leaves_no_trace, random_state
 from shoal.settings import Range, checked, shown
 
 Gradient = list[Tensor]
@@ -48,12 +44,16 @@ Measure = Literal["gip", "variance"]
 
 
 @checked
-def gradient(loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False) -> Gradient:
+def gradient(
+    loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False, retain_graph: bool | None = None
+) -> Gradient:
     """The gradient of ``loss``, with zeros for parameters that it does not depend on."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
     params = _parameters(params)
-    grads = torch.autograd.grad(loss, params, create_graph=create_graph, allow_unused=True)
+    grads = torch.autograd.grad(
+        loss, params, create_graph=create_graph, retain_graph=retain_graph, allow_unused=True
+    )
     return [_dense(g, p) for g, p in zip(grads, params, strict=True)]
 
 
@@ -486,9 +486,10 @@ def idgm_backward(
         losses = {d: lambda x=x, y=y: cross_entropy(model(x), y) for d, (x, y) in batches.items()}
         idgm_backward(losses, model, gamma=0.5)
 
-    Each loss is a function, which is called twice: second derivatives need a second pass. Only one domain's
-    graph is in memory at a time. The losses must not be multiplied by a loss scale: use bf16 instead of fp16.
-    Otherwise it works like :func:`backward`, except that parameters that no loss depends on get zeros.
+    Each loss is a function: finite differences call it twice. Exact second derivatives call it once, and keep
+    the graphs of all domains in memory. The losses must not be multiplied by a loss scale: use bf16 instead
+    of fp16. Otherwise it works like :func:`backward`, except that parameters that no loss depends on get
+    zeros.
 
     Args:
         losses: for each domain, a function that computes its mean loss with the current parameters.
@@ -601,10 +602,10 @@ def match(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """The mean gradient, the GIP and its gradient, with one domain's graph in memory at a time.
+    """The mean gradient, the GIP and its gradient.
 
-    ``losses[i]()`` computes domain i's mean loss with the current parameters; it is called twice. The
-    gradient of the GIP is Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
+    ``losses[i]()`` computes domain i's mean loss with the current parameters. The gradient of the GIP is
+    Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
 
         raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
         normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
@@ -613,18 +614,19 @@ def match(
     v_i = 2/S (g_i − ḡ).
 
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
-    ‖g_i‖ → 0. ``method="exact"`` computes one Hessian-vector product per domain, by forward-mode
-    differentiation of its gradient, or by double backward, which is slower, if an operator of the model has
-    no forward mode (such as a custom ``autograd.Function``). ``"finite-difference"`` computes (∇L_i(θ + r
-    v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, and moves and restores the parameters in place;
-    r is ``radius`` (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is
-    larger). With smooth activations the default is within a few per cent of exact, and the error is
-    proportional to r. This does not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds
-    a jump divided by r, so a tiny r yields noise. Both methods keep S gradients in memory.
+    ‖g_i‖ → 0. ``method="exact"`` computes one Hessian-vector product per domain by double backward. It calls
+    each loss once and keeps the graphs of all domains in memory, about as much as one pass of all batches
+    together; a loss that is split into :data:`Parts` is computed again instead, part by part.
+    ``"finite-difference"`` computes (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only,
+    with one graph in memory at a time, and moves and restores the parameters in place; r is ``radius``
+    (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is larger). With smooth
+    activations the default is within a few per cent of exact, and the error is proportional to r. This does
+    not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds a jump divided by r, so a
+    tiny r yields noise. Both methods keep S gradients in memory.
 
-    With ``model``, the second pass uses the dropout masks of the first and does not update buffers. A loss
-    may be split into :data:`Parts`. If several processes hold parts of every domain's batch, ``average``
-    averages a gradient over them before any non-linear operation.
+    With ``model``, a second pass uses the dropout masks of the first and does not update buffers. If several
+    processes hold parts of every domain's batch, ``average`` averages a gradient over them before any
+    non-linear operation.
     """
     count = _pairs(len(losses))
     params = _parameters(params)
@@ -635,12 +637,23 @@ def match(
     domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
     layout = Layout(params)
 
-    before = None if model is None else random_state(model)
-    values, gradients = [], []
-    for parts in domains:
-        value, g = _first_order(parts, params)
+    again = [i for i, parts in enumerate(domains) if method != "exact" or [w for w, _ in parts] != [1]]
+    before = None if model is None or not again else random_state(model)
+    values, gradients, graphs = [], [], dict[int, tuple[Tensor, Gradient | None]]()
+    for i, parts in enumerate(domains):
+        if i not in again:
+            with _differentiable_twice():
+                value = parts[0][1]()
+            # The gradient's own graph takes as much memory again: but for the last it is made when needed.
+            last = i == len(domains) - 1
+            g = gradient(value, params, create_graph=last, retain_graph=True)
+            graphs[i] = value, g if last else None
+            value = value.detach()
+        else:
+            value, g = _first_order(parts, params)
         values.append(value)
         gradients.append(layout.join(g if average is None else average(g)))
+        del value, g
     lengths = [torch.dot(g, g) for g in gradients]
     one = torch.ones_like(lengths[0])
     inverse = [_over(one, (n + softening**2).sqrt()) if normalize else one for n in lengths]
@@ -661,12 +674,18 @@ def match(
 
     value = (r * torch.dot(total, total) - squares) * (c / 2)
     slope = torch.zeros_like(total)
-    with nullcontext() if model is None else leaves_no_trace(model, since=before):
+    while graphs:
+        i, (loss, own) = graphs.popitem()  # the last first, since it takes the most memory
+        if own is None:
+            own = gradient(loss, params, create_graph=True)
+        slope += layout.join(_derivative_along(own, params, layout.split(direction(i))))
+        del loss, own
+    with nullcontext() if model is None or not again else leaves_no_trace(model, since=before):
         if method == "exact":
-            for i, parts in enumerate(domains):
+            for i in again:
                 v = layout.split(direction(i))
-                for weight, loss in parts:
-                    slope.add_(layout.join(_hessian_product(loss, params, v, model)), alpha=weight)
+                for weight, function in domains[i]:
+                    slope.add_(layout.join(_hessian_product(function, params, v)), alpha=weight)
         else:
             length = torch.linalg.vector_norm(layout.join(params))
             rounding = (1 + length) * torch.finfo(params[0].dtype).eps ** 0.5
@@ -790,16 +809,9 @@ def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Ten
 
 @checked
 def curvature(
-    losses: Sequence[Callable[[], Tensor] | Parts],
-    params: Sequence[Tensor],
-    v: Sequence[Tensor],
-    *,
-    model: nn.Module | None = None,
+    losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:
-    """H v, where H is the Hessian of the mean of the losses, with one graph in memory at a time.
-
-    ``model`` is the module that computes the losses; pass it if it draws random numbers, as dropout does.
-    """
+    """H v, where H is the Hessian of the mean of the losses, with one graph in memory at a time."""
     if len(v) != len(params):
         raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")
     params = _parameters(params)
@@ -807,56 +819,26 @@ def curvature(
     for loss in losses:
         parts: Parts = [(1.0, loss)] if callable(loss) else loss
         for weight, part in parts:
-            product = _hessian_product(part, params, v, model)
-            torch._foreach_add_(total, product, alpha=weight / len(losses))
+            torch._foreach_add_(total, _hessian_product(part, params, v), alpha=weight / len(losses))
     return total
 
 
-_double_backward_only: WeakSet[nn.Module] = WeakSet()
-"""Models with an operator that has no forward mode."""
-_one_at_a_time = threading.RLock()
-"""There is only one level of forward mode in a process."""
+@contextmanager
+def _differentiable_twice() -> Iterator[None]:
+    """In this block, losses are computed such that second derivatives exist and cost little."""
+    with sdpa_kernel(SDPBackend.MATH), FastDoubleBackward():  # the only attention with second derivatives
+        yield
 
 
-def _hessian_product(
-    loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor], model: nn.Module | None
-) -> Gradient:
+def _hessian_product(loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
     """H v of one loss."""
-    with sdpa_kernel(SDPBackend.MATH):  # the only attention with second derivatives
-        if model not in _double_backward_only:
-            before = [] if model is None else random_state(model)
-            try:
-                return _forward_over_reverse(loss, params, v)
-            except NotImplementedError as error:
-                what = (str(error).splitlines() or [""])[0]
-                logging.getLogger("shoal").info("second derivatives by double backward, slower: %s", what)
-            if model is not None:
-                set_random_state(model, before)
-                _double_backward_only.add(model)
-        return _double_backward(loss, params, v)
+    with _differentiable_twice():
+        value = loss()
+    return _derivative_along(gradient(value, params, create_graph=True), params, v)
 
 
-def _forward_over_reverse(
-    loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]
-) -> Gradient:
-    """The derivative of the gradient along v: one pass in which the parameters are dual numbers θ + εv.
-
-    Whatever ``loss`` calls uses the parameters themselves, so these become dual in place, and are plain again
-    where the level ends. Their values do not change, hence neither need their version counters.
-    """
-    with _one_at_a_time, forward_ad.dual_level():
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(params)):
-            for p, tangent in zip(params, v, strict=True):
-                p.copy_(forward_ad.make_dual(p.detach(), tangent))
-        with Dual():
-            value = loss()
-        tangents = [forward_ad.unpack_dual(g).tangent for g in gradient(value, params)]
-    return [torch.zeros_like(p) if t is None else t for t, p in zip(tangents, params, strict=True)]
-
-
-def _double_backward(loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
+def _derivative_along(g: Gradient, params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
     """∂(g·v)/∂θ, through the graph of the gradient."""
-    g = gradient(loss(), params, create_graph=True)
     curved = [(x, w) for x, w in zip(g, v, strict=True) if x.requires_grad]
     if not curved:  # a loss linear in the parameters
         return [torch.zeros_like(p) for p in params]

@@ -43,7 +43,6 @@ class IDGM(Algorithm):
     compares_domains = True
     capturable = True
     second_order = True
-    repeats_passes = True
 
     def __init__(
         self,
@@ -61,6 +60,7 @@ class IDGM(Algorithm):
     ) -> None:
         super().__init__(model, loss, task)
         self.trust = trust
+        self.repeats_passes = method == "finite-difference"  # type: ignore[misc]
         self.gamma = PenaltyWeight(gamma, start, ramp, steps=task.steps)
         self.matching = partial(match, normalize=normalize, method=method, softening=softening, model=model)
 

@@ -36,7 +36,6 @@ class IGA(Algorithm):
     compares_domains = True
     capturable = True
     second_order = True
-    repeats_passes = True
 
     def __init__(
         self,
@@ -50,6 +49,7 @@ class IGA(Algorithm):
         method: Method = "exact",
     ) -> None:
         super().__init__(model, loss, task)
+        self.repeats_passes = method == "finite-difference"  # type: ignore[misc]
         self.weight = PenaltyWeight(weight, start, ramp, steps=task.steps)
         self.matching = partial(match, measure="variance", method=method, model=model)
 

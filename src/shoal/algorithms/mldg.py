@@ -70,7 +70,7 @@ class MLDG(Algorithm):
                 (w / len(kept), partial(self.domain_loss, b)) for w, part in engine.parts(kept) for b in part
             ]
             with leaves_no_trace(self.model, since=before):
-                product = engine.average(curvature([again], engine.params, h, model=self.model))
+                product = engine.average(curvature([again], engine.params, h))
             h = [a - self.inner_lr * b for a, b in zip(h, product, strict=True)]
         total = [a + self.beta * b for a, b in zip(g, h, strict=True)]
         return total, {"losses": torch.cat([log["losses"], held_log["losses"]])}
