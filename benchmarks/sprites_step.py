@@ -1,4 +1,4 @@
-"""Where the time of a CdSprites training goes: one pass of its network in several forms, replayed as CUDA graphs.
+"""Where the time of a CdSprites training goes: a pass of its network in several forms, as CUDA graphs.
 
     python benchmarks/sprites_step.py
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from shoal.models import sprite_cnn
 
 DEVICE = torch.device("cuda")
 BATCH, ROUNDS = 64, 200
-IDGM_DOMAINS = 20
+DOMAINS = 20
 
 
 def network() -> nn.Module:
@@ -94,9 +95,11 @@ def batched(count: int) -> Any:
     return step
 
 
-def idgm() -> Any:
-    model = network()
-    batches = [data(BATCH) for _ in range(IDGM_DOMAINS)]
+def idgm(last: bool = False) -> Any:
+    layout = torch.channels_last if last else torch.contiguous_format
+    model = network().to(memory_format=layout)
+    batches = [data(BATCH) for _ in range(DOMAINS)]
+    batches = [(x.contiguous(memory_format=layout), y) for x, y in batches]
     adam = torch.optim.Adam(model.parameters(), 1e-3, fused=True, capturable=True)
     losses = [lambda x=x, y=y: cross_entropy(model(x), y) for x, y in batches]
 
@@ -114,45 +117,53 @@ def report(name: str, value: float) -> None:
     print(f"  {name:44} {value:8.3f} ms", flush=True)
 
 
+FORMS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", bf16": {"half": True},
+    ", channels-last": {"last": True},
+    ", channels-last, bf16": {"half": True, "last": True},
+}
+
+
+def in_parallel(make: Callable[[], Any], count: int) -> float:
+    """Milliseconds of a step of one of ``count`` that run on their own streams."""
+    streams = [torch.cuda.Stream() for _ in range(count)]
+    steps = [make() for _ in streams]  # which hold the tensors that the graphs use
+    graphs = [captured(step, stream) for step, stream in zip(steps, streams, strict=True)]
+
+    def replay() -> None:
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+
+    return milliseconds(replay, 50) / count
+
+
 def main() -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     step = plain()
     report("eager", milliseconds(step))
-    report("captured", milliseconds(captured(step).replay))
-    report("captured, bf16", milliseconds(captured(plain(half=True)).replay))
-    report("captured, channels-last", milliseconds(captured(plain(last=True)).replay))
-    report("captured, channels-last, bf16", milliseconds(captured(plain(half=True, last=True)).replay))
-    report(
-        "captured, 20 x 64 images per pass, over 20", milliseconds(captured(plain(20 * BATCH)).replay) / 20
-    )
+    for name, form in FORMS.items():
+        step = plain(**form)
+        report(f"captured{name}", milliseconds(captured(step).replay))
+        step = plain(20 * BATCH, **form)
+        report(f"captured{name}, 20 x 64 images, over 20", milliseconds(captured(step).replay) / 20)
+        report(f"captured{name}, 10 in parallel", in_parallel(partial(plain, **form), 10))
     for count in (5, 10):
-        streams = [torch.cuda.Stream() for _ in range(count)]
-        graphs = [captured(plain(), stream) for stream in streams]
-
-        def replay(graphs: Any = graphs, streams: Any = streams) -> None:
-            for graph, stream in zip(graphs, streams, strict=True):
-                with torch.cuda.stream(stream):
-                    graph.replay()
-
-        report(f"captured, {count} in parallel", milliseconds(replay) / count)
-        report(f"captured, {count} in one", milliseconds(captured(batched(count)).replay) / count)
-    once = idgm()
-    report(f"IDGM, {IDGM_DOMAINS} domains, eager, per domain", milliseconds(once, 5) / IDGM_DOMAINS)
-    report(
-        f"IDGM, {IDGM_DOMAINS} domains, captured, per domain", milliseconds(captured(once).replay, 20) / 20
-    )
-    for count in (5, 10):
-        streams = [torch.cuda.Stream() for _ in range(count)]
-        graphs = [captured(idgm(), stream) for stream in streams]
-
-        def replay(graphs: Any = graphs, streams: Any = streams) -> None:
-            for graph, stream in zip(graphs, streams, strict=True):
-                with torch.cuda.stream(stream):
-                    graph.replay()
-
-        report(f"IDGM, captured, {count} in parallel, per domain", milliseconds(replay, 10) / count / 20)
+        step = batched(count)
+        report(f"captured, {count} in one", milliseconds(captured(step).replay) / count)
+    step = idgm()
+    report(f"IDGM, {DOMAINS} domains, eager, per domain", milliseconds(step, 5) / DOMAINS)
+    for last in (False, True):
+        form = ", channels-last" if last else ""
+        step = idgm(last)
+        per_domain = milliseconds(captured(step).replay, 20) / DOMAINS
+        report(f"IDGM, {DOMAINS} domains, captured{form}, per domain", per_domain)
+        several = in_parallel(partial(idgm, last), 5) / DOMAINS
+        report(f"IDGM, captured{form}, 5 in parallel, per domain", several)
     try:
-        report("compiled, captured", milliseconds(captured(plain(compiled=True)).replay))
+        step = plain(compiled=True)
+        report("compiled, captured", milliseconds(captured(step).replay))
     except Exception as error:
         print(f"  compiled: {type(error).__name__}: {str(error).splitlines()[0]}")
 

@@ -23,7 +23,13 @@ class FastDoubleBackward(TorchFunctionMode):
     operations for a batch normalisation.
     """
 
+    graph_only: bool = False
+    """Set it once first derivatives are known: those by convolutions' weights are then zeros, with a graph
+    to differentiate."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in CONVOLUTIONS:
+            return CONVOLUTIONS[func](self, *args, **kwargs or {})
         return REPLACED.get(func, func)(*args, **kwargs or {})
 
 
@@ -32,6 +38,7 @@ def _convolution(plain: Callable[..., Tensor], dimensions: int) -> Callable[...,
         return [value] * dimensions if isinstance(value, int) else list(value)
 
     def convolution(
+        mode: FastDoubleBackward,
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None = None,
@@ -48,7 +55,7 @@ def _convolution(plain: Callable[..., Tensor], dimensions: int) -> Callable[...,
             input, weight = input.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         layout = (several(stride), several(padding), several(dilation), False, [0] * dimensions, groups)
-        y: Tensor = _Convolution.apply(input, weight, bias, layout)
+        y: Tensor = _Convolution.apply(input, weight, bias, layout, mode)
         return y
 
     return convolution
@@ -56,18 +63,18 @@ def _convolution(plain: Callable[..., Tensor], dimensions: int) -> Callable[...,
 
 class _Convolution(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, layout: tuple[Any, ...]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, layout: tuple[Any, ...], mode: FastDoubleBackward
+    ) -> Tensor:
         ctx.save_for_backward(x, w)
-        ctx.layout, ctx.bias = layout, None if b is None else list(b.shape)
+        ctx.layout, ctx.mode = layout, mode
         return aten.convolution(x, w, b, *layout)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return *_ConvolutionBackward.apply(g, *ctx.saved_tensors, *_rest(ctx)), None
-
-
-def _rest(ctx: Any) -> tuple[Any, ...]:
-    return ctx.layout, ctx.bias, list(ctx.needs_input_grad[:3])
+        graph_only = ctx.mode.graph_only and torch.is_grad_enabled()  # not where second derivatives get here
+        rest = ctx.layout, list(ctx.needs_input_grad[:3]), graph_only
+        return *_ConvolutionBackward.apply(g, *ctx.saved_tensors, *rest), None, None
 
 
 class _ConvolutionBackward(Function):
@@ -80,13 +87,19 @@ class _ConvolutionBackward(Function):
         x: Tensor,
         w: Tensor,
         layout: tuple[Any, ...],
-        bias: list[int] | None,
         wanted: list[bool],
+        graph_only: bool,
     ) -> Any:
         ctx.save_for_backward(g, x, w)
         ctx.layout = layout
         ctx.set_materialize_grads(False)
-        return aten.convolution_backward(g, x, w, bias, *layout, wanted)
+        if not graph_only:
+            return aten.convolution_backward(g, x, w, w.shape[:1], *layout, wanted)
+        by_x, _, _ = aten.convolution_backward(g, x, w, None, *layout, [wanted[0], False, False])
+        zero = g.new_zeros(())
+        return by_x, *(
+            zero.expand(t) if y else None for t, y in zip((w.shape, w.shape[:1]), wanted[1:], strict=True)
+        )
 
     @staticmethod
     @once_differentiable
@@ -242,10 +255,12 @@ def _sums(
     return result
 
 
-REPLACED: Mapping[Any, Callable[..., Tensor]] = {
+CONVOLUTIONS: Mapping[Any, Callable[..., Tensor]] = {
     torch.conv1d: _convolution(torch.conv1d, 1),
     torch.conv2d: _convolution(torch.conv2d, 2),
     torch.conv3d: _convolution(torch.conv3d, 3),
+}
+REPLACED: Mapping[Any, Callable[..., Tensor]] = {
     functional.batch_norm: _batch_norm,
     functional.group_norm: _group_norm,
 }

@@ -639,15 +639,15 @@ def match(
 
     again = [i for i, parts in enumerate(domains) if method != "exact" or [w for w, _ in parts] != [1]]
     before = None if model is None or not again else random_state(model)
-    values, gradients, graphs = [], [], dict[int, tuple[Tensor, Gradient | None]]()
+    values, gradients, graphs = [], [], dict[int, _Graph]()
     for i, parts in enumerate(domains):
         if i not in again:
-            with _differentiable_twice():
+            with _differentiable_twice() as mode:
                 value = parts[0][1]()
             # The gradient's own graph takes as much memory again: but for the last it is made when needed.
             last = i == len(domains) - 1
             g = gradient(value, params, create_graph=last, retain_graph=True)
-            graphs[i] = value, g if last else None
+            graphs[i] = _Graph(value, mode, g if last else None)
             value = value.detach()
         else:
             value, g = _first_order(parts, params)
@@ -675,11 +675,9 @@ def match(
     value = (r * torch.dot(total, total) - squares) * (c / 2)
     slope = torch.zeros_like(total)
     while graphs:
-        i, (loss, own) = graphs.popitem()  # the last first, since it takes the most memory
-        if own is None:
-            own = gradient(loss, params, create_graph=True)
-        slope += layout.join(_derivative_along(own, params, layout.split(direction(i))))
-        del loss, own
+        i, graph = graphs.popitem()  # the last first, since it takes the most memory
+        slope += layout.join(graph.hessian_product(params, layout.split(direction(i))))
+        del graph
     with nullcontext() if model is None or not again else leaves_no_trace(model, since=before):
         if method == "exact":
             for i in again:
@@ -700,6 +698,20 @@ def match(
     if measure == "variance":
         value = value.clamp(min=0)  # rounding
     return Matching(torch.stack(values), layout.split(mean / len(losses)), value, layout.split(slope))
+
+
+class _Graph(NamedTuple):
+    """A loss, the mode in which it was computed, and its gradient, or ``None`` if that has no graph."""
+
+    loss: Tensor
+    mode: FastDoubleBackward
+    gradient: Gradient | None
+
+    def hessian_product(self, params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
+        if self.gradient is not None:
+            return _derivative_along(self.gradient, params, v)
+        self.mode.graph_only = True  # its values are known
+        return _derivative_along(gradient(self.loss, params, create_graph=True), params, v)
 
 
 class Layout:
@@ -824,10 +836,10 @@ def curvature(
 
 
 @contextmanager
-def _differentiable_twice() -> Iterator[None]:
+def _differentiable_twice() -> Iterator[FastDoubleBackward]:
     """In this block, losses are computed such that second derivatives exist and cost little."""
-    with sdpa_kernel(SDPBackend.MATH), FastDoubleBackward():  # the only attention with second derivatives
-        yield
+    with sdpa_kernel(SDPBackend.MATH), FastDoubleBackward() as mode:  # no other attention has any
+        yield mode
 
 
 def _hessian_product(loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
