@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.errors import InputError
@@ -24,10 +24,11 @@ POINTS = 20
 """Evaluations over a training."""
 NUMBERS = (5, 10, 15, 20, 30, 40, 50)
 """Of domains, in the figure."""
-PASSES = {10: 16_000, 50: 10_000}
-"""Passes per run in the figure: at N = 10 Fish is slow to find the shape, and 50 must divide its own."""
-OTHER_PASSES = 9_600
-OF_THE_PAPER = ("Adam", "IDGM")
+PASSES = 12_000
+"""Minibatches per run in the figure, for every N."""
+UPDATES = 1_500
+"""Updates per run of IDGM, for every N, in the row with equal updates."""
+OF_THE_PAPER = ("Adam", "IDGM", "IDGM, equal updates")
 """Parts of the figure; the others are controls of ours."""
 ABOUT = 5.0
 """Points of accuracy by which a figure may differ and still agree with "about"."""
@@ -48,6 +49,9 @@ FISH = Method("Fish", "fish", RESET)
 REGROUPED = Method("Fish, random grouping", "fish", RESET, "regrouped")
 REPTILE = Method("Reptile", "reptile", RESET)
 IDGM = Method("IDGM", "idgm")
+IDGM_UPDATES = Method("IDGM, equal updates", "idgm")
+IDGM_LONGER = Method("IDGM, 6,000 updates", "idgm")
+IDGM_LARGER = Method("IDGM, batches of 256", "idgm")
 IDGM_PRINTED = Method("IDGM, no trust ratio, γ=0.3", "idgm", {"trust": None, "gamma": 0.3})
 CARRIED = (
     Method("Fish", "fish", CARRY),
@@ -102,28 +106,113 @@ def configs(
     return result
 
 
+def idgm_configs(
+    method: Method,
+    number: int,
+    seeds: Iterable[int],
+    updates: int,
+    every: int,
+    *,
+    batch: int = BATCH,
+    **more: Any,
+) -> list[RunConfig]:
+    """``updates`` steps of IDGM on ``number`` domains, evaluated after every ``every`` of them."""
+    runs = configs([method], [number], seeds, passes=number * POINTS, **more)
+    return [replace(c, steps=updates, eval_every=every, batch_size=batch) for c in runs]
+
+
 def figure(
     numbers: Sequence[int], seeds: Sequence[int], passes: int | None = None, size: int = 64
 ) -> dict[str, list[RunConfig]]:
-    """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to."""
+    """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to.
+
+    With the same number of minibatches IDGM, whose update takes one of every domain, makes 1/N of Fish's
+    updates. A second row gives it the same number of updates for every N. Both are evaluated at the same
+    steps, so that the longer run contains the shorter one: see :func:`longest`.
+    """
+    passes = passes or PASSES
     common: dict[str, Any] = {"size": size, "eval_limit": 5000}
-    ten: dict[str, Any] = {"numbers": [10], "seeds": seeds, "passes": passes or PASSES[10], **common}
+    ten: dict[str, Any] = {"numbers": [10], "seeds": seeds, "passes": passes, **common}
+    ordered = sorted(numbers, key=lambda n: n != 10)
 
     def every_number(*methods: Method) -> list[RunConfig]:
+        return configs(methods, ordered, seeds, passes=passes, **common)
+
+    def idgm(method: Method, updates: int | None = None) -> list[RunConfig]:
         result = []
-        for number in sorted(numbers, key=lambda n: n != 10):
-            own = passes or PASSES.get(number, OTHER_PASSES)
-            result += configs(methods, [number], seeds, passes=own, **common)
+        for number in ordered:
+            every = _divisor(math.gcd(passes // number, UPDATES), UPDATES // 10)
+            result += idgm_configs(method, number, seeds, updates or passes // number, every, **common)
         return result
 
+    every = _divisor(math.gcd(passes // 10, UPDATES), UPDATES // 10)
     return {
         # ERM's steps are short, inner loops long: in parallel on a GPU they would wait for each other.
         "Adam": every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
-        "IDGM": every_number(IDGM),
+        "IDGM": idgm(IDGM),
+        "IDGM, equal updates": idgm(IDGM_UPDATES, UPDATES),
+        "IDGM, N = 10": idgm_configs(IDGM_LONGER, 10, seeds, 4 * UPDATES, every, **common)
+        + idgm_configs(IDGM_LARGER, 10, seeds, UPDATES, every, batch=4 * BATCH, **common),
         "plain SGD": configs((ERM, *CARRIED[:2]), **ten, optimizer=SGD),
         "random palette": configs((ERM, FISH, REGROUPED), **ten, palette="random"),
         "IDGM as printed": configs((IDGM_PRINTED,), **ten),
     }
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most``."""
+    return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
+
+
+def longest(configs: Iterable[RunConfig]) -> list[RunConfig]:
+    """Those that no other one contains, as :func:`with_shorter` reads them."""
+    groups: dict[str, RunConfig] = {}
+    for c in configs:
+        kept = groups.setdefault(_but_for_steps(c), c)
+        if c.steps > kept.steps:
+            groups[_but_for_steps(c)] = c
+    return list(groups.values())
+
+
+def with_shorter(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> list[RunRecord]:
+    """The records of these configurations; of a run that a longer one contains, from the longer one's.
+
+    The learning rate is constant, so that up to its last step a shorter training is the same.
+    """
+    known = list(records)
+    mine = {r.config.identity: r for r in known}
+    containing: dict[str, list[RunRecord]] = {}
+    for r in known:
+        containing.setdefault(_but_for_steps(r.config), []).append(r)
+    found = []
+    for config in configs:
+        own = [mine[config.identity]] if config.identity in mine else []
+        longer = sorted(containing.get(_but_for_steps(config), ()), key=lambda r: r.config.steps)
+        own += [short for r in longer if (short := _up_to(r, config))]
+        found += [replace(own[0], config=config)] if own else []
+    return found
+
+
+def _but_for_steps(config: RunConfig) -> str:
+    return replace(config, steps=1).identity
+
+
+def _up_to(record: RunRecord, config: RunConfig) -> RunRecord | None:
+    history = tuple(m for m in record.history if m["step"] <= config.steps)
+    if not history or history[-1]["step"] != config.steps:
+        return None
+    validation = [m["scores"]["validation"]["average"] for m in history]
+    selected = max(range(len(history)), key=validation.__getitem__)
+    seconds = record.seconds * config.steps / record.config.steps
+    return replace(
+        record,
+        config=config,
+        history=history,
+        selected=selected,
+        seconds=seconds,
+        status="finished",
+        error="",
+    )
 
 
 def demo(seeds: Sequence[int]) -> list[RunConfig]:

@@ -93,7 +93,7 @@ class Settings:
     seeds: int = 3
     steps: int = protocol.STEPS
     """On DomainBed's datasets."""
-    passes: int = cdsprites.PASSES[10]
+    passes: int = cdsprites.PASSES
     """On CdSprites."""
     size: int = 64
     model: str = "resnet50"

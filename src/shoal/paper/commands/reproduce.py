@@ -165,8 +165,7 @@ def _cdsprites_options(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=cli.few, default=5, metavar="N", help="seeds 0 to N−1 (default: 5)")
     numbers = "of domains (default: 5, 10, 15, 20, 30, 40 and 50)"
     add("--numbers", type=cli.count, nargs="+", metavar="N", help=numbers)
-    passes = "minibatches per run (default: 16,000 for N=10, 10,000 for 50, else 9,600)"
-    add("--passes", type=cli.count, help=passes)
+    add("--passes", type=cli.count, help="minibatches per run (default: 12,000)")
     add("--size", type=cli.count, choices=(64, 32), default=64, help="of images (default: 64)")
     add("--parts", nargs="+", metavar="PART", help="only these parts, such as Adam")
     add("--no-run", action="store_true", help="only show the runs that are there")
@@ -181,10 +180,10 @@ def _cdsprites(args: Any) -> int:
     check_names("part", args.parts or (), parts)
     parts = {k: v for k, v in parts.items() if k in (args.parts or parts)}
     every = [c for configs in parts.values() for c in configs]
-    found, failed = run_all(every, args.out / "cdsprites", args)
-    records = {r.config.identity: r for r in found}
-    there = {k: [records[c.identity] for c in v if c.identity in records] for k, v in parts.items()}
-    gone = {k: [c for c in v if c.identity not in records] for k, v in parts.items()}
+    found, failed = run_all(cdsprites.longest(every), args.out / "cdsprites", args)
+    there = {k: cdsprites.with_shorter(v, found) for k, v in parts.items()}
+    known = {r.config.identity for records in there.values() for r in records}
+    gone = {k: [c for c in v if c.identity not in known] for k, v in parts.items()}
     entries, missing = cdsprites.rows(there), cdsprites.listed(gone)
     table = cdsprites.table(entries)
     _write(args.out / "cdsprites.md", f"{table.markdown()}\n")
@@ -217,7 +216,7 @@ def _grouping_options(parser: argparse.ArgumentParser) -> None:
         "Example: shoal reproduce grouping --datasets cdsprites pacs --data-dir ~/data"
     )
     add = parser.add_argument_group("on CdSprites").add_argument
-    add("--passes", type=cli.count, help="minibatches per run (default: 16,000)")
+    add("--passes", type=cli.count, help="minibatches per run (default: 12,000)")
     add("--size", type=cli.count, choices=(64, 32), default=64, help="of images (default: 64)")
     add = parser.add_argument_group("on DomainBed's datasets").add_argument
     add("--steps", type=cli.count, default=5001, help="(default: %(default)s)")
