@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from references import naive
-from shoal import gradients
 from shoal.data import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.gradients import (

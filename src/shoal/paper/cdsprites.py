@@ -166,12 +166,8 @@ def _divisor(number: int, most: int) -> int:
 
 def longest(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """Those that no other one contains, as :func:`with_shorter` reads them."""
-    groups: dict[str, RunConfig] = {}
-    for c in configs:
-        kept = groups.setdefault(_but_for_steps(c), c)
-        if c.steps > kept.steps:
-            groups[_but_for_steps(c)] = c
-    return list(groups.values())
+    every = {c.identity: c for c in configs}.values()
+    return [c for c in every if not any(_contains(other, c) for other in every if other is not c)]
 
 
 def with_shorter(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> list[RunRecord]:
@@ -179,22 +175,23 @@ def with_shorter(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> 
 
     The learning rate is constant, so that up to its last step a shorter training is the same.
     """
-    known = list(records)
-    mine = {r.config.identity: r for r in known}
-    containing: dict[str, list[RunRecord]] = {}
-    for r in known:
-        containing.setdefault(_but_for_steps(r.config), []).append(r)
+    known = {r.config.identity: r for r in records}
     found = []
     for config in configs:
-        own = [mine[config.identity]] if config.identity in mine else []
-        longer = sorted(containing.get(_but_for_steps(config), ()), key=lambda r: r.config.steps)
-        own += [short for r in longer if (short := _up_to(r, config))]
-        found += [replace(own[0], config=config)] if own else []
+        if config.identity in known:
+            found.append(replace(known[config.identity], config=config))
+            continue
+        longer = (_up_to(r, config) for r in known.values() if _contains(r.config, config))
+        found += [r for r in longer if r][:1]
     return found
 
 
-def _but_for_steps(config: RunConfig) -> str:
-    return replace(config, steps=1).identity
+def _contains(longer: RunConfig, config: RunConfig) -> bool:
+    """Whether the one is evaluated where the other ends, and differs in nothing else."""
+    if longer.steps < config.steps or config.steps % (longer.eval_every or longer.steps):
+        return False
+    alike = (replace(c, steps=1, eval_every=None).identity for c in (longer, config))
+    return len(set(alike)) == 1
 
 
 def _up_to(record: RunRecord, config: RunConfig) -> RunRecord | None:
