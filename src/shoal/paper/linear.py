@@ -208,7 +208,7 @@ With weight decay {decay:g}, which the paper does not mention and we chose
 after seeing the outcome, end points differ:
   93/93  {invariant}
   97/57  {lost}
-What decides is the sign of w1 + b, and it may be a matter of the third decimal: {nearest["row"]["label"]} ends with \
-{margin(nearest):+.3f}.
+What decides is the sign of w1 + b at the end, and it may be a matter of the third decimal:
+{nearest["row"]["label"]} has {margin(nearest):+.3f}.
 The weights the paper prints give, with the rule W·x + b > 0, {weights};
 in its IDGM and Fish row w1 + b is exactly 0, so that row stands on the decision boundary."""
