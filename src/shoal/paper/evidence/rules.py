@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments import protocol, selection
+from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import plus_minus
 from shoal.paper import linear, recipes, tables
@@ -200,7 +201,7 @@ def sprites(records: Records, options: Options) -> Judged:
     With ``together`` the numbers of a check stand or fall together. What is ``shown`` is not counted.
     """
     runs_of = records.sprites
-    checks, rows, used, counts, planned = list[Check](), [], list[Kept](), list[int](), 0
+    checks, rows, counts, every = list[Check](), [], list[int](), dict[str, RunConfig]()
     means: dict[str, dict[int, float]] = {}
     shown = [{**asked, "shown": True} for asked in options.get("shown", ())]
     for asked in [*options["checks"], *shown]:
@@ -213,8 +214,7 @@ def sprites(records: Records, options: Options) -> Judged:
         for number in asked.get("numbers") or runs_of.numbers:
             runs = runs_of.runs(method, number, part)
             values, lost = runs_of.by_seed(runs, split), runs_of.diverged(runs)
-            planned += len(runs)
-            used += runs_of.kept(runs)
+            every |= {c.identity: c for c in runs}
             name, claim, holds = f"{method}, N = {number}", "–", NOT_COUNTED
             if "shown" not in asked:
                 if values:
@@ -251,8 +251,8 @@ def sprites(records: Records, options: Options) -> Judged:
         "steps",
         HOLDS,
     )
-    once = list(dict.fromkeys(checks))
-    return _of_sprites(records, Judged(once, ours, span(counts), columns, rows, used, planned))
+    once, used = list(dict.fromkeys(checks)), runs_of.kept(every.values())
+    return _of_sprites(records, Judged(once, ours, span(counts), columns, rows, used, len(every)))
 
 
 def _above(what: str, values: Mapping[int, float], rivals: Mapping[int, float]) -> list[Check]:
