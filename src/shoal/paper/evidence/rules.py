@@ -15,7 +15,7 @@ from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import plus_minus
 from shoal.paper import linear, recipes, tables
 from shoal.paper.cdsprites import counted
-from shoal.paper.evidence.records import SEEDS, Kept, Records
+from shoal.paper.evidence.records import SEEDS, Kept, Records, Sprites
 from shoal.paper.evidence.verdicts import (
     HOLDS,
     RELATIONS,
@@ -200,69 +200,73 @@ def sprites(records: Records, options: Options) -> Judged:
 
     With ``together`` the numbers of a check stand or fall together. What is ``shown`` is not counted.
     """
-    runs_of = records.sprites
-    checks, rows, counts, every = list[Check](), [], list[int](), dict[str, RunConfig]()
-    means: dict[str, dict[int, float]] = {}
-    shown = [{**asked, "shown": True} for asked in options.get("shown", ())]
-    for asked in [*options["checks"], *shown]:
-        split, part, method = (
-            asked.get("split", "test"),
-            asked.get("part") or options.get("part"),
-            asked["method"],
-        )
-        found, lost_runs = list[Check](), list[Check]()
+    runs_of, default = records.sprites, {"split": "test", "part": options.get("part")}
+    checks, rows, every = list[Check](), list[list[str]](), dict[str, RunConfig]()
+    values: dict[str, dict[int, list[float]]] = {}
+    for asked in options["checks"]:
+        asked, method = {**default, **asked}, asked["method"]
+        own, rest = list[Check](), list[Check]()
         for number in asked.get("numbers") or runs_of.numbers:
-            runs = runs_of.runs(method, number, part)
-            values, lost = runs_of.by_seed(runs, split), runs_of.diverged(runs)
+            runs = runs_of.runs(method, number, asked["part"])
             every |= {c.identity: c for c in runs}
-            name, claim, holds = f"{method}, N = {number}", "–", NOT_COUNTED
-            if "shown" not in asked:
-                if values:
-                    counts.append(len(values))
-                    means.setdefault(method, {})[number] = statistics.fmean(values.values())
-                if "than" in asked:
-                    rivals = runs_of.by_seed(runs_of.runs(asked["than"], number, part), split)
-                    own = _above(f"{method} above {asked['than']}, N = {number}", values, rivals)
-                    claim = f"> {asked['than']}"
-                else:
-                    own = compared(name, list(values.values()), lost, asked)
-                    claim = f"{RELATIONS[asked['relation']][0]} {asked['value']}"
-                found.append(own[0])
-                lost_runs += own[1:]
-                holds = sign(own[0])
-            seeds = counted(len(values), len(runs) or SEEDS, lost)
-            other = plus_minus(runs_of.values(runs, OTHER[split]))
-            steps = " to ".join(f"{n:,}" for n in sorted({c.steps for c in runs})) or "–"
-            cells = [plus_minus(values.values()), claim, seeds, other, steps, holds]
-            rows.append([asked.get("as", method), str(number), *cells])
+            if known := runs_of.values(runs, asked["split"]):
+                values.setdefault(method, {})[number] = known
+            claim, (first, *lost) = _asked(runs_of, runs, number, asked)
+            own.append(first)
+            rest += lost
+            rows.append(
+                [method, str(number), *_sprite_cells(runs_of, runs, asked["split"], claim, sign(first))]
+            )
         if asked.get("together"):
             where = f"N = {', '.join(map(str, asked['numbers']))}" if "numbers" in asked else "every N"
-            found = [together(f"{method}, {where}", found, bool(asked.get("premise")))]
-        checks += found + lost_runs
-    ours = "; ".join(f"{m} {_in_short(dict(sorted(v.items())), len(means) > 1)}" for m, v in means.items())
+            own = [together(f"{method}, {where}", own, bool(asked.get("premise")))]
+        checks += own + rest
+    for beside in options.get("shown", ()):
+        beside = {**default, **beside}
+        for number in beside.get("numbers") or runs_of.numbers:
+            runs = runs_of.runs(beside["method"], number, beside["part"])
+            every |= {c.identity: c for c in runs}
+            cells = _sprite_cells(runs_of, runs, beside["split"], "–", NOT_COUNTED)
+            rows.append([beside["as"], str(number), *cells])
+    ours = "; ".join(f"{m} {_in_short(by_number, len(values) > 1)}" for m, by_number in values.items())
     split = options["checks"][0].get("split", "test")
-    columns = (
-        "method",
-        "N",
-        f"{split} accuracy (%)",
-        "the claim",
-        "seeds",
-        f"{OTHER[split]} (%)",
-        "steps",
-        HOLDS,
-    )
+    scores = (f"{split} accuracy (%)", "the claim", "seeds", f"{OTHER[split]} (%)")
+    counts = span(len(known) for by_number in values.values() for known in by_number.values())
     once, used = list(dict.fromkeys(checks)), runs_of.kept(every.values())
-    return _of_sprites(records, Judged(once, ours, span(counts), columns, rows, used, len(every)))
+    columns = ("method", "N", *scores, "steps", HOLDS)
+    return _of_sprites(records, Judged(once, ours, counts, columns, rows, used, len(every)))
 
 
-def _above(what: str, values: Mapping[int, float], rivals: Mapping[int, float]) -> list[Check]:
-    """By more than the tolerance, with every seed that both have."""
-    pairs = [(values[seed], rivals[seed]) for seed in values if seed in rivals]
-    return [together(what, [Check(what, mine - other > TOLERANCE) for mine, other in pairs])]
+def _asked(
+    runs_of: Sprites, runs: Sequence[RunConfig], number: int, asked: Options
+) -> tuple[str, list[Check]]:
+    """What a check says of one N, in signs, and whether it holds; then whether runs diverged."""
+    name, values = f"{asked['method']}, N = {number}", runs_of.by_seed(runs, asked["split"])
+    lost = runs_of.diverged(runs)
+    if "than" not in asked:
+        sign_of = RELATIONS[asked["relation"]][0]
+        return f"{sign_of} {asked['value']}", compared(name, list(values.values()), lost, asked)
+    other = asked["than"]
+    rivals = runs_of.by_seed(runs_of.runs(other, number, asked["part"]), asked["split"])
+    what = f"{asked['method']} above {other}, N = {number}"
+    apart = [values[seed] - rivals[seed] for seed in values if seed in rivals]
+    if not values and lost:
+        return f"> {other}", [Check(what, False)]
+    return f"> {other}", [together(what, [Check(what, gap > TOLERANCE) for gap in apart])]
 
 
-def _in_short(means: Mapping[int, float], among_others: bool) -> str:
-    """By N; where there are many, their range."""
+def _sprite_cells(
+    runs_of: Sprites, runs: Sequence[RunConfig], split: str, claim: str, holds: str
+) -> list[str]:
+    values, other = (plus_minus(runs_of.values(runs, name)) for name in (split, OTHER[split]))
+    seeds = counted(len(runs_of.values(runs, split)), len(runs) or SEEDS, runs_of.diverged(runs))
+    steps = " to ".join(f"{n:,}" for n in sorted({c.steps for c in runs})) or "–"
+    return [values, claim, seeds, other, steps, holds]
+
+
+def _in_short(values: Mapping[int, Sequence[float]], among_others: bool) -> str:
+    """Means by N; where there are many, their range."""
+    means = {number: statistics.fmean(values[number]) for number in sorted(values)}
     if among_others and len(means) > 2:
         return f"{min(means.values()):.1f} to {max(means.values()):.1f} (N={min(means)} to {max(means)})"
     return ", ".join(f"{mean:.1f} (N={number})" for number, mean in means.items())
