@@ -144,7 +144,11 @@ def test_verdicts(decisive: list[bool | None], premises: list[bool | None], verd
 
 def test_the_reason_names_what_fails_and_what_is_missing() -> None:
     words = verdicts.reason([Check("a", True, True), Check("b", False), Check("c", None)])
-    assert words == "Holds: a (premise). Does not hold: b. No record: c."
+    assert words == "Does not hold: b. No record: c. Premises that hold: a."
+    numbers = [Check(f"{m}, N = {n}", m == "Fish") for n in (5, 10) for m in ("Fish", "ERM")]
+    assert verdicts.reason(numbers) == "Holds: Fish, N = 5, 10. Does not hold: ERM, N = 5, 10."
+    odd = [Check("ERM, N = 5: 2 diverged", False), Check("a", True)]
+    assert verdicts.reason(odd) == "Holds: a. Does not hold: ERM, N = 5: 2 diverged."
 
 
 @pytest.mark.parametrize(
@@ -152,14 +156,18 @@ def test_the_reason_names_what_fails_and_what_is_missing() -> None:
     [([True, True], True), ([True, False], False), ([None, False], False), ([True, None], None), ([], None)],
 )
 def test_checks_that_stand_or_fall_together(each: list[bool | None], holds: bool | None) -> None:
-    assert verdicts.together("all", [Check("one", h) for h in each]).holds is holds
+    found = verdicts.together("all", [Check("one", h) for h in each])
+    assert (found.holds, found.what) == (
+        holds,
+        "all" if holds is not False else f"all ({each.count(True)} of 2)",
+    )
 
 
 def test_a_number_that_changes_the_verdict(tmp_path: Path) -> None:
     save_sprites(tmp_path, changes={("ERM", 20): 0.985})
     found = judged("cdsprites-erm-random", tmp_path)
     assert found.verdict == PARTLY
-    said = "Holds: ERM, N = 15; ERM, N = 5 (premise); ERM, N = 10 (premise). Does not hold: ERM, N = 20."
+    said = "Holds: ERM, N = 15. Does not hold: ERM, N = 20. Premises that hold: ERM, N = 5, 10."
     assert found.reason == said
     assert "98.5 (N=20)" in found.ours
     assert found.seeds == "2"
@@ -183,7 +191,7 @@ def test_a_diverged_run_has_no_score_and_is_counted(tmp_path: Path) -> None:
     Store(tmp_path / "cdsprites").save(lost)
     found = judged("grouping-cdsprites", tmp_path)
     assert found.verdict == PARTLY
-    assert "Does not hold: Fish, N = 10: 1 diverged (premise)." in found.reason
+    assert "Premises that do not: Fish, N = 10: 1 diverged." in found.reason
     row = next(r for r in found.rows if r[0] == "Fish")
     assert (row[2], row[4]) == ("100.0", "1 of 5, 1 diverged")
 
@@ -199,7 +207,7 @@ def test_one_record_has_one_reading(tmp_path: Path, capsys: Any) -> None:
     entries = {(e["part"], e["method"]): e for e in json.loads(capsys.readouterr().out)["rows"]}
     said = {name: judged(name, tmp_path) for name in ("grouping-cdsprites", "control-sgd")}
     assert entries["Adam", "ERM"]["verdict"] == "test disagrees  train agrees"
-    assert "Does not hold: ERM, N = 10 (premise)." in said["grouping-cdsprites"].reason
+    assert "Premises that do not: ERM, N = 10." in said["grouping-cdsprites"].reason
     assert entries["Adam", "Fish"]["verdict"] == "test agrees  train agrees"
     for part, name in (("Adam", "grouping-cdsprites"), ("plain SGD", "control-sgd")):
         for method in ("Fish", "Fish, random grouping", "ERM"):
@@ -456,7 +464,7 @@ def test_the_table_of_wilds(tmp_path: Path) -> None:
     found = judged("wilds", tmp_path)
     assert found.verdict == PARTLY
     assert "Holds: fmow, Fish." in found.reason
-    assert "Does not hold: fmow, erm (premise)." in found.reason
+    assert "Premises that do not: fmow, erm." in found.reason
     assert "No record: poverty; camelyon17; civilcomments; iwildcam; amazon." in found.reason
     best = judged("wilds-best", tmp_path)
     assert best.verdict == PARTLY

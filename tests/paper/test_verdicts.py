@@ -482,7 +482,7 @@ def test_a_tracking_that_diverged_is_named() -> None:
     records = replace(CASES["gip-end"][0](), diverged=[Path("cdsprites/3.json"), Path("elsewhere/3.json")])
     found = judged("gip-end", records)
     assert found.verdict == PARTLY
-    assert "1 diverged (premise)" in found.reason
+    assert "Premises that do not: 1 diverged." in found.reason
 
 
 @pytest.mark.parametrize("lost", [1, 3])
@@ -490,7 +490,7 @@ def test_runs_that_diverged_never_agree(lost: int) -> None:
     gone = [("Adam", "Fish", 10, seed) for seed in range(lost)]
     found = judged("cdsprites-fish-10", sprites(diverged=gone))
     assert found.verdict == (PARTLY if lost < 3 else DISAGREES)
-    assert f"Fish, N = 10: {lost} diverged (premise)" in found.reason
+    assert f"Fish, N = 10: {lost} diverged" in found.reason
     assert judged("grouping-cdsprites", sprites(diverged=gone)).verdict == found.verdict
 
 
@@ -501,7 +501,7 @@ def test_a_run_of_a_table_that_diverged_is_named() -> None:
     runs.append(kept(replace(fish.content, config=config, status="diverged"), "wilds", "lost.json"))
     found = judged("wilds", Records(runs))
     assert found.verdict == PARTLY
-    assert found.reason.endswith("Does not hold: fmow, Fish: 1 diverged (premise).")
+    assert found.reason.endswith("Premises that do not: fmow, Fish: 1 diverged.")
     assert [row[-1] for row in found.rows if row[0] == "fmow" and row[2] == "Fish"] == ["1 of 2, 1 diverged"]
 
 

@@ -104,9 +104,9 @@ def linear_paths(records: Records, options: Options) -> Judged:
     there = [name for name in ([] if values else [other]) + list(values or options["rows"]) if name in paths]
     margin = options.get("margin")
     if margin:
-        checks += [
-            Check(f"{n}: w₁ + b at least {margin:g} away from 0", abs(ends[n]) >= margin, True) for n in there
-        ]
+        near = ", ".join(f"{name} {ends[name]:+.3f}" for name in there if abs(ends[name]) < margin)
+        what = f"w₁ + b at least {margin:g} away from 0"
+        checks.append(Check(f"{what} ({near})" if near else what, not near, premise=True))
     shown = {n: f"{state(n)} (w₁ + b = {ends[n]:+.3f})" if margin else state(n) for n in there}
     ours = "; ".join(f"{name} {shown[name] if values else left(name)}" for name in there)
     steps = next(iter(paths.values()))["steps"]
@@ -364,10 +364,11 @@ def _tracked(results: Results, options: Options) -> tuple[str, list[Check]]:
             each += [a - b > within for a, b in zip(values, measured[asked["than"]], strict=True)]
         words, premise = asked["words"], bool(asked.get("premise"))
         checks.append(together(words, [Check(words, holds) for holds in each], premise))
-    signed = "" if options["measure"] == "end" else "+"
     digits = options["digits"]
-    shown = [f"{label} {statistics.fmean(v):{signed}.{digits}f}" for label, v in measured.items()]
-    return f"{', '.join(shown)} in the mean", checks
+    shown = {label: f"{statistics.fmean(v):+.{digits}f}" for label, v in measured.items()}
+    if options["measure"] == "end":
+        shown = {label: plus_minus(v, digits) for label, v in measured.items()}
+    return ", ".join(f"{label} {text}" for label, text in shown.items()), checks
 
 
 def _or_nan(value: float | None) -> float:

@@ -83,7 +83,9 @@ def compared(name: str, values: Sequence[float], diverged: int, asked: Mapping[s
 def together(what: str, checks: Sequence[Check], premise: bool = False) -> Check:
     """One check of several that stand or fall together, such as "regardless of N" or "with every seed"."""
     each = [c.holds for c in checks]
-    return Check(what, False if False in each else None if None in each or not each else True, premise)
+    if False in each:
+        return Check(f"{what} ({each.count(True)} of {len(each)})" if each[1:] else what, False, premise)
+    return Check(what, None if None in each or not each else True, premise)
 
 
 def verdict(checks: Sequence[Check]) -> str:
@@ -97,13 +99,32 @@ def verdict(checks: Sequence[Check]) -> str:
 
 
 def reason(checks: Sequence[Check]) -> str:
-    """Which hold, which do not, and which have no record, in words."""
+    """Which hold, which do not, and which have no record, in words; premises after what carries the claim."""
     if len({c.holds for c in checks}) == 1:
         return {True: "All of it holds.", False: "None of it holds.", None: ""}[checks[0].holds]
-    words = {True: "Holds", False: "Does not hold", None: "No record"}
-    named = [(c.holds, f"{c.what} (premise)" if c.premise else c.what) for c in checks]
-    parts = {word: [what for own, what in named if own is holds] for holds, word in words.items()}
-    return " ".join(f"{word}: {'; '.join(what)}." for word, what in parts.items() if what)
+    words = {
+        (True, False): "Holds",
+        (False, False): "Does not hold",
+        (None, False): "No record",
+        (True, True): "Premises that hold",
+        (False, True): "Premises that do not",
+        (None, True): "Premises without a record",
+    }
+    parts = []
+    for key, word in words.items():
+        if names := [c.what for c in checks if (c.holds, c.premise) == key]:
+            parts.append(f"{word}: {_listed(names)}.")
+    return " ".join(parts)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that differ in N alone together."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        start, between, number = name.rpartition(", N = ")
+        key, own = (start + between, [number]) if number.isdecimal() else (name, [])
+        groups.setdefault(key, []).extend(own)
+    return "; ".join(f"{key}{', '.join(numbers)}" for key, numbers in groups.items())
 
 
 @dataclass
