@@ -100,7 +100,7 @@ def verdict(checks: Sequence[Check]) -> str:
 
 def reason(checks: Sequence[Check]) -> str:
     """Which hold, which do not, and which have no record, in words; premises after what carries the claim."""
-    if len({c.holds for c in checks}) == 1:
+    if len({c.holds for c in checks}) == 1 and (checks[0].holds is not False or len(checks) > 1):
         return {True: "All of it holds.", False: "None of it holds.", None: ""}[checks[0].holds]
     words = {
         (True, False): "Holds",
