@@ -470,6 +470,7 @@ def test_one_seed_of_three_does_not_make_it_partly(name: str) -> None:
         ((0.10, 0.40, 0), (0.10, 0.40, 0), DISAGREES),  # both alike
         ((0.10, 0.40, 0), (0.10, 0.60, 0), DISAGREES),
         ((0.40, 0.10, 0), (0.60, 0.10, 0), DISAGREES),  # both fall
+        ((0.40, 0.40, 0), (0.60, 0.10, 0), DISAGREES),  # Fish's stays, above an ERM's that falls
         ((0.10, 0.40, 0), (0.10, 0.20, 0), PARTLY),
         ((0.10, 0.40, 0), (0.40, 0.10, 0), AGREES),
     ],
