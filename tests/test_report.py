@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from shoal.paper import linear
-from shoal.paper.cdsprites import judge
+from shoal.paper import cdsprites, linear
 from shoal.paper.published import claims
 from shoal.paper.views.figures import demo_figure
 from shoal.report import plots, runs
@@ -46,11 +45,20 @@ def test_percent() -> None:
 
 def test_judgement() -> None:
     about, least = {"relation": "about", "value": 50}, {"relation": "at least", "value": 90}
-    assert judge(54.9, about) == "agrees"
-    assert judge(55.1, about) == "disagrees"
-    assert judge(100.0, least) == "agrees"
-    assert judge(80.0, least) == "disagrees"
-    assert judge(math.nan, least) == "no result"
+
+    def judged(percents: list[float], claim: dict[str, object], diverged: int = 0) -> str:
+        values = [v / 100 for v in percents]
+        entry = {"method": "Fish", "test last": values, "diverged": list(range(diverged))}
+        return cdsprites.judged(entry, {**claim, "split": "test"})
+
+    assert judged([51.9], about) == "agrees"
+    assert judged([52.1], about) == "disagrees"
+    assert judged([89.9, 90.1], least) == "agrees"
+    assert judged([89.9], least) == "disagrees"
+    assert judged([math.nan], least) == "not run"
+    assert judged([100.0], least, diverged=1) == "partly"
+    assert judged([80.0], least, diverged=1) == "disagrees"
+    assert judged([], least, diverged=2) == "disagrees"
 
 
 def test_claims_are_complete() -> None:
@@ -92,8 +100,9 @@ def test_linear_example_says_when_each_method_leaves() -> None:
     ]
     path, ends = linear.tables(results, early=2)
     assert [row[4] for row in path.rows] == ["2", "the end", "never there", "2", "the end"]
-    assert [row[-1] for row in ends.rows] == ["+0.10"] * 5
+    assert [row[-1] for row in ends.rows] == ["+0.100"] * 5
     text = linear.reading(results, {"ERM": (0.93, 0.93)})
+    assert "third decimal:\nERM has +0.100." in text
     assert "ERM leaves 93/93 after step 2, Fish after the end" in text
     assert "so with λ=1 (after 2); with λ=100 it too stays longer (after the end)" in text
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import plus_minus
+from shoal.paper.evidence.verdicts import compared, verdict
 from shoal.paper.published import claims
 from shoal.report.tables import Table
 
@@ -30,8 +30,6 @@ UPDATES = 1_500
 """Updates per run of IDGM, for every N, in the row with equal updates."""
 OF_THE_PAPER = ("Adam", "IDGM", "IDGM, equal updates")
 """Parts of the figure; the others are controls of ours."""
-ABOUT = 5.0
-"""Points of accuracy by which a figure may differ and still agree with "about"."""
 DEMO: dict[str, Any] = {"passes": 6_000, "size": 32, "per_domain": 2000, "width": 24, "eval_limit": 2000}
 """What fits a laptop: 32×32 pixels, two thousand images per domain, a network three quarters as wide."""
 
@@ -250,68 +248,76 @@ def percent(values: Sequence[float]) -> str:
     return plus_minus([100 * v for v in values if not math.isnan(v)])
 
 
+def scored(records: Iterable[RunRecord]) -> list[RunRecord]:
+    """Those that finished. A run that diverged has no score, not even that of its last measurement."""
+    return [r for r in records if r.status == "finished" and r.history]
+
+
 def demo_table(records: Sequence[RunRecord]) -> Table:
     table = Table(["method", "training domains", "held-out domain", "optimizer", "passes"])
     for method, runs in by_method(records).items():
         config = runs[0].config
-        accuracies = [percent([r.score(split, last=True) for r in runs]) for split in ("train", "test")]
+        accuracies = [
+            percent([r.score(split, last=True) for r in scored(runs)]) for split in ("train", "test")
+        ]
         optimizer = f"{config.optimizer.capitalize()} {config.optimizer_options['lr']:g}"
         passes = f"{runs[0].history[-1]['passes']:,}" if runs[0].history else "–"
         table.add(method, *accuracies, optimizer, passes)
     return table
 
 
-def judge(value: float, claim: Mapping[str, Any]) -> str:
-    """Whether a mean accuracy in percent agrees with what the paper says."""
-    if math.isnan(value):
-        return "no result"
-    if claim["relation"] == "at least":
-        return "agrees" if value >= claim["value"] - ABOUT / 2 else "disagrees"
-    return "agrees" if abs(value - claim["value"]) <= ABOUT else "disagrees"
-
-
 def rows(parts: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """One entry for each part, method and N: accuracies over seeds at the last and at the selected step."""
+    """One entry for each part, method and N: accuracies at the last and at the selected step.
+
+    ``seeds`` are those of the runs that finished, in the accuracies' order, and ``diverged`` the others.
+    """
     result = []
     for part, records in parts.items():
         # The paper speaks of Adam and of one palette; other parts are ours alone.
         said = claims("cdsprites") if part in OF_THE_PAPER else []
         for method, runs in by_method(records).items():
             for number in sorted({r.config.data_options["domains"] for r in runs}):
-                seeds = [r for r in runs if r.config.data_options["domains"] == number]
+                every = [r for r in runs if r.config.data_options["domains"] == number]
                 entry: dict[str, Any] = {
                     "part": part,
                     "method": method,
                     "domains": number,
-                    "seeds": [r.config.seed for r in seeds],
-                    "diverged": sum(r.status == "diverged" for r in seeds),
-                    "seconds": sum(r.seconds for r in seeds),
+                    "seeds": [r.config.seed for r in scored(every)],
+                    "diverged": [r.config.seed for r in every if r.status == "diverged"],
+                    "seconds": sum(r.seconds for r in every),
                 }
                 for split in ("train", "test"):
-                    entry[f"{split} last"] = [r.score(split, last=True) for r in seeds]
-                    entry[f"{split} selected"] = [r.score(split) for r in seeds]
+                    entry[f"{split} last"] = [r.score(split, last=True) for r in scored(every)]
+                    entry[f"{split} selected"] = [r.score(split) for r in scored(every)]
                 own = [c for c in said if (c["method"], c["domains"]) == (method, number)]
-                means = [100 * statistics.mean(entry[f"{c['split']} last"]) for c in own]
-                verdicts = [f"{c['split']} {judge(m, c)}" for m, c in zip(means, own, strict=True)]
                 entry["paper"] = "  ".join(f"{c['split']}: {c['words']}" for c in own)
-                entry["verdict"] = "  ".join(verdicts)
+                entry["verdict"] = "  ".join(f"{c['split']} {judged(entry, c)}" for c in own)
                 result.append(entry)
     return result
+
+
+def judged(entry: Mapping[str, Any], claim: Mapping[str, Any]) -> str:
+    """The verdict on one number of the paper, by the rules of the page of claims."""
+    values = [100 * v for v in entry[f"{claim['split']} last"] if math.isfinite(v)]
+    return verdict(compared(entry["method"], values, len(entry["diverged"]), claim))
 
 
 def table(entries: Sequence[Mapping[str, Any]]) -> Table:
     """At the last step, and at the step best on validation, which is drawn like the test domain."""
     scores = {"train last": "train, last", "test last": "test, last"}
     scores["test selected"] = "test, selected (oracle-like)"
-    result = Table(["part", "method", "N", *scores.values(), "paper", "verdict"])
-    most = max((len(e["seeds"]) for e in entries), default=0)
+    result = Table(["part", "method", "N", "seeds", *scores.values(), "paper", "verdict"])
     for e in entries:
-        notes = [f"{e['diverged']} diverged"] if e["diverged"] else []
-        notes += [f"{len(e['seeds'])} of {most} seeds"] if len(e["seeds"]) < most else []
-        method = e["method"] + (f" ({', '.join(notes)})" if notes else "")
-        cells = [percent(e[name]) for name in scores]
-        result.add(e["part"], method, e["domains"], *cells, e["paper"] or "–", e["verdict"] or "–")
+        seeds = counted(len(e["seeds"]), len(e["seeds"]) + len(e["diverged"]), len(e["diverged"]))
+        cells = [seeds, *(percent(e[name]) for name in scores)]
+        result.add(e["part"], e["method"], e["domains"], *cells, e["paper"] or "–", e["verdict"] or "–")
     return result
+
+
+def counted(scored: int, every: int, diverged: int) -> str:
+    """How many seeds a mean is over, of how many, and how many diverged."""
+    of = f" of {every}" if scored < every else ""
+    return f"{scored}{of}" + (f", {diverged} diverged" if diverged else "")
 
 
 def listed(parts: Mapping[str, Sequence[RunConfig]]) -> list[str]:

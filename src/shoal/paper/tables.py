@@ -181,6 +181,12 @@ def wilds_rows(values: Mapping[str, Any], rows: Sequence[str]) -> dict[str, Any]
     return {k: v for k, v in named.items() if k in rows or (k == THEIRS and "erm" in rows)}
 
 
+def rivals(table: str, dataset: str) -> list[str]:
+    """The rows beside Fish's in one of the paper's tables that we train ourselves."""
+    named = ["erm" if row == OURS else row for row in wilds_claim(table, dataset)["values"]]
+    return [row for row in named if row not in ("Fish", "ERM")]
+
+
 # As text
 
 

@@ -195,7 +195,7 @@ def _cdsprites(args: Any) -> int:
     figures += draw(lambda: samples_figure(cdsprites.samples(samples)), args.out / "cdsprites-samples")
     devices = ", ".join(sorted({r.environment["device"] for r in found})) or "no device"
     text = (
-        f"{table.text()}\n\nAccuracy in percent, mean ± standard deviation over {args.seeds} seeds, "
+        f"{table.text()}\n\nAccuracy in percent, mean ± standard deviation over seeds, "
         f"on {devices}.\n"
         'Validation is drawn like the test domain, so "selected" is oracle-like; "last" is the honest column.'
     )

@@ -2,7 +2,7 @@
 
 A claim is data (``published/claims.yaml``); its ``judge`` is one of the rules in
 :mod:`~shoal.paper.evidence.rules`, which makes a ``Judged`` of ``Records``. Every number comes from a record.
-A rule makes checks, whose count is the verdict: all hold, *agrees*; none, *disagrees*; some, or all but some
-without a record, *partly*. Runs in another setting than the experiment's own (smaller images, fewer steps)
-are shown but *not judged*.
+A rule makes checks, and those that carry the claim make the verdict: see
+:mod:`~shoal.paper.evidence.verdicts`, also for what counts as the same number. Runs in another setting than
+the experiment's own (smaller images, fewer steps) are shown but *not judged*.
 """

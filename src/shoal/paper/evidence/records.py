@@ -23,7 +23,7 @@ FILES = ("linear.json", "linear-about.json", "theorem.json", "theorem-about.json
 TRACK = ("config", "fish", "erm", "scores", "iterations")
 """What a file of `shoal track` has that was written before its seeds were ordinary records."""
 SEEDS = 5
-"""Of the paper, on CdSprites."""
+"""Of the paper, on CdSprites: so many should be there, and more count where they are."""
 DAMAGED = (OSError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
 
 
@@ -44,6 +44,8 @@ class Records:
     tracks: Sequence[Kept] = ()
     files: Mapping[str, Sequence[Kept]] = field(default_factory=dict)
     broken: Sequence[str] = ()
+    diverged: Sequence[Path] = ()
+    """Files of trackings that diverged."""
 
     @cached_property
     def sprites(self) -> Sprites:
@@ -51,6 +53,10 @@ class Records:
 
     def first(self, name: str) -> Kept | None:
         return next(iter(self.files.get(name, ())), None)
+
+    def lost_tracks(self, folder: Path) -> int:
+        """How many seeds of the tracking in a folder diverged."""
+        return sum(path.parent == folder for path in self.diverged)
 
     def tracked(self, dataset: str) -> tuple[list[Kept], bool]:
         """The seeds of one tracking of a dataset, and whether it is in the experiment's own setting."""
@@ -80,6 +86,7 @@ def collect(folders: Iterable[Path]) -> Records:
     tracks: dict[str, Kept] = {}
     files: dict[str, dict[Path, Kept]] = {}
     broken: list[str] = []
+    diverged: list[Path] = []
 
     def read(path: Path) -> Any:
         try:
@@ -104,6 +111,8 @@ def collect(folders: Iterable[Path]) -> Records:
                 if tracking.is_tracked(record):
                     if record.status == "finished":
                         keep_track(tracking.result_of(record), path)
+                    elif record.status == "diverged":
+                        diverged.append(path)
                 else:
                     runs.setdefault((record.config.identity, path.parent.name), _kept(record, path))
             except DAMAGED as error:
@@ -120,7 +129,7 @@ def collect(folders: Iterable[Path]) -> Records:
                 if (content := read(path)) is not None:
                     files.setdefault(name, {}).setdefault(path, _kept(content, path))
     every = {name: list(kept.values()) for name, kept in files.items()}
-    return Records(list(runs.values()), list(tracks.values()), every, broken)
+    return Records(list(runs.values()), list(tracks.values()), every, broken, diverged)
 
 
 def _kept(content: Any, path: Path) -> Kept:
@@ -147,9 +156,15 @@ class Sprites:
 
     def values(self, runs: Iterable[RunConfig], split: str) -> list[float]:
         """In percent at the last step, of those that finished."""
-        records = [k.content for k in self.kept(runs)]
-        every = [100 * r.score(split, last=True) for r in records if r.status == "finished"]
-        return [v for v in every if math.isfinite(v)]
+        return list(self.by_seed(runs, split).values())
+
+    def by_seed(self, runs: Iterable[RunConfig], split: str) -> dict[int, float]:
+        records = cdsprites.scored(k.content for k in self.kept(runs))
+        every = {r.config.seed: 100 * r.score(split, last=True) for r in records}
+        return {seed: value for seed, value in every.items() if math.isfinite(value)}
+
+    def diverged(self, runs: Iterable[RunConfig]) -> int:
+        return sum(k.content.status == "diverged" for k in self.kept(runs))
 
     def accuracies(self, method: str, split: str) -> dict[int, list[float]]:
         """By N, as shares, for the figure."""

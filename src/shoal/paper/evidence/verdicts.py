@@ -1,13 +1,31 @@
-"""What a verdict is, and how checks are counted."""
+"""What a verdict is, how checks are counted, and by how much a number may differ.
+
+A claim is a list of checks. Those that carry it are *decisive*. A *premise* is what the claim takes for
+granted, or what nobody doubts: that ERM fits its training data, that five domains are too few for any method.
+The verdict is
+
+- *agrees* if every check holds, premises included, and none lacks its record;
+- *disagrees* if no decisive check holds, whatever the premises do;
+- *partly* otherwise: some decisive check holds, and another check does not or has no record;
+- *not run* if there is no record for any decisive check.
+"""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.paper.evidence.records import Kept
+if TYPE_CHECKING:
+    from shoal.paper.evidence.records import Kept
 
+TOLERANCE = 2.0
+"""Points of accuracy by which a mean may differ from a printed number and still agree with it.
+
+On a scale that ends at 1 (a correlation, a cosine) it is a hundredth of that; where the paper prints a larger
+±, it is that. The spread of our own seeds does not widen it, or runs that scatter would agree with anything.
+Bounds ("over 90 %") are taken as they are printed."""
 VERDICTS = ("agrees", "partly", "disagrees", "not judged", "not run")
 AGREES, PARTLY, DISAGREES, NOT_JUDGED, NOT_RUN = VERDICTS
 HOLDS = "holds"
@@ -37,33 +55,76 @@ class Check(NamedTuple):
 
     what: str
     holds: bool | None
+    premise: bool = False
+    """Whether it is only a premise, and not what the claim is about (see the module)."""
 
 
-RELATIONS: Mapping[str, tuple[str, Callable[[float, Mapping[str, Any]], bool]]] = {
-    "about": ("≈", lambda value, check: abs(value - check["value"]) <= check["within"]),
-    "at least": ("≥", lambda value, check: value >= check["value"]),
-    "at most": ("≤", lambda value, check: value <= check["value"]),
-    "below": ("<", lambda value, check: value < check["value"]),
+RELATIONS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "about": ("≈", lambda ours, value: abs(ours - value) <= TOLERANCE),
+    "at least": ("≥", lambda ours, value: ours >= value),
+    "below": ("<", lambda ours, value: ours < value),
 }
-"""How a claim compares what was measured with a number: its sign, and when it holds."""
+"""How a claim compares an accuracy in percent with a number: its sign, and when it holds."""
+
+
+def compared(name: str, values: Sequence[float], diverged: int, asked: Mapping[str, Any]) -> list[Check]:
+    """The checks of one number: our mean over seeds in the relation that is asked for.
+
+    A run that diverged has no score. It is a premise that none did, so that the rest cannot agree without it.
+    """
+    premise = bool(asked.get("premise"))
+    holds = None if not diverged else False  # where nothing came of any run, the number was not reached
+    if values:
+        holds = RELATIONS[asked["relation"]][1](statistics.fmean(values), asked["value"])
+    lost = [Check(f"{name}: {diverged} diverged", False, premise=True)] if diverged else []
+    return [Check(name, holds, premise), *lost]
+
+
+def together(what: str, checks: Sequence[Check], premise: bool = False) -> Check:
+    """One check of several that stand or fall together, such as "regardless of N" or "with every seed"."""
+    each = [c.holds for c in checks]
+    if False in each:
+        return Check(f"{what} ({each.count(True)} of {len(each)})" if each[1:] else what, False, premise)
+    return Check(what, None if None in each or not each else True, premise)
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    known = [c.holds for c in checks if c.holds is not None]
-    if not known:
+    """By the checks that carry the claim; see the module for what each word means."""
+    decisive = [c.holds for c in checks if not c.premise and c.holds is not None]
+    if not decisive:
         return NOT_RUN
-    if all(known):
-        return AGREES if len(known) == len(checks) else PARTLY
-    return PARTLY if any(known) else DISAGREES
+    if not any(decisive):
+        return DISAGREES
+    return AGREES if all(c.holds for c in checks) else PARTLY
 
 
 def reason(checks: Sequence[Check]) -> str:
-    """Which hold, which do not, and which are missing, in words."""
-    if len({c.holds for c in checks}) == 1:
+    """Which hold, which do not, and which have no record, in words; premises after what carries the claim."""
+    if len({c.holds for c in checks}) == 1 and (checks[0].holds is not False or len(checks) > 1):
         return {True: "All of it holds.", False: "None of it holds.", None: ""}[checks[0].holds]
-    words = {True: "Holds", False: "Does not hold", None: "No record"}
-    parts = {word: [c.what for c in checks if c.holds is holds] for holds, word in words.items()}
-    return " ".join(f"{word}: {'; '.join(what)}." for word, what in parts.items() if what)
+    words = {
+        (True, False): "Holds",
+        (False, False): "Does not hold",
+        (None, False): "No record",
+        (True, True): "Premises that hold",
+        (False, True): "Premises that do not",
+        (None, True): "Premises without a record",
+    }
+    parts = []
+    for key, word in words.items():
+        if names := [c.what for c in checks if (c.holds, c.premise) == key]:
+            parts.append(f"{word}: {_listed(names)}.")
+    return " ".join(parts)
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Names that differ in N alone together."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        start, between, number = name.rpartition(", N = ")
+        key, own = (start + between, [number]) if number.isdecimal() else (name, [])
+        groups.setdefault(key, []).extend(own)
+    return "; ".join(f"{key}{', '.join(numbers)}" for key, numbers in groups.items())
 
 
 @dataclass
@@ -114,8 +175,9 @@ class Judged:
         return {**own, "table": table, "records": [str(k.path) for k in self.used]}
 
 
-def sign(holds: bool | None) -> str:
-    return "–" if holds is None else "yes" if holds else "no"
+def sign(check: Check) -> str:
+    word = "–" if check.holds is None else "yes" if check.holds else "no"
+    return f"{word} (premise)" if check.premise else word
 
 
 def span(numbers: Iterable[int]) -> str:

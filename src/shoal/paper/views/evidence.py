@@ -32,7 +32,7 @@ class Item:
     def records(self) -> str:
         """How many records there are, from when and where."""
         judged = self.judged
-        made = about(judged.used) if judged.verdict != NOT_RUN else ""
+        made = about(judged.used)
         there = len({kept.path for kept in judged.used})
         if not (judged.planned and made):
             return made
@@ -41,7 +41,7 @@ class Item:
     @property
     def rows(self) -> Sequence[Sequence[str]]:
         """A table of nothing but what is missing is left out."""
-        return () if self.judged.verdict == NOT_RUN else self.judged.rows
+        return self.judged.rows if self.judged.used else ()
 
     def to_dict(self) -> dict[str, Any]:
         claim = {k: v for k, v in vars(self.claim).items() if k not in ("options", "plot")}
