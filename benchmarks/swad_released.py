@@ -2,9 +2,9 @@
 
     python benchmarks/swad_released.py --swad CHECKOUT
 
-CHECKOUT is a clone of github.com/khanrc/swad, of which ``domainbed/swad.py`` and ``domainbed/lib/swa_utils.py``
-are run as they are; they are fed as its trainer feeds them. Weights after step t are the t-th unit vector, so
-that an average shows the weight of every step.
+CHECKOUT is a clone of github.com/khanrc/swad, of which ``domainbed/swad.py`` and
+``domainbed/lib/swa_utils.py`` are run as they are, and fed as its trainer feeds them. The weights after step
+t are the t-th unit vector, so that an average shows the weight of every step.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from references import swad as naive
-
 import shoal
+from references import swad as naive
 from shoal.training.averaging import SWAD
 
 FILES = ("domainbed/swad.py", "domainbed/lib/swa_utils.py")
@@ -91,11 +90,10 @@ def compare(count: int, finite: bool, usual: bool, seed: int) -> None:
         if not finite and all(np.isfinite(losses)):
             continue
         lengths = [1] + [draw.randint(1, 4)] * (len(losses) - 1)  # the trainer evaluates after its first step
-        settings = dict(converge=3, tolerate=6, ratio=1.3)
+        settings: dict[str, Any] = {"converge": 3, "tolerate": 6, "ratio": 1.3}
         if not usual:
-            settings = dict(
-                converge=draw.randint(1, 5), tolerate=draw.randint(1, 8), ratio=draw.choice([1.1, 1.2, 1.5, 2])
-            )
+            settings = {"converge": draw.randint(1, 5), "tolerate": draw.randint(1, 8)}
+            settings["ratio"] = draw.choice([1.1, 1.2, 1.5, 2.0])
         published, ended = theirs(losses, lengths, settings)
         vector, done = ours(losses, lengths, "released", settings)
         paper, _ = ours(losses, lengths, "paper", settings)
@@ -110,16 +108,16 @@ def compare(count: int, finite: bool, usual: bool, seed: int) -> None:
             counts["with a start"] += 1
             counts["ended early"] += ended
             counts["other weights than algorithm 1"] += float((published - paper).abs().max()) > 1e-9
-            own = sum(lengths[:start])
-            early = max(early, start - int(np.searchsorted(np.cumsum(lengths), int(published.nonzero()[0]), "right")))
-            counts["from before the start"] += int(published.nonzero()[0]) < own
+            first = int(np.searchsorted(np.cumsum(lengths), int(published.nonzero()[0]), "right"))
+            early = max(early, start - first)
+            counts["with segments before s"] += first < start
     which = "finite losses" if finite else "losses that are not all finite"
     print(f"{which}, {'default settings' if usual else 'random settings'}:")
     print(f"  largest difference of a step's weight where equal: {largest:.1e}")
     for name, number in counts.items():
         if number:
             print(f"  {name}: {number:,}")
-    print(f"  segments before the start, at most: {early}")
+    print(f"  segments before s, at most: {early}")
 
 
 def main() -> None:
@@ -130,7 +128,8 @@ def main() -> None:
     args = parser.parse_args()
     sys.path.insert(0, str(args.swad))
     nn.Module.cuda = lambda self, device=None: self  # type: ignore[method-assign, assignment]
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, shoal {shoal.__version__}")
+    versions = {"torch": torch, "numpy": np, "shoal": shoal}
+    print(f"Python {platform.python_version()},", *(f"{n} {m.__version__}" for n, m in versions.items()))
     for name in FILES:
         text = (args.swad / name).read_text().encode()  # with any line ends
         print(f"{name}: {len(text):,} bytes, sha256 {hashlib.sha256(text).hexdigest()[:16]}")

@@ -1,7 +1,7 @@
 """SWAD's two rules by index arithmetic over a complete list of losses; nothing is kept between evaluations.
 
-Reference: Cha et al., SWAD: Domain Generalization by Seeking Flat Minima, NeurIPS 2021, and the authors' program
-github.com/khanrc/swad (``LossValley`` and ``AveragedModel``). Segments count from 0 here.
+Reference: Cha et al., SWAD: Domain Generalization by Seeking Flat Minima, NeurIPS 2021, and the authors'
+program github.com/khanrc/swad (``LossValley`` and ``AveragedModel``). Segments count from 0 here.
 """
 
 import math
@@ -81,7 +81,7 @@ def paper(losses, converge=3, tolerate=6, ratio=1.3):
 
 
 def step_weights(segments, lengths, by_step):
-    """The weight of every step in the mean of these segments, whose steps weigh alike if ``by_step``; else the
+    """The weight of every step in the mean of these segments: steps weigh alike if ``by_step``, else
     segments do."""
     weights = []
     total = sum(lengths[i] for i in segments) if by_step else len(segments)
@@ -106,4 +106,7 @@ def sequences(count, seed=0, finite=False):
             "rising": lambda i: 0.5 + 0.1 * i,
             "broken": lambda i: draw.choice([math.nan, math.inf, -math.inf, 1.0, 1.2, 0.8, 2.0]),
         }
-        yield kind, [shapes[kind](i) + (draw.uniform(0, noise) if kind != "ties" else 0) for i in range(length)]
+        yield (
+            kind,
+            [shapes[kind](i) + (draw.uniform(0, noise) if kind != "ties" else 0) for i in range(length)],
+        )

@@ -31,7 +31,9 @@ class _Mean:
     def merge(self, other: _Mean) -> None:
         """A mean that counts for nothing is replaced."""
         self.first, self.last = (
-            (min(self.first, other.first), max(self.last, other.last)) if self.count else (other.first, other.last)
+            (min(self.first, other.first), max(self.last, other.last))
+            if self.count
+            else (other.first, other.last)
         )
         self.count += other.count
         if self.count == other.count:
@@ -81,11 +83,14 @@ class Average(ABC):
 
     done: bool = False
     """Nothing will be added any more, so that training may end."""
-    started: bool = True
-    """Whether the mean is of what the method asks for, not a substitute."""
     _loaded: bool = False
     _mean: _Mean | None = None
     _settings: dict[str, Any]
+
+    @property
+    def started(self) -> bool:
+        """Whether the rule has found where to start; if not, :meth:`weights` is a substitute, or None."""
+        return self._mean is not None
 
     @abstractmethod
     def update(self, step: int, params: Sequence[Tensor]) -> None:
@@ -155,30 +160,27 @@ class SWAD(Average):
     Seeking Flat Minima, 2021).
 
     The steps from one evaluation to the next are a segment; ℓ_i is the validation loss at the end of segment
-    i. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_{s+N_s−1}) for N_s = ``converge``. A
-    segment is over the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_{s+N_s−1}), and averaging ends before
-    N_e = ``tolerate`` consecutive segments over the limit.
+    i. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_t), t = s + N_s − 1; a segment is over
+    the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the training, end when the last N_e
+    segments all are. N_s is ``converge``, N_e is ``tolerate``.
 
-    ``rule="paper"`` is algorithm 1 of the paper: the mean over all steps from segment s to the end; over all
-    steps of the training if there is no s.
+    ``rule="paper"``, algorithm 1 of the paper: the mean over all steps from segment s to the one before those
+    N_e, or to the last; over all steps of the training if there is no s.
 
-    ``rule="released"`` is what the authors' program computes (khanrc/swad, ``LossValley``), which the
-    published results come from: a mean of segment means, each with the same weight however many steps it has,
-    in which segments occur more than once.
+    ``rule="released"``, the authors' program (khanrc/swad, ``LossValley``), which their results come from: a
+    mean of segments' means, in which every segment counts as one, however many steps it has, and some count
+    more than once. Let Q be the last N_e segments at any time.
 
-    - When s is found, at segment t = s + N_s − 1, those of the segments t − N_e + 2, …, s that come later than
-      the one after the last over the limit are added; where fewer than N_e segments exist, the count starts
-      at the second segment of the training, and the last is number N_e − N_s + 1 of it. Where N_e < N_s they
-      are s + 1, …, t + 1 − N_e. If there are none the mean is segment s alone, until another is added.
-    - From then on each evaluation adds the oldest of the last N_e segments, if that is not before s; s itself
-      and what was added at the start hence count again.
-    - At the end the remaining of the last N_e segments are added, from the second of them on, up to the last
-      that is not over the limit.
-    - If there is no s the result is the mean of the last segment.
+    - At t, with N_e > N_s: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those
+      after the first, or after the one that follows the last over the limit. With N_e ≤ N_s: segments
+      s + 1, …, s + N_s − N_e. If there are none the mean is segment s, until another is added.
+    - At each later evaluation at which Q does not begin before s: the first of Q.
+    - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
+    - If there is no s: the last segment alone.
 
-    In both, a loss that is not finite is over any limit and left out of the mean of the losses; in the
-    released program a NaN counts as the minimum, and averaging that starts there never ends. At most
-    ``max(converge, tolerate) + 2`` copies of the trained weights are kept, with ``rule="paper"`` one less.
+    In both a loss that is not finite is over any limit and left out of the mean loss. (In the released
+    program NaN counts as the lowest loss, and averaging that starts there never ends.) At most
+    max(N_s, N_e) + 2 copies of the trained weights are kept, one less by the paper's rule.
     """
 
     def __init__(
