@@ -42,7 +42,7 @@ VALID: dict[str, Sequence[str]] = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("cosine", "linear", "step:0.5:1"),
     "precision": ("fp32", "bf16"),
-    "average": ("sma", "swad"),
+    "average": ("sma", "swad", "swad-paper"),
     "select": ("best", "last"),
     "metric": ("accuracy", "worst-group accuracy", "AUC", "mse", "macro F1"),
     "on_nan": ("stop", "skip"),

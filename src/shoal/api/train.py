@@ -248,7 +248,7 @@ def train(
         accumulate: split each batch into this many parts, to save memory.
         precision: of the forward pass (default: fp32).
         average: average the weights: sma; swad by the validation loss, as its authors' program does, or
-            swad-paper, as their paper says. Both need many evaluations (eval_every).
+            swad-paper, as their paper says, with frequent evaluations.
         average_start: the step at which sma begins (default: steps / 10).
         average_ratio: swad ends after 6 evaluations with a loss above this many times that at its start
             (default: 1.3).

@@ -153,9 +153,9 @@ class Options:
         if self.metric is not None:
             metric(self.metric)
         if self.average_start is not None and self.average != "sma":
-            raise InputError("average_start belongs to average='sma'.")
+            raise InputError(f"average_start={self.average_start} is for average='sma'.")
         if self.average_ratio is not None and not self.swad:
-            raise InputError("average_ratio belongs to average='swad' and 'swad-paper'.")
+            raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.track_domains == 1:

@@ -144,11 +144,11 @@ class Selection:
         if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
             return ""
         first, last = average.span
-        which = "all steps" if average.rule == "paper" else "the steps of the last evaluation interval"
+        which = "all steps" if average.rule == "paper" else "those since the last evaluation but one"
         return (
             f"{self.setup.options.average} found no start in {count:,} evaluation{'s' * (count != 1)}: none "
             f"was followed by {average.converge - 1} without a lower validation loss. The result is the mean "
-            f"over {which}, {first:,} to {last:,}. Train for longer, or evaluate more often (eval_every)."
+            f"over steps {first:,} to {last:,}, {which}. Train for longer, or set a smaller eval_every."
         )
 
     @property

@@ -199,7 +199,7 @@ class Setup:
         return (
             f"average={self.options.average!r} has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
             f"eval_every={every:,}). It needs {average.converge} to find a start and "
-            f"{average.converge + average.tolerate} to find an end, and its authors took 31 to 101: set "
+            f"{average.converge + average.tolerate} to find an end, and its authors evaluate 31 to 101 times: set "
             f"eval_every={max(1, steps // 50)}."
         )
 
