@@ -59,7 +59,7 @@ def test_too_few_evaluations_are_warned_of_at_the_beginning(steps: int, every: i
         f"average='swad' has {count} evaluation{'s' * (count > 1)} (steps={steps}, eval_every={every}). "
         "It needs 3 to find a start and 9 to find an end"
     )
-    assert messages[0].endswith(f"set eval_every={max(1, steps // 50)}.")
+    assert messages[0].endswith(f"Set eval_every={max(1, steps // 50)}.")
     assert messages[0][:-1] in run.record["notes"]["average"]
     kept = json.loads((tmp_path / "run" / "record.json").read_text())
     assert kept["notes"]["average"] == run.record["notes"]["average"]

@@ -199,8 +199,8 @@ class Setup:
         return (
             f"average={self.options.average!r} has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
             f"eval_every={every:,}). It needs {average.converge} to find a start and "
-            f"{average.converge + average.tolerate} to find an end, and its authors evaluate 31 to 101 times: set "
-            f"eval_every={max(1, steps // 50)}."
+            f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
+            f"Set eval_every={max(1, steps // 50)}."
         )
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
