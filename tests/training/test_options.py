@@ -142,7 +142,7 @@ def test_a_share_of_the_training_is_no_number_of_steps(name: str) -> None:
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "average_start": ({"average_start": 1}, "average_start=1 is for average='sma'"),
     "average_start after the end": ({"average": "sma", "average_start": 9}, "after the last of 2 steps"),
-    "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 is for average='swad' and"),
+    "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 is for average='swad'"),
     "track_layers": ({"track_layers": True}, "belong to track_every"),
     "patience": ({"patience": 2}, "validation"),
     "splits as a word": ({"eval_splits": "test"}, "eval_splits must be a list of 'train' or .*, got 'test'"),
