@@ -424,6 +424,23 @@ def test_goes_on_to_the_bit_from_a_file(
     assert same(average.weights() or [], straight.weights() or [])
 
 
+@pytest.mark.parametrize("rule", ["released", "paper"])
+def test_resumed_after_any_evaluation_is_as_uninterrupted(rule):
+    for _, losses in naive.sequences(24, seed=3):
+        weights, straight = path(len(losses), torch.float32), SWAD(rule=rule)
+        resumed = []
+        for step, (now, loss) in enumerate(zip(weights, losses, strict=True), 1):
+            for average in (straight, *resumed):
+                average.update(step, now)
+                average.evaluated(step, loss)
+            new = SWAD(rule=rule)
+            new.load_state_dict(straight.state_dict(), now)
+            resumed.append(new)
+        for average in resumed:
+            assert (average.span, average.done) == (straight.span, straight.done)
+            assert same(average.weights(), straight.weights())
+
+
 @pytest.mark.parametrize(
     "make", [lambda: SMA(1), lambda: SWAD(1, 2), lambda: SWAD(6)], ids=["sma", "swad", "late"]
 )
