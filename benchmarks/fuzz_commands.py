@@ -123,6 +123,7 @@ OF_NETWORKS = {
         "precision",
         "average",
         "average_start",
+        "average_ratio",
         "select",
         "patience",
         "on_nan",
