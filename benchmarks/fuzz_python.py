@@ -111,6 +111,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "precision": ("None", "'fp32'", "'bf16'"),
     "average": ("None", "'sma'"),
     "average_start": ("None",),
+    "average_ratio": ("None",),
     "on_nan": ("'stop'", "'skip'"),
     "compile": ("False",),
     "progress": ("False",),

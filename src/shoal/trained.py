@@ -421,8 +421,8 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
 
 OPTIONS = (
     *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "seed"),
-    *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start", "select"),
-    *("metric", "patience", "on_nan", "eval_every"),
+    *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
+    *("average_ratio", "select", "metric", "patience", "on_nan", "eval_every"),
 )
 """What of a configuration `shoal train` takes under an option of the same name."""
 

@@ -290,6 +290,40 @@ def test_a_subset_with_numbers_as_labels(root: Path, wilds_package: Any) -> None
     assert (data.measures, data.uncounted) == (("Pearson r",), {"country = 3"})
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("fields", [["year"], ["region", "year"], ["year", "region"], ["y", "year"]], ids=str)
+def test_combined_fields_are_the_packages_groups(root: Path, wilds_package: Any, fields: list[str]) -> None:
+    """Each domain is one combination, with the right names, also where the package's own would be wrong."""
+    from wilds.common.grouper import CombinatorialGrouper
+
+    theirs = wilds_package.get_dataset("fmow", root_dir=str(root))
+    parts = {
+        name: theirs.get_subset(name, transform=lambda image: torch.zeros(3)) for name in ("train", "val")
+    }
+    columns, names = theirs.metadata_fields, theirs.metadata_map
+    ordered = [field for field in columns if field in fields]
+    grouper = CombinatorialGrouper(theirs, fields)
+    plain, grouped = from_wilds(parts, fields), from_wilds(parts, grouper)
+    for split, name in (("train", "train"), ("validation", "val")):
+        array, offset = np.asarray(parts[name].metadata_array), 0 if name == "train" else len(parts["train"])
+        groups = np.asarray(grouper.metadata_to_group(parts[name].metadata_array))
+        for data, order in ((plain, fields), (grouped, ordered[::-1])):
+            domains = data.splits[split]
+            assert len(domains.names) == len(set(groups.tolist()))
+            for d, called in enumerate(domains.names):
+                [group] = set(groups[domains.indices_of(d) - offset].tolist())
+                row = array[int(domains.indices_of(d)[0]) - offset]
+                values = {f: int(row[columns.index(f)]) for f in fields}
+                words = [f"{f} = {names[f][values[f]] if f in names else values[f]}" for f in order]
+                assert called == ", ".join(words)
+                if ordered == fields and data is grouped:
+                    assert called == grouper.group_str(group)
+            assert sum(domains.sizes) == len(parts[name])
+    if ordered == fields:
+        groups = np.unique(np.asarray(grouper.metadata_to_group(parts["train"].metadata_array)))
+        assert grouped.splits["train"].names == tuple(grouper.group_str(int(g)) for g in groups)
+
+
 # Where they are found
 
 

@@ -114,6 +114,7 @@ class TestConfig:
             "schedule": "cosine",
             "average": "sma",
             "average_start": 2,
+            "average_ratio": 1.2,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import random
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim.swa_utils import update_bn
 
+from references import swad as naive
 from shoal.errors import InputError
 from shoal.training.averaging import SMA, SWAD, applied, has_batchnorm, refresh_batchnorm
 
@@ -60,25 +62,16 @@ def drive(average, weights, losses, spacing, steps=None):
             average.evaluated(step, losses[step // spacing - 1])
 
 
-def naive_swad(weights, losses, spacing, converge, tolerate, ratio):
-    """(mean, span, done) of SWAD by its definition, from all weights and all losses at once."""
-    segments = [list(range(i * spacing + 1, (i + 1) * spacing + 1)) for i in range(len(losses))]
-    start = limit = None
-    for i in range(converge - 1, len(losses)):
-        window = losses[i - converge + 1 : i + 1]
-        good = [loss for loss in window if math.isfinite(loss)]
-        if math.isfinite(window[0]) and window[0] <= min(good):
-            start, detected, limit = i - converge + 1, i, ratio * (sum(good) / len(good))
-            break
-    if start is None:
-        return None, None, False
-    end, done = len(losses), False
-    for i in range(detected + tolerate, len(losses)):
-        if all(not math.isfinite(loss) or loss > limit for loss in losses[i - tolerate + 1 : i + 1]):
-            end, done = i - tolerate + 1, True
-            break
-    taken = [step for segment in segments[start:end] for step in segment]
-    return mean_of([weights[step - 1] for step in taken]), (taken[0], taken[-1]), done
+def paper(*settings):
+    return SWAD(*settings, rule="paper")
+
+
+def by_naive_form(losses, lengths, rule, settings):
+    """(weight of every step, span, done) of SWAD by its definition, from all losses at once."""
+    segments, done = getattr(naive, rule)(losses, *settings)
+    shares = naive.step_weights(segments, lengths[: len(losses)], rule == "paper")
+    steps = [step for step, share in enumerate(shares, 1) if share]
+    return shares, (steps[0], steps[-1]) if steps else None, done
 
 
 # SMA
@@ -109,7 +102,7 @@ def test_sma_is_the_mean_from_its_start_on(start):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: SWAD(1)], ids=["sma", "swad"])
+@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
 def test_half_precision_is_averaged_in_single(make, dtype, kept, tolerance):
     weights, average = path(400, dtype), make()
     drive(average, weights, [1.0] * 40, 10)
@@ -117,7 +110,7 @@ def test_half_precision_is_averaged_in_single(make, dtype, kept, tolerance):
     close(average.weights(), mean_of(weights), tolerance)
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: SWAD(1)], ids=["sma", "swad"])
+@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
 def test_the_mean_of_one_step_is_its_weights_to_the_bit(make):
     [weights], average = path(1, torch.float32), make()
     drive(average, [weights], [1.0], 1)
@@ -141,7 +134,7 @@ def test_types_and_layouts_may_be_mixed():
     close(average.weights(), mean_of(weights), 1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: SWAD(1, 2)], ids=["sma", "swad"])
+@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1, 2)], ids=["sma", "swad"])
 def test_update_never_reads_a_value(make):
     """On the meta device there are none to read."""
     average = make()
@@ -153,7 +146,7 @@ def test_update_never_reads_a_value(make):
     assert [w.device.type for w in average.weights()] == ["meta", "meta"]
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: SWAD(1)], ids=["sma", "swad"])
+@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
 def test_parameters_in_training(make):
     """Gradients are none of its business, and the mean follows neither the parameters nor its copies."""
     model, average = nn.Linear(3, 2), make()
@@ -172,7 +165,7 @@ def test_parameters_in_training(make):
     close(average.weights(), mean_of(seen), 1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: SWAD(1, 1)], ids=["sma", "swad"])
+@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1, 1)], ids=["sma", "swad"])
 def test_a_wholly_frozen_model_has_an_empty_mean(make):
     average = make()
     drive(average, [[]] * 5, [1.0] * 5, 1)
@@ -196,62 +189,114 @@ SETTINGS = {
 }
 
 
-@given(**SETTINGS)
-@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3)
-@example([NAN, 1, INF, 1, -INF, NAN, NAN, 1], 1, 0, 2, 3, 1.0)
+@given(**SETTINGS, rule=st.sampled_from(["released", "paper"]))
+@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3, "paper")
+@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3, "released")
+@example([NAN, 1, INF, 1, -INF, NAN, NAN, 1], 1, 0, 2, 3, 1.0, "released")
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_swad_is_what_its_definition_says(losses, spacing, extra, converge, tolerate, ratio):
+def test_swad_is_at_every_step_what_its_definition_says(
+    losses, spacing, extra, converge, tolerate, ratio, rule
+):
     weights = path(len(losses) * spacing + min(extra, spacing - 1))
-    average = SWAD(converge, tolerate, ratio)
+    average = SWAD(converge, tolerate, ratio, rule)
     over = False
     for step, now in enumerate(weights, 1):
         average.update(step, now)
         if step % spacing == 0:
             average.evaluated(step, losses[step // spacing - 1])
         known = losses[: step // spacing]
-        mean, span, done = naive_swad(weights, known, spacing, converge, tolerate, ratio)
+        shares, span, done = by_naive_form(known, [spacing] * len(known), rule, (converge, tolerate, ratio))
         assert (average.span, average.done) == (span, done)
-        if mean is None:
+        assert average.started == (naive.start_of(known, converge, ratio)[0] is not None)
+        if span is None:
             assert average.weights() is None
-        elif step % spacing == 0 or step == len(weights):
-            close(average.weights(), mean)
+        else:
+            pairs = [zip(shares, tensors, strict=False) for tensors in zip(*weights, strict=True)]
+            close(average.weights(), [sum(share * w for share, w in pair) for pair in pairs])
         assert done or not over
         over = done
 
 
-def test_swad_by_hand():
+def units(count):
+    """Weights that are the step's unit vector, so that a mean shows how much each step counts in it."""
+    return [[row] for row in torch.eye(count, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("usual", [True, False], ids=["default settings", "random settings"])
+@pytest.mark.parametrize("rule", ["released", "paper"])
+def test_swad_weighs_the_steps_of_a_thousand_trainings_as_the_naive_form_does(rule, usual):
+    draw, kinds = random.Random(1), set()
+    for kind, losses in naive.sequences(1020):
+        settings = (3, 6, 1.3)
+        if not usual:
+            settings = draw.randint(1, 5), draw.randint(1, 8), draw.choice([0.5, 1.0, 1.1, 1.3, 2.0])
+        lengths = [draw.randint(1, 3) for _ in losses]
+        average, weights, step = SWAD(*settings, rule), units(sum(lengths)), 0
+        for loss, length in zip(losses, lengths, strict=True):
+            for _ in range(length):
+                step += 1
+                average.update(step, weights[step - 1])
+            average.evaluated(step, loss)
+        shares, span, done = by_naive_form(losses, lengths, rule, settings)
+        assert (average.span, average.done) == (span, done)
+        [found] = average.weights()
+        assert float((found - torch.tensor(shares, dtype=torch.float64)).abs().max()) < 1e-12
+        kinds |= {(kind, average.started, done)}
+    assert {(kind, True, True) for kind in ("valley", "noisy", "rising", "broken")} <= kinds
+    assert ("falling", False, False) in kinds
+
+
+@pytest.mark.parametrize(
+    ("losses", "segments"),
+    [
+        ([5, 4, 3, 2, 1], [4]),  # no start: the last segment
+        ([3, 2, 1, 2, 3, 4, 5, 6, 7, 8], [2, 3, 2, 3]),  # limit 2.6: segment 0 is over it, then 4 to 9
+        ([2.2, 2.1, 2.0, 1.9, 1.8, 1.7, 1.7, 1.7], [3, 4, 5, 3, 4, 5, 6, 7]),  # from two before the start on
+        ([9.2, 9.1, 9, 1, 2, 2, 2, 9], [3, 4, 5, 6]),  # the last is over the limit; 3 was the substitute
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], [0, 0, 0, 1]),  # limit 2.6, from the first segment on
+    ],
+    ids=str,
+)
+def test_the_released_rule_by_hand(losses, segments):
+    average = SWAD()
+    drive(average, units(len(losses)), losses, 1)
+    [found] = average.weights()
+    expected = [segments.count(i) / len(segments) for i in range(len(losses))]
+    assert found.tolist() == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_papers_rule_by_hand():
     weights = path(26)
-    losses = [
-        5,
-        3,
-        4,
-        2,
-        2,
-        3,
-        3,
-        4,
-        2,
-        4,
-        4,
-        4,
-        1,
-    ]  # starts with the 4th, ends before the 10th
-    average = SWAD(converge=3, tolerate=3, ratio=10 / 7)
+    losses = [5, 3, 4, 2, 2, 3, 3, 4, 2, 4, 4, 4, 1]  # starts with the 4th, ends before the 10th
+    average = SWAD(converge=3, tolerate=3, ratio=10 / 7, rule="paper")
     spans = []
     for i, loss in enumerate(losses):
         for step in (2 * i + 1, 2 * i + 2):
             average.update(step, weights[step - 1])
         average.evaluated(2 * i + 2, loss)
-        spans.append((average.span, average.done))
-    assert spans[:5] == [(None, False)] * 5
+        spans.append((average.span, average.started, average.done))
+    assert spans[:5] == [((1, 2 * i), False, False) for i in range(1, 6)]
     assert average.limit == pytest.approx(10 / 3)
-    assert spans[5:11] == [((7, 2 * i), False) for i in range(6, 12)]
-    assert spans[11:] == [((7, 18), True)] * 2
+    assert spans[5:11] == [((7, 2 * i), True, False) for i in range(6, 12)]
+    assert spans[11:] == [((7, 18), True, True)] * 2
     close(average.weights(), mean_of(weights[6:18]))
 
 
-def test_segments_of_different_lengths_weigh_as_their_steps():
-    weights, average = path(15), SWAD(2, 2)
+def test_by_the_papers_rule_segments_of_the_converge_window_count_towards_the_end():
+    average = paper()
+    drive(average, path(7), [0.1, 1, 1, 1, 1, 1, 1], 1)  # limit 0.91
+    assert (average.span, average.done) == ((1, 1), True)
+
+
+def test_by_the_papers_rule_the_mean_is_over_all_steps_where_there_is_no_start():
+    weights, average = path(10), paper()
+    drive(average, weights, [5, 4, 3, 2, 1], 2)
+    assert (average.span, average.started) == ((1, 10), False)
+    close(average.weights(), mean_of(weights))
+
+
+def test_by_the_papers_rule_segments_weigh_as_their_steps():
+    weights, average = path(15), paper(2, 2)
     for step, now in enumerate(weights, 1):
         average.update(step, now)
         if step in (1, 6, 7, 10, 14):
@@ -287,17 +332,20 @@ def test_nothing_changes_once_done():
     assert len(average._means()) == 1
 
 
-def test_the_memory_is_what_the_docstring_says():
-    average = SWAD()
-    losses = [5.0, 4.0, 3.0, 3.0, 3.0] + [3.0] * 8
-    copies = []
-    for step, now in enumerate(path(2 * len(losses)), 1):
-        average.update(step, now)
-        copies.append(len(average._means()))
-        if step % 2 == 0:
-            average.evaluated(step, losses[step // 2 - 1])
-    assert copies[:10:2] == [1, 2, 3, 3, 3]
-    assert copies[10::2] == [2, 3, 4, 5, 6, 7, 7, 7]
+@pytest.mark.parametrize("rule", ["released", "paper"])
+@pytest.mark.parametrize(("converge", "tolerate"), [(3, 6), (6, 3), (1, 1), (4, 4)])
+def test_the_memory_is_what_the_docstring_says(converge, tolerate, rule):
+    most = 0
+    for _, losses in naive.sequences(60):
+        average = SWAD(converge, tolerate, 1.3, rule)
+        for step, now in enumerate(path(2 * len(losses)), 1):
+            average.update(step, now)
+            most = max(most, len(average._means()))
+            if step % 2 == 0:
+                average.evaluated(step, losses[step // 2 - 1])
+                most = max(most, len(average._means()))
+    bound = max(converge, tolerate) + (2 if rule == "released" else 1)
+    assert most == bound if tolerate >= converge else most <= bound
 
 
 @pytest.mark.parametrize("when", [0, 1, 5])
@@ -320,6 +368,7 @@ def test_swad_refuses_to_go_without_validation(when):
             (lambda bad=bad: SWAD(3, bad), "tolerate must be a whole number of at least 1")
             for bad in (0, 2.0)
         ),
+        *((lambda bad=bad: SWAD(rule=bad), "rule must be 'released' or 'paper'") for bad in ("Paper", None)),
         *((lambda bad=bad: SWAD(3, 6, bad), "ratio must be above 0 and finite") for bad in (0, -1, NAN, INF)),
     ],
 )
@@ -337,21 +386,22 @@ def test_wrong_settings_are_refused(make, message):
     before_evaluation=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     give_params=st.booleans(),
-    sma=st.booleans(),
+    kind=st.sampled_from(["sma", "released", "paper"]),
 )
 @settings(max_examples=150, deadline=None, derandomize=True)
 def test_goes_on_to_the_bit_from_a_file(
-    losses, spacing, extra, converge, tolerate, ratio, cut, before_evaluation, dtype, give_params, sma
+    losses, spacing, extra, converge, tolerate, ratio, cut, before_evaluation, dtype, give_params, kind
 ):
     weights = path(len(losses) * spacing + min(extra, spacing - 1), dtype)
-    make = lambda: SMA(converge * spacing) if sma else SWAD(converge, tolerate, ratio)  # noqa: E731
+    sma = kind == "sma"
+    make = lambda: SMA(converge * spacing) if sma else SWAD(converge, tolerate, ratio, kind)  # noqa: E731
     straight, average = make(), make()
     cut %= len(weights) + 1
     drive(straight, weights, losses, spacing)
 
     def pass_on(old, params):
         state = old.state_dict()
-        assert all(x is None or isinstance(x, torch.Tensor | int | float) for x in leaves(state))
+        assert all(x is None or isinstance(x, torch.Tensor | int | float | str) for x in leaves(state))
         new = make()
         drive(new, path(5, seed=9), [1.0] * 5, 1)  # what it did before must not matter
         new.load_state_dict(through_file(state), params if give_params else None)
@@ -372,6 +422,23 @@ def test_goes_on_to_the_bit_from_a_file(
     assert (average.span, average.done) == (straight.span, straight.done)
     assert (average.weights() is None) == (straight.weights() is None)
     assert same(average.weights() or [], straight.weights() or [])
+
+
+@pytest.mark.parametrize("rule", ["released", "paper"])
+def test_resumed_after_any_evaluation_is_as_uninterrupted(rule):
+    for _, losses in naive.sequences(24, seed=3):
+        weights, straight = path(len(losses), torch.float32), SWAD(rule=rule)
+        resumed = []
+        for step, (now, loss) in enumerate(zip(weights, losses, strict=True), 1):
+            for average in (straight, *resumed):
+                average.update(step, now)
+                average.evaluated(step, loss)
+            new = SWAD(rule=rule)
+            new.load_state_dict(straight.state_dict(), now)
+            resumed.append(new)
+        for average in resumed:
+            assert (average.span, average.done) == (straight.span, straight.done)
+            assert same(average.weights(), straight.weights())
 
 
 @pytest.mark.parametrize(
@@ -396,9 +463,9 @@ def test_a_saved_state_follows_neither_who_wrote_nor_who_read_it(make):
 
 
 def test_a_loaded_mean_moves_to_where_the_parameters_are():
-    average = SWAD(1, 3)
+    average = paper(1, 3)
     drive(average, path(5), [1.0] * 2, 2)
-    other = SWAD(1, 3)
+    other = paper(1, 3)
     other.load_state_dict(average.state_dict())
     assert {w.device.type for w in other.weights()} == {"cpu"}
     other.update(6, [torch.empty(s, device="meta", dtype=torch.float64) for s in SHAPES])
@@ -420,7 +487,9 @@ def test_a_loaded_mean_takes_the_layout_of_the_parameters():
     assert same(average.weights(), params)
 
 
-@pytest.mark.parametrize("other", [SMA(2), SWAD(3), SWAD(2, 5), SWAD(2, 6, 1.5)], ids=lambda a: str(vars(a)))
+@pytest.mark.parametrize(
+    "other", [SMA(2), SWAD(3), SWAD(2, 5), SWAD(2, 6, 1.5), paper(2)], ids=lambda a: str(vars(a))
+)
 @pytest.mark.parametrize("saved", [SMA(1), SWAD(2)], ids=["sma", "swad"])
 def test_a_state_with_other_settings_is_refused(saved, other):
     with pytest.raises(InputError, match=r"saved with \{.*\}, this one has \{.*\}"):

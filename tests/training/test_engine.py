@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepL
 from torch.utils.data import Dataset
 
 import shoal
+from references import swad as naive_swad
 from references.naive import CopyingFish
 from shoal.algorithms import algorithm_class, build, registry
 from shoal.algorithms.base import trained_parameters
@@ -1081,11 +1082,8 @@ class Followed:
     def __call__(self, step: int, note: str) -> None:
         self.weights[step] = [p.detach().double() for p in self.model.parameters()]
 
-    def mean(self, first: int, last: int) -> list[Tensor]:
-        return [
-            torch.stack(ps).mean(0)
-            for ps in zip(*(self.weights[s] for s in range(first, last + 1)), strict=True)
-        ]
+    def mean(self, steps: Iterable[int]) -> list[Tensor]:
+        return [torch.stack(ps).mean(0) for ps in zip(*(self.weights[s] for s in steps), strict=True)]
 
 
 def assert_statistics_are_fresh(model: FeatureModel, inputs: Iterator[Tensor]) -> None:
@@ -1098,7 +1096,7 @@ def assert_statistics_are_fresh(model: FeatureModel, inputs: Iterator[Tensor]) -
     torch.testing.assert_close(model.features[1].running_var, variance, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("average", ["sma", "swad"])
+@pytest.mark.parametrize("average", ["sma", "swad", "swad-paper"])
 @pytest.mark.parametrize("name", ["erm", "fish", "idgm"])
 def test_averaged_weights(name: str, average: str) -> None:
     model = network(nn.BatchNorm1d(8))
@@ -1113,7 +1111,13 @@ def test_averaged_weights(name: str, average: str) -> None:
     first, last = int(words[-3]), int(words[-1])
     assert run.rule == f"last step, {average} of steps {first} to {last}"
     assert (first == 3 and last == 12) if average == "sma" else (1 <= first < last <= 12)
-    for p, mean in zip(model.parameters(), followed.mean(first, last), strict=True):
+    steps: Iterable[int] = range(first, last + 1)
+    if average == "swad":
+        losses = [p.scores["validation"].loss for p in run.history]
+        steps = [segment + 1 for segment in naive_swad.released(losses)[0]]
+        assert (min(steps), max(steps)) == (first, last)
+        assert len(set(steps)) < len(steps)
+    for p, mean in zip(model.parameters(), followed.mean(steps), strict=True):
         torch.testing.assert_close(p.detach().double(), mean, rtol=1e-5, atol=1e-6)
     examples, domains = concatenate(data())
     assert isinstance(examples, TensorData)

@@ -42,9 +42,8 @@ values = st.one_of(
     st.floats(),
     st.sampled_from([math.nan, math.inf, -0.0, 1e-300, 1e300, np.float32(0.5), 0.5, 500.0, 1.0]),
     st.text(max_size=5),
-    st.sampled_from(
-        ["cpu", "meta", "cuda:999", "xpu", "mps", "best", "fp16", "sma", "swad", "plateau", "AUC"]
-    ),
+    st.sampled_from(["cpu", "meta", "cuda:999", "xpu", "mps", "best", "fp16", "sma", "plateau", "AUC"]),
+    st.sampled_from(["swad", "swad-paper"]),
     st.binary(max_size=3),
     st.lists(st.one_of(st.text(max_size=3), st.integers(), st.none()), max_size=3),
     st.dictionaries(st.one_of(st.text(max_size=3), st.integers()), st.integers(), max_size=2),
@@ -141,8 +140,9 @@ def test_a_share_of_the_training_is_no_number_of_steps(name: str) -> None:
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "average_start": ({"average_start": 1}, "belongs to average='sma'"),
+    "average_start": ({"average_start": 1}, "average_start=1 is for average='sma'"),
     "average_start after the end": ({"average": "sma", "average_start": 9}, "after the last of 2 steps"),
+    "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 is for average='swad'"),
     "track_layers": ({"track_layers": True}, "belong to track_every"),
     "patience": ({"patience": 2}, "validation"),
     "splits as a word": ({"eval_splits": "test"}, "eval_splits must be a list of 'train' or .*, got 'test'"),

@@ -310,6 +310,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sma, last": {"average": "sma", "average_start": 3, "select": "last"},
     "swad": {"average": "swad", "eval_every": 1, "checkpoint_every": 4},
     "swad, plain dataset": {"average": "swad", "eval_every": 2, "train": plain()},
+    "swad-paper": {"average": "swad-paper", "eval_every": 1, "checkpoint_every": 4, "average_ratio": 1.1},
     "last": {"select": "last"},
     "no validation": {"validation": None},
     "accumulate, clip": {"accumulate": 3, "clip": 0.1},
@@ -331,6 +332,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:average='swad|swad found no start|swad-paper found no start")
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
 def test_every_option(tmp_path: Path, options: dict[str, Any]) -> None:
     check(tmp_path, [2, 7], send(signal.SIGTERM), **options)
@@ -352,6 +354,7 @@ IN_EVALUATION: dict[str, tuple[int, dict[str, Any]]] = {
 class TestSignalInEvaluation:
     """It is abandoned after the batch, and repeated by the training that is resumed."""
 
+    @pytest.mark.filterwarnings("ignore:swad found no start")
     @pytest.mark.parametrize(("batch", "options"), IN_EVALUATION.values(), ids=IN_EVALUATION.keys())
     def test_is_honoured(self, tmp_path: Path, batch: int, options: dict[str, Any]) -> None:
         options = {"eval_batch": 3, **options}
@@ -503,11 +506,12 @@ class TestStrides:
         assert_same(self.fit(tmp_path, resume=True), whole)
 
 
-def test_swad_that_has_found_its_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("average", ["swad", "swad-paper"])
+def test_swad_that_has_found_its_start(tmp_path: Path, average: str) -> None:
     """It goes on to its end, which is before the training's."""
-    options: dict[str, Any] = {"average": "swad", "eval_every": 1, "steps": 60, "validation": TURNED}
+    options: dict[str, Any] = {"average": average, "eval_every": 1, "steps": 60, "validation": TURNED}
     run = fit(None, **options)
-    assert "swad of steps" in run.rule
+    assert f"{average} of steps" in run.rule
     assert run.last.step < 60
     check(tmp_path, [2, 5, run.last.step - 2], send(signal.SIGTERM), **options)
 

@@ -234,8 +234,9 @@ def fit(
     clip: float | None = None,
     accumulate: int = 1,
     schedule: ScheduleMaker | None = None,
-    average: Literal["sma", "swad"] | None = None,
+    average: Literal["sma", "swad", "swad-paper"] | None = None,
     average_start: int | None = None,
+    average_ratio: float | None = None,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
     compile: bool = False,
@@ -353,7 +354,7 @@ def _config(training: Training) -> RunConfig:
     first = optimizer.param_groups[0]
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
-    same += ["accumulate", "average", "average_start", "on_nan", "eval_limit"]
+    same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

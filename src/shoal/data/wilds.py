@@ -26,7 +26,7 @@ from shoal.data.images import ImageFiles, Unreadable, by_chunks, described
 from shoal.data.text import Column, Table, TextRows, scan
 from shoal.data.text import described as described_text
 from shoal.data.tree import FileList, packed, subfolders
-from shoal.errors import InputError, unknown_name
+from shoal.errors import InputError, shown, unknown_name
 from shoal.files import check_regular, read_yaml
 
 HOME = "wilds"
@@ -369,32 +369,38 @@ def from_wilds(
     """Subsets of the `wilds` package as domains, for :func:`shoal.fit`. ::
 
         data = from_wilds({name: dataset.get_subset(name, transform=t) for name in ("train", "val", "test")},
-                          CombinatorialGrouper(dataset, ["hospital"]))
+                          ["hospital"])
+
+    A domain is called as WILDS calls it, such as ``"year = 3, region = Asia"``.
 
     Args:
         subsets: by split, under WILDS' names or ours; each needs a transform that makes tensors.
-        grouper: whose groups are the domains.
-        scored_by: another whose groups the splits other than train are scored by.
+        grouper: metadata fields, such as ``["year", "region"]``, of which every combination that occurs is a
+            domain; or a grouper of the package, whose groups are the domains.
+        scored_by: the same, by which the splits other than train are scored.
         model: the name of the default model.
         input_shape: of one x; by default that of the first example.
         measures: what to judge by (see :mod:`shoal.training.metrics`).
         uncounted: names of groups that are never the worst.
     """
+    if not isinstance(subsets, Mapping):
+        raise InputError(f"subsets must be a mapping such as {{'train': subset}}, got {shown(subsets)}.")
     if "train" not in subsets:
         raise InputError(f"subsets has no 'train' but {', '.join(map(repr, subsets)) or 'nothing'}.")
+    tables = {name: _metadata(name, subset) for name, subset in subsets.items()}
     parts, splits, start = list(subsets.values()), {}, 0
     for name, subset in subsets.items():
-        if not len(subset):
-            raise InputError(f"subset {name!r} is empty; leave it out.")
-        judge = grouper if name == "train" or scored_by is None else scored_by
-        groups = np.asarray(judge.metadata_to_group(subset.metadata_array))
-        domains = by_group(groups, judge.group_str, np.ones(len(groups), bool))
-        splits[SPLITS.get(name, name)] = Domains(domains.names, domains.offsets, domains.indices + start)
+        scored = name != "train" and scored_by is not None
+        given, argument = (scored_by, "scored_by") if scored else (grouper, "grouper")
+        split = SPLITS.get(name, name)
+        if split in splits:
+            raise InputError(f"subsets has split {split!r} twice, under WILDS' name and ours; leave one out.")
+        splits[split] = _domains(name, subset, tables[name], given, argument, start)
         start += len(subset)
-    fields = list(parts[0].metadata_fields)
-    table = np.concatenate([np.asarray(subset.metadata_array) for subset in parts])
+    fields = [field for field in tables["train"] if all(field in table for table in tables.values())]
+    metadata = {field: np.concatenate([table[field] for table in tables.values()]) for field in fields}
     classes = parts[0].n_classes
-    examples = _Subsets(parts, dict(zip(fields, table.T, strict=True)), classes is not None)
+    examples = _Subsets(parts, metadata, classes is not None)
     shape = tuple(_shape(examples) if input_shape is None else input_shape)
     return DomainData(
         examples=examples,
@@ -405,6 +411,103 @@ def from_wilds(
         measures=tuple(measures),
         uncounted=frozenset(uncounted),
     )
+
+
+def _metadata(name: str, subset: Any) -> dict[str, NDArray[Any]]:
+    """The columns of a subset's metadata by field."""
+    needed = ("metadata_array", "metadata_fields", "y_array", "n_classes", "__len__", "__getitem__")
+    if missing := [attribute for attribute in needed if not hasattr(subset, attribute)]:
+        raise InputError(
+            f"subset {name!r} is a {type(subset).__name__} without {missing[0]}; it must be a subset of the "
+            "wilds package, as get_subset returns it."
+        )
+    if not len(subset):
+        raise InputError(f"subset {name!r} is empty; leave it out.")
+    table, fields = subset.metadata_array, list(subset.metadata_fields or ())
+    table = np.zeros((len(subset), 0)) if table is None else np.asarray(table)
+    if not fields or table.shape != (len(subset), len(fields)):
+        raise InputError(
+            f"subset {name!r} has {len(subset):,} examples, {len(fields)} metadata fields and metadata of "
+            f"shape {table.shape}; it must have a row for each example and a column for each field."
+        )
+    if (targets := np.asarray(subset.y_array)).size != len(subset):
+        raise InputError(
+            f"subset {name!r} has targets of shape {targets.shape} for {len(subset):,} examples; one number "
+            "for each is needed."
+        )
+    return dict(zip(fields, table.T, strict=True))
+
+
+def _domains(
+    name: str, subset: Any, table: Mapping[str, NDArray[Any]], grouper: Any, argument: str, start: int
+) -> Domains:
+    """A subset's groups; its examples count from ``start``."""
+    fields = _fields(grouper, table, argument)
+    if fields is None:
+        codes, label = np.asarray(grouper.metadata_to_group(subset.metadata_array)), grouper.group_str
+        if codes.shape != (len(subset),) or codes.dtype.kind not in "iu":
+            raise InputError(
+                f"{argument}'s metadata_to_group gives {codes.dtype} of shape {codes.shape} for subset "
+                f"{name!r}; it must give a whole number for each of {len(subset):,} examples."
+            )
+    else:
+        columns = [_whole_column(name, table, field) for field in fields]
+        codes, first = _combined(columns)
+        texts = [_texts(subset, field) for field in fields]
+
+        def label(group: int) -> str:
+            values = (int(column[first[group]]) for column in columns)
+            named = (own[v] if v < len(own) else v for own, v in zip(texts, values, strict=True))
+            return ", ".join(f"{field} = {value}" for field, value in zip(fields, named, strict=True))
+
+    domains = by_group(codes, label, np.ones(len(codes), bool))
+    return Domains(domains.names, domains.offsets, domains.indices + start)
+
+
+def _fields(grouper: Any, table: Mapping[str, NDArray[Any]], argument: str) -> list[str] | None:
+    """The metadata fields to combine, the most significant first; ``None`` for a grouper of another kind."""
+    own = getattr(grouper, "groupby_fields", None)
+    if own is not None:
+        # Not group_str, which mixes fields up, or fails, where their order is not the metadata's.
+        return [field for field in reversed(list(table)) if field in own] + [f for f in own if f not in table]
+    if hasattr(grouper, "metadata_to_group") and hasattr(grouper, "group_str"):
+        return None
+    if not isinstance(grouper, (list, tuple)) or not all(isinstance(field, str) for field in grouper):
+        hint = f"[{grouper!r}]" if isinstance(grouper, str) else "['year', 'region']"
+        raise InputError(
+            f"{argument} must be a list of metadata fields, such as {hint}, or a grouper of the wilds "
+            f"package; got {shown(grouper)}."
+        )
+    if not grouper or len(set(grouper)) < len(grouper):
+        raise InputError(f"{argument} must name one or more different metadata fields, got {shown(grouper)}.")
+    return list(grouper)
+
+
+def _whole_column(name: str, table: Mapping[str, NDArray[Any]], field: str) -> NDArray[np.int64]:
+    if field not in table:
+        raise unknown_name(f"metadata field of subset {name!r}:", field, table)
+    values = np.asarray(table[field])
+    wrong = ~(np.isfinite(values) & (values >= 0) & (values == np.floor(values)))
+    if wrong.any():
+        raise InputError(
+            f"subset {name!r} has {int(wrong.sum()):,} examples whose metadata field {field!r} is no whole "
+            f"number of at least 0, the first {values[np.argmax(wrong)]}; leave the field or them out."
+        )
+    return values.astype(np.int64)
+
+
+def _combined(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """A number for every combination that occurs, in lexicographic order, and where each occurs first."""
+    codes = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        values, place = np.unique(column, return_inverse=True)
+        _, first, codes = np.unique(codes * len(values) + place, return_index=True, return_inverse=True)
+    return codes, first
+
+
+def _texts(subset: Any, field: str) -> Sequence[Any]:
+    """What the values of a field are called."""
+    return (getattr(subset, "metadata_map", None) or {}).get(field, ())
 
 
 def _shape(examples: _Subsets) -> tuple[int, ...]:

@@ -62,6 +62,7 @@ class RunConfig:
     0.96 every 1,000 steps. It rises linearly over 50 steps with ``warmup:50`` or ``warmup:50,cosine``."""
     average: str | None = None
     average_start: int | None = None
+    average_ratio: float | None = None
     on_nan: str = "stop"
     weights: str | None = None
     """A file with the weights to start from; by default the model's own random ones."""

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,18 @@ class _Mean:
     loss: float = math.inf
     """The validation loss measured at ``last``, infinite where it was not a finite number."""
 
-    def merge(self, later: _Mean) -> None:
-        self.count += later.count
-        self.last = later.last
-        if self.tensors:  # foreach functions refuse empty lists
-            torch._foreach_lerp_(self.tensors, later.tensors, later.count / self.count)
+    def merge(self, other: _Mean) -> None:
+        """A mean that counts for nothing is replaced."""
+        self.first, self.last = (
+            (min(self.first, other.first), max(self.last, other.last))
+            if self.count
+            else (other.first, other.last)
+        )
+        self.count += other.count
+        if self.count == other.count:
+            _copy(self.tensors, other.tensors)
+        elif self.tensors:  # foreach functions refuse empty lists
+            torch._foreach_lerp_(self.tensors, other.tensors, other.count / self.count)
 
     def clone(self) -> _Mean:
         return _Mean([t.clone() for t in self.tensors], self.first, self.last, self.count, self.loss)
@@ -79,6 +86,11 @@ class Average(ABC):
     _loaded: bool = False
     _mean: _Mean | None = None
     _settings: dict[str, Any]
+
+    @property
+    def started(self) -> bool:
+        """Whether the rule has found where to start; if not, :meth:`weights` is a substitute, or None."""
+        return self._mean is not None
 
     @abstractmethod
     def update(self, step: int, params: Sequence[Tensor]) -> None:
@@ -147,25 +159,54 @@ class SWAD(Average):
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021).
 
-    The steps from one evaluation to the next are a segment, with the loss measured at its end. Averaging
-    starts with the first of ``converge`` (N_s) segments in a row of which none later was better, and ends
-    before ``tolerate`` (N_e) segments in a row that are all above a limit: ``ratio`` times the mean loss of
-    those ``converge``. A loss that is not finite is above any limit, and left out of that mean. Until it is
-    known whether a segment belongs to the mean it is kept apart, as a full copy of the trained weights: at
-    most ``tolerate + 1`` copies.
+    The steps from one evaluation to the next are a segment; ℓ_i is the validation loss at the end of segment
+    i. Averaging starts at the first segment s with ℓ_s = min(ℓ_s, …, ℓ_t), t = s + N_s − 1; a segment is over
+    the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the training, end when the last N_e
+    segments all are. N_s is ``converge``, N_e is ``tolerate``.
+
+    ``rule="paper"``, algorithm 1 of the paper: the mean over all steps from segment s to the one before those
+    N_e, or to the last; over all steps of the training if there is no s.
+
+    ``rule="released"``, the authors' program (khanrc/swad, ``LossValley``), which their results come from: a
+    mean of segments' means, in which every segment counts as one, however many steps it has, and some count
+    more than once. Let Q be the last N_e segments at any time.
+
+    - At t, with N_e > N_s: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those
+      after the first, or after the one that follows the last over the limit. With N_e ≤ N_s: segments
+      s + 1, …, s + N_s − N_e. If there are none the mean is segment s, until another is added.
+    - At each later evaluation at which Q does not begin before s: the first of Q.
+    - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
+    - If there is no s: the last segment alone.
+
+    In both a loss that is not finite is over any limit and left out of the mean loss. (In the released
+    program NaN counts as the lowest loss, and averaging that starts there never ends.) At most
+    max(N_s, N_e) + 2 copies of the trained weights are kept, one less by the paper's rule.
     """
 
-    def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
+    def __init__(
+        self,
+        converge: int = 3,
+        tolerate: int = 6,
+        ratio: float = 1.3,
+        rule: Literal["released", "paper"] = "released",
+    ) -> None:
         self.converge = _whole("converge", converge, 1)
         self.tolerate = _whole("tolerate", tolerate, 1)
         if not 0 < ratio < math.inf:
             raise InputError(f"ratio must be above 0 and finite, got {ratio}.")
-        self.ratio = ratio
+        if rule not in ("released", "paper"):
+            raise InputError(f"rule must be 'released' or 'paper', got {rule!r}.")
+        self.ratio, self.rule = ratio, rule
         self.limit: float | None = None
-        """The loss above which a segment is suspect; None before the start."""
-        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio}
+        """The loss above which a segment is over the limit; None before the start."""
+        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio, "rule": rule}
         self._segment: _Mean | None = None
-        self._queue: list[_Mean] = []  # finished segments: candidates for the start, then those pending
+        self._queue: list[_Mean] = []  # finished segments that may still be added
+        self._start = 0  # the last step of segment s
+
+    @property
+    def started(self) -> bool:
+        return self.limit is not None
 
     @torch.no_grad()
     def update(self, step: int, params: Sequence[Tensor]) -> None:
@@ -184,38 +225,90 @@ class SWAD(Average):
         self._segment.loss = loss if math.isfinite(loss) else math.inf
         self._queue.append(self._segment)
         self._segment = None
-        if self._mean is None or self.limit is None:
-            self._start()
-        elif len(self._queue) < self.tolerate:
-            return
-        elif min(segment.loss for segment in self._queue) > self.limit:
-            self._queue, self.done = [], True
+        if self.rule == "released":
+            self._released()
         else:
+            self._paper()
+
+    def _found_start(self, window: Sequence[_Mean]) -> bool:
+        """Whether the first of the last ``converge`` segments is the best of them; then sets the limit."""
+        finite = [segment.loss for segment in window if math.isfinite(segment.loss)]
+        if len(window) < self.converge or window[0].loss != min(finite, default=None):
+            return False
+        self.limit = self.ratio * (sum(finite) / len(finite))
+        self._start = window[0].last
+        return True
+
+    def _over(self, segments: Sequence[_Mean]) -> bool:
+        assert self.limit is not None
+        return min(segment.loss for segment in segments) > self.limit
+
+    def _released(self) -> None:
+        self._queue[-1].count = 1  # a segment counts as one, however many steps it has
+        del self._queue[: -max(self.tolerate, self.converge if self.limit is None else 0)]
+        last = self._queue[-self.tolerate :]
+        if self.limit is None:
+            window = self._queue[-self.converge :]
+            if self._found_start(window):
+                self._mean = window[0].clone()
+                self._mean.count = 0
+                for segment in self._before(window, last):
+                    self._mean.merge(segment)
+                self._queue = last
+        elif self._mean is not None and last[0].last >= self._start:
+            if self._over(last):
+                self._queue, self.done = [], True
+            else:
+                self._mean.merge(last[0])
+
+    def _before(self, window: Sequence[_Mean], last: Sequence[_Mean]) -> Sequence[_Mean]:
+        """What the released program adds when it finds the start."""
+        surplus = self.tolerate - self.converge
+        if surplus <= 0:
+            return window[1 : 1 - surplus]
+        early = last[: surplus + 1]
+        over = [i for i, segment in enumerate(early) if self._over([segment])]
+        return early[over[-1] + 2 if over else 1 :]
+
+    def _paper(self) -> None:
+        if self.limit is None:
+            if len(self._queue) < self.converge:
+                return
+            started, first = self._found_start(self._queue), self._queue.pop(0)
+            if started or self._mean is None:
+                self._mean = first
+            else:
+                self._mean.merge(first)
+        elif len(self._queue) >= self.tolerate and self._over(self._queue):
+            self._queue, self.done = [], True
+        while self.limit is not None and self._mean and len(self._queue) >= self.tolerate:
             self._mean.merge(self._queue.pop(0))
 
-    def _start(self) -> None:
-        if len(self._queue) < self.converge:
-            return
-        first = self._queue.pop(0)
-        finite = [m.loss for m in (first, *self._queue) if math.isfinite(m.loss)]
-        if first.loss == min(finite, default=None):
-            self.limit = self.ratio * (sum(finite) / len(finite))
-            for segment in self._queue:
-                first.merge(segment)
-            self._mean, self._queue = first, []
+    def _parts(self) -> list[_Mean]:
+        """What :meth:`weights` is the mean of, if the training ends now."""
+        rest = self._queue
+        if self.rule == "released":
+            if self.limit is None:
+                return rest[-1:]
+            rest = rest[1:]
+            while rest and self._over(rest[-1:]):
+                rest = rest[:-1]
+        first = [] if self._mean is None or (self._mean.count == 0 and rest) else [self._mean]
+        return first + rest
 
     @torch.no_grad()
     def weights(self) -> list[Tensor] | None:
-        if self._mean is None:
+        if not (parts := self._parts()):
             return None
-        whole = self._mean.clone()
-        for segment in self._queue:
+        whole = parts[0].clone()
+        for segment in parts[1:]:
             whole.merge(segment)
         return whole.tensors
 
     @property
     def span(self) -> tuple[int, int] | None:
-        return None if self._mean is None else (self._mean.first, [self._mean, *self._queue][-1].last)
+        parts = self._parts()
+        return (min(p.first for p in parts), max(p.last for p in parts)) if parts else None
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -223,6 +316,7 @@ class SWAD(Average):
             "segment": self._segment and self._segment.state_dict(),
             "queue": [segment.state_dict() for segment in self._queue],
             "limit": self.limit,
+            "start": self._start,
             "done": int(self.done),
         }
 
@@ -230,7 +324,7 @@ class SWAD(Average):
         super()._load(state)
         self._segment = _Mean.from_state(state["segment"])
         self._queue = [_Mean(**segment).clone() for segment in state["queue"]]
-        self.limit, self.done = state["limit"], bool(state["done"])
+        self.limit, self._start, self.done = state["limit"], state["start"], bool(state["done"])
 
     def _means(self) -> list[_Mean]:
         return [m for m in (self._mean, self._segment, *self._queue) if m is not None]

@@ -22,7 +22,8 @@ SMALL = 30
 SETTINGS = (
     *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
     *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
-    *("average", "average_start", "select", "metric", "patience", "holdout", "protocol", "seed"),
+    *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
+    "seed",
 )
 """What of a configuration the card lists, where it is set."""
 

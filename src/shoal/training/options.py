@@ -71,7 +71,7 @@ class Options:
     """Stop after so many evaluations without improvement on validation."""
     eval_every: Count | None = None
     """Steps between evaluations. By default there are as many (10, 5, 4, 2 or 1) as pass no more examples
-    through the model than the training does; always 10 with ``patience`` and ``average="swad"``."""
+    through the model than the training does; always 10 with ``patience`` and SWAD."""
     eval_limit: Count | None = None
     """Evaluate on about so many examples of each split, evenly over its domains: a random sample, stratified
     by class where labels are known without reading the examples, and the same for every seed. By default on
@@ -97,11 +97,15 @@ class Options:
     """Take each domain's batch in so many pieces, one after the other: less memory, the same gradient."""
     schedule: ScheduleMaker | None = None
     """Makes a learning-rate scheduler from the optimizer; it steps once a step."""
-    average: Literal["sma", "swad"] | None = None
-    """Average weights along the way: ``"sma"`` from ``average_start`` on, or ``"swad"``, which finds start
-    and end by the validation loss."""
+    average: Literal["sma", "swad", "swad-paper"] | None = None
+    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"swad"`` finds start and end by
+    the validation loss as its authors' program does, ``"swad-paper"`` as their paper says. See
+    :class:`~shoal.training.averaging.SWAD`."""
     average_start: Count | None = None
-    """By default a tenth of the training."""
+    """Of ``"sma"``; by default a tenth of the training."""
+    average_ratio: Positive | None = None
+    """Of SWAD: averaging ends after 6 evaluations whose loss is above so many times that at its start. By
+    default 1.3; its authors took 1.2 for VLCS."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False
@@ -149,7 +153,9 @@ class Options:
         if self.metric is not None:
             metric(self.metric)
         if self.average_start is not None and self.average != "sma":
-            raise InputError("average_start belongs to average='sma'.")
+            raise InputError(f"average_start={self.average_start} is for average='sma'.")
+        if self.average_ratio is not None and not self.swad:
+            raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.track_domains == 1:
@@ -186,11 +192,18 @@ class Options:
         return made
 
     def make_average(self) -> Average | None:
-        if self.average == "swad":
-            return SWAD()
+        if self.swad:
+            return SWAD(
+                ratio=self.average_ratio or 1.3, rule="paper" if self.average == "swad-paper" else "released"
+            )
         if self.average == "sma":
             return SMA(self.average_start or max(1, self.steps // 10))
         return None
+
+    @property
+    def swad(self) -> bool:
+        """Whether weights are averaged by the validation loss."""
+        return self.average in ("swad", "swad-paper")
 
     @property
     def chosen_precision(self) -> Precision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
-from shoal.training.averaging import SMA, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.averaging import SMA, SWAD, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.callbacks import State
 from shoal.training.evaluate import snapshot
 from shoal.training.history import Point
@@ -134,6 +135,27 @@ class Selection:
                 with self.watched("evaluating"):
                     point = replace(point, scores=self.setup.evaluator(model))
             self.final = (point, snapshot(model))
+        if (note := self._no_start()) and self.setup.processes.main:
+            warnings.warn(note, stacklevel=2)
+
+    def _no_start(self) -> str:
+        """Which weights SWAD takes where its rule found no start."""
+        average, count = self.setup.average, len(self.history)
+        if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
+            return ""
+        first, last = average.span
+        which = "all steps" if average.rule == "paper" else "those since the last evaluation but one"
+        return (
+            f"{self.setup.options.average} found no start in {count:,} evaluation{'s' * (count != 1)}: none "
+            f"was followed by {average.converge - 1} without a lower validation loss. The result is the mean "
+            f"over steps {first:,} to {last:,}, {which}. Train for longer, or set a smaller eval_every."
+        )
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """What a reader of the record must know of the averaged weights."""
+        found = " ".join(filter(None, (self.setup.few_evaluations, self._no_start())))
+        return {"average": found.removesuffix(".")} if found else {}
 
     @property
     def selected(self) -> tuple[Point, str]:
@@ -142,12 +164,13 @@ class Selection:
             raise RuntimeError("this training has not run yet.")
         name, average, selects = self.setup.options.average, self.setup.average, self.setup.selects
         span = average.span if average else None
-        unfound = f" ({name} found no start)" if average and not span else ""
+        unfound = f" ({name} found no start)" if average and not (span and average.started) else ""
         if self.final is not None:
-            return self.final[0], "last step" + (f", {name} of steps {span[0]} to {span[1]}" if span else "")
+            of = f", {name} of steps {span[0]} to {span[1]}" if span else ""
+            return self.final[0], "last step" + of + unfound
         if self.best is not None:
-            by = f" by {selects.name}" if selects else ""
-            return self.best[0], f"best on validation{by}" + (", sma" if span else unfound)
+            by, sma = f" by {selects.name}" if selects else "", isinstance(average, SMA)
+            return self.best[0], f"best on validation{by}" + (", sma" if sma and span else unfound)
         return self.history[-1], "last step" + unfound
 
     def restore(self) -> Point:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -18,6 +19,7 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.training.agreement import Agreement, Tracking
+from shoal.training.averaging import SWAD
 from shoal.training.callbacks import each_step
 from shoal.training.capture import draws, why_not
 from shoal.training.engine import Engine, check_precision
@@ -42,7 +44,7 @@ EVALUATIONS = (10, 5, 4, 2, 1)
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
-    *("draw", "warm_start", "schedule", "average", "average_start"),
+    *("draw", "warm_start", "schedule", "average", "average_start", "average_ratio"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -74,10 +76,10 @@ class Setup:
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
-        if (watches or options.average == "swad") and "validation" not in self.splits:
+        if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
-                "select='best', average='swad', warm_start='plateau' and patience need validation data; "
-                "give some."
+                "select='best', average='swad' or 'swad-paper', warm_start='plateau' and patience need "
+                "validation data; give some."
             )
         shown = options.progress is True and self.processes.main
         self.progress = Progress(self.label, options.steps, shown)
@@ -126,6 +128,9 @@ class Setup:
             limits = dict.fromkeys(self.splits, options.eval_limit)
         self.evaluator = self.evaluator_of(self.splits, limits)
         self.eval_every = options.eval_every or self._usual_eval_every()
+        self.few_evaluations = self._few_evaluations()
+        if self.few_evaluations and self.processes.main:
+            warnings.warn(self.few_evaluations, stacklevel=3)
         self.unroll = self._unroll()
         self.tracking = self._make_tracking() if options.track_every is not None else None
 
@@ -181,9 +186,22 @@ class Setup:
         options, sampler = self.options, self.sampler
         trained = options.steps * sampler.domains_per_step * sampler.batch_size
         each = sum(map(len, self.evaluator.which.values()))
-        asked = options.patience is not None or options.average == "swad"  # evaluations are part of them
+        asked = options.patience is not None or options.swad  # evaluations are part of them
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return -(-options.steps // max([1, *fits]))
+
+    def _few_evaluations(self) -> str:
+        """What is wrong where SWAD could not find an end in so few evaluations."""
+        average, steps, every = self.average, self.options.steps, self.eval_every
+        count = -(-steps // every)
+        if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
+            return ""
+        return (
+            f"average={self.options.average!r} has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
+            f"eval_every={every:,}). It needs {average.converge} to find a start and "
+            f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
+            f"Set eval_every={max(1, steps // 50)}."
+        )
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
         return Evaluator(

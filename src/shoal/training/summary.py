@@ -42,7 +42,7 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "error": error,
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
         "skipped": len(training.skipped),
-        "notes": dict(training.data.notes),
+        "notes": {**training.data.notes, **training.selection.notes},
         "agreement": tuple(training.agreement),
     }
 
