@@ -420,9 +420,9 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
 
 
 OPTIONS = (
-    *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "seed"),
+    *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "warm_select"),
     *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start", "select"),
-    *("metric", "patience", "on_nan", "eval_every"),
+    *("seed", "metric", "patience", "on_nan", "eval_every"),
 )
 """What of a configuration `shoal train` takes under an option of the same name."""
 

@@ -122,9 +122,9 @@ def prepare(
 
 
 SAME = (
-    *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "eval_every"),
-    *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
-    *("on_nan", "metric"),
+    *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "warm_select"),
+    *("eval_every", "eval_limit", "select", "patience", "precision", "clip", "accumulate", "average"),
+    *("average_start", "on_nan", "metric"),
 )
 """What a run's configuration and a training's options call by the same name."""
 

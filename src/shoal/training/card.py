@@ -21,7 +21,8 @@ SMALL = 30
 """Examples of a domain, below which its score says little."""
 SETTINGS = (
     *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
-    *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
+    *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision"),
+    *("warm_start", "warm_select"),
     *("average", "average_start", "select", "metric", "patience", "holdout", "protocol", "seed"),
 )
 """What of a configuration the card lists, where it is set."""
