@@ -68,8 +68,8 @@ class Options:
     """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
     or until validation stops improving (``"plateau"``)."""
     warm_select: Literal["best", "last"] | None = None
-    """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps, or
-    from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
+    """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps,
+    or from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
     patience: Count | None = None
     """Stop after so many evaluations without improvement on validation."""
     eval_every: Count | None = None
