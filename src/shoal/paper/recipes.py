@@ -151,7 +151,8 @@ def _run(
     if inner_loop:
         optimizer["lr"] *= variant.rate
         optimizer["weight_decay"] = recipe.get("fish_weight_decay", optimizer.get("weight_decay", 0.0))
-        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": "carry", **own}
+        state = epoch if recipe.get("inner_state") == "epoch" else "carry"
+        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": state, **own}
         warm = recipe.get("warm_start") if variant.warm_start is None else variant.warm_start
         if isinstance(warm, int):
             warm_select = recipe.get("warm_select")
