@@ -24,6 +24,7 @@ from shoal.paper.published import claims
 from shoal.paper.recipes import Changes, Variant
 
 TEXT = ("civilcomments", "amazon")
+DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Changes(epochs=1, seeds=1)
 
 
@@ -215,14 +216,18 @@ class TestDifferences:
         assert main(["reproduce", "wilds", *options, "--data", *given]) == 0
         printed = capsys.readouterr().out
         kept = (tmp_path / "wilds.md").read_text()
+        documented = (DOCS / "wilds.md").read_text().splitlines()
         entries = content["every"]["differs"][preset]
         assert len(entries) > 5
         for entry in entries:
             assert set(entry) - {"of"} == {"what", "why"}
             assert set(entry.get("of", ())) <= set(recipes.datasets())
-            line = f"- {', '.join(entry.get('of', ['all']))}: {entry['what']} ({entry['why']})."
+            of = ", ".join(entry.get("of", ["all"]))
+            line = f"- {of}: {entry['what']} ({entry['why']})."
             assert line in printed.splitlines()
             assert line in kept.splitlines()
+            assert f"| `{preset}` | {of} | {entry['what']} | {entry['why']} |" in documented
+        assert sum(row.startswith(f"| `{preset}` |") for row in documented) == len(entries)
 
     def test_only_of_the_datasets_that_are_shown(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
