@@ -6,7 +6,8 @@
 Every round times one meta-step of Fish and, beside it, the S plain optimizer steps that it consists of; their
 ratio is the median over rounds. Hours are those of the whole schedule at this speed, the warm start included
 (where it lasts until validation stops improving, as long as in the authors' program), and evaluation and
-reading data left out. Memory is the most that torch's allocator held.
+reading data left out; an epoch counts as a pass over the examples, since that of `authors-code` depends on
+the domains' sizes. Memory is the most that torch's allocator held.
 """
 
 from __future__ import annotations
@@ -77,7 +78,10 @@ class Stepper:
         model = model.to(given.device).train()
         loss = nn.functional.mse_loss if classes is None else nn.functional.cross_entropy
         walk = said["walk"] if name == "fish" else 1
-        settings = {"meta_lr": said["epsilon"]} if name == "fish" else {}
+        settings: dict[str, Any] = {}
+        if name == "fish":
+            state = 1000 if said.get("inner_state") == "epoch" else "carry"
+            settings = {"meta_lr": said["epsilon"], "inner_state": state, **said["settings"].get("fish", {})}
         self.algorithm = build(name, model, loss, Task(walk, classes), **settings).to(given.device)
         optimizer = self._optimizer(said, given.device)
         self.engine = Engine(self.algorithm.wrap(optimizer, walk), precision=precision)

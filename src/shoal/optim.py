@@ -219,6 +219,21 @@ class Fish(Optimizer):
         """
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
+    @torch.no_grad()
+    def forget(self, where: Tensor) -> None:
+        """Where ``where``, a single truth value, holds, the inner optimizer's moments become zero.
+
+        In place and on the parameters' device, so that a CUDA graph may do it. To be called between inner
+        loops, of optimizers that begin with moments of zero.
+        """
+        self._unshare()
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for entry in self.inner.state.values():
+            for value in _shards(v for v in entry.values() if isinstance(v, Tensor)):
+                by_device.setdefault(value.device, []).append(value)
+        for device, values in by_device.items():
+            torch._foreach_mul_(values, (~where).to(device, values[0].dtype))
+
     def _start_walk(self) -> None:
         if self.inner_state == "reset" or self._untrained:
             self.inner.state = clone_state(self._fresh)

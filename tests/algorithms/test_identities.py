@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shoal
+from references.naive import CopyingFish
 from shoal.algorithms import algorithm_class, build
 from shoal.algorithms.penalty import PenaltyWeight
 from shoal.data import DomainBatch, Task
@@ -25,6 +27,12 @@ OPTIMIZERS: dict[str, Maker] = {
     "momentum": lambda p: torch.optim.SGD(p, ALPHA, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
 }
+ZERO_STATE: dict[str, Maker] = {
+    "momentum": OPTIMIZERS["momentum"],
+    "adam": OPTIMIZERS["adam"],
+    "adamw": lambda p: torch.optim.AdamW(p, 0.01),
+}
+"""Optimizers with moments that begin at zero."""
 every_optimizer = pytest.mark.parametrize("maker", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 
 
@@ -98,6 +106,42 @@ class TestFish:
         assert_equal(reset[0], carried[0])
         assert_differ(reset[1], carried[1])
 
+    @pytest.mark.parametrize("every", [1, 2, 3, 100])
+    @pytest.mark.parametrize("inner", ZERO_STATE)
+    def test_a_state_that_is_reset_every_so_many_steps(self, inner: str, every: int) -> None:
+        """Against a new optimizer for a copy of the model, as in the authors' program at every epoch."""
+        reference = CopyingFish(network(), ZERO_STATE[inner], EPSILON)
+        for step in range(7):
+            if step % every == 0:
+                reference.saved = None
+            reference.walk(batches(step), domain_loss)
+        walked = trained("fish", ZERO_STATE[inner], 7, meta_lr=EPSILON, inner_state=every)
+        torch.testing.assert_close(walked, reference.model.state_dict(), rtol=0, atol=1e-12)
+        if every == 1:
+            reset = trained("fish", ZERO_STATE[inner], 7, meta_lr=EPSILON, inner_state="reset")
+            torch.testing.assert_close(walked, reset, rtol=0, atol=1e-12)
+        carried = trained("fish", ZERO_STATE[inner], 7, meta_lr=EPSILON, inner_state="carry")
+        assert (every > 7) == all(torch.equal(walked[k], carried[k]) for k in walked)
+
+    def test_forgetting_spares_the_slow_weights(self) -> None:
+        model = network()
+        algorithm, engine = algorithm_on("fish", model, ZERO_STATE["adam"], meta_lr=EPSILON)
+        algorithm.step(batches(), engine)
+        state = engine.optimizer.state  # the slow weights are among the moments now
+        for due in (False, True):
+            algorithm.walks.forget(torch.tensor(due))
+            moments = [entry["exp_avg"] for entry in engine.optimizer.state.values()]
+            assert all(bool(m.any()) is not due for m in moments)
+        for p in model.parameters():
+            torch.testing.assert_close(state[p]["slow"], p.detach(), rtol=0, atol=0)
+
+    @pytest.mark.parametrize(
+        "maker", [torch.optim.NAdam, partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)]
+    )
+    def test_a_state_that_does_not_begin_at_zero_is_not_reset_by_number(self, maker: Maker) -> None:
+        with pytest.raises(InputError, match=r"inner_state=2 needs Adam, AdamW or SGD without dampening"):
+            trained("fish", maker, 1, inner_state=2)
+
     def test_buffers_walk_or_interpolate(self) -> None:
         start = network(noisy=True).state_dict()
         end = trained("fish", OPTIMIZERS["sgd"], 1, noisy=True, meta_lr=1.0)
@@ -118,6 +162,14 @@ class TestFish:
 
 
 class TestSmoothFish:
+    def test_gamma_1_is_fish_whose_state_is_reset_by_number(self) -> None:
+        common: dict[str, Any] = {"meta_lr": EPSILON, "inner_state": 2}
+        fish = trained("fish", ZERO_STATE["adam"], 5, **common)
+        assert_equal(trained("smoothfish", ZERO_STATE["adam"], 5, gamma=1.0, **common), fish)
+        carried = {**common, "inner_state": "carry"}
+        half = trained("smoothfish", ZERO_STATE["adam"], 5, gamma=0.5, **common)
+        assert_differ(half, trained("smoothfish", ZERO_STATE["adam"], 5, gamma=0.5, **carried))
+
     @every_optimizer
     @pytest.mark.parametrize("inner_state", ["carry", "reset"])
     def test_gamma_1_is_fish(self, maker: Maker, inner_state: str) -> None:

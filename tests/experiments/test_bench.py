@@ -104,6 +104,7 @@ class TestConfig:
             "draw": "pooled",
             "seed": 7,
             "warm_start": 3,
+            "warm_select": "best",
             "eval_every": 1,
             "eval_limit": 9,
             "select": "last",

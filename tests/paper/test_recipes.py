@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from imitations.wilds import WILDS, maker
+from references.fish_epoch import epoch_steps
 from shoal.cli import main
 from shoal.data.sets import load
 from shoal.errors import InputError
+from shoal.files import read_yaml
 from shoal.paper import recipes, tables
 from shoal.paper.published import claims
 from shoal.paper.recipes import Changes, Variant
 
 TEXT = ("civilcomments", "amazon")
+DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Changes(epochs=1, seeds=1)
 
 
@@ -47,39 +54,194 @@ def fish(dataset: str, root: Path, preset: str = "paper") -> Any:
     return config
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("dataset", "preset", "rate", "epsilon", "walk", "batch", "warm"),
-        [
-            ("camelyon17", "paper", 1e-3, 0.01, 3, 32, 25),  # 500 of 20 epochs
-            ("camelyon17", "authors-code", 1e-4, 0.01 / 3, 3, 32, 500),
-            ("civilcomments", "paper", 1e-5, 0.05, 5, 16, "plateau"),
-            ("civilcomments", "authors-code", 1e-5, 0.05 / 5, 5, 16, 4000),
-            ("fmow", "paper", 1e-4, 0.01, 5, 64, "plateau"),
-            ("fmow", "authors-code", 1e-4, 0.01 / 5, 5, 64, 2000),
-            ("iwildcam", "authors-code", 1e-4, 0.01 / 10, 10, 16, 1333),
-            ("poverty", "paper", 1e-3, 0.1, 5, 64, None),
-            ("poverty", "authors-code", 1e-3, 0.1 / 5, 5, 64, None),
-            ("amazon", "authors-code", 2e-6, 0.01 / 5, 5, 8, 10333),
-        ],
-    )
-    def test_fish_as_published(
-        self,
-        data: Path,
-        dataset: str,
-        preset: str,
-        rate: float,
-        epsilon: float,
-        walk: int,
-        batch: int,
-        warm: Any,
-    ) -> None:
-        config = fish(dataset, data, preset)
-        assert config.optimizer_options["lr"] == rate
-        assert config.optimizer_options.get("weight_decay", 0.0) == 0.0
-        assert config.settings["meta_lr"] == pytest.approx(epsilon, rel=1e-6)
-        assert (config.domains_per_step, config.batch_size, config.warm_start) == (walk, batch, warm)
+SGD, ADAM = {"momentum": 0.9}, {"amsgrad": True}
+DENSENET, RESNET, RESNET18 = "densenet121", "resnet50", "resnet18"
+BERT, DISTILBERT = "bert-base-uncased", "distilbert-base-uncased"
+WORST, AVERAGE, TENTH = "worst-group accuracy", "accuracy", "10th-percentile accuracy"
+PUBLISHED: dict[tuple[str, str], tuple[Any, ...]] = {
+    # The paper's tables "Hyperparameters for ERM" and "for Fish": model, optimizer, its other options, rate,
+    # batch, ERM's weight decay, ε, meta-steps, warm start ("plateau": "best val. metric"), whose weights go
+    # on, metric. Then what it leaves open: epochs, whether ERM's rate falls, as WILDS does, steps between
+    # evaluations.
+    ("camelyon17", "paper"): (
+        *(DENSENET, "sgd", SGD, 1e-3, 32, 0.0, 0.01, 3, 500, None, AVERAGE, "best"),
+        *(20, False, None),
+    ),
+    ("civilcomments", "paper"): (
+        *(BERT, "adam", {}, 1e-5, 16, 0.01, 0.05, 5, "plateau", None, WORST, "best"),
+        *(5, False, None),
+    ),
+    ("fmow", "paper"): (
+        *(DENSENET, "adam", {}, 1e-4, 64, 0.0, 0.01, 5, "plateau", None, AVERAGE, "best"),
+        *(12, True, None),
+    ),
+    ("iwildcam", "paper"): (
+        *(RESNET, "adam", {}, 1e-4, 16, 0.0, 0.01, 10, "plateau", None, "macro F1", "best"),
+        *(18, False, None),
+    ),
+    ("poverty", "paper"): (
+        *(RESNET18, "adam", {}, 1e-3, 64, 0.0, 0.1, 5, None, None, "Pearson r", "best"),
+        *(200, True, None),
+    ),
+    ("amazon", "paper"): (
+        *(BERT, "adam", {}, 2e-6, 8, 0.01, 0.01, 5, "plateau", None, TENTH, "best"),
+        *(3, False, None),
+    ),
+    # src/config.py and src/main.py of the authors' program; ε is meta_lr / meta_steps. Evaluations are every
+    # print_iters steps or once an epoch; `save_best_model` keeps the last on FMoW; the warm start is
+    # evaluated as often, so that on Camelyon17 it has one evaluation, and on FMoW again the last is kept.
+    ("camelyon17", "authors-code"): (
+        *(DENSENET, "sgd", SGD, 1e-4, 32, 0.0, 0.01 / 3, 3, 10_000, None, AVERAGE, "best"),
+        *(20, False, None),
+    ),
+    ("civilcomments", "authors-code"): (
+        *(DISTILBERT, "adam", ADAM, 1e-5, 16, 0.0, 0.05 / 5, 5, 20_000, "best", WORST, "best"),
+        *(5, False, 500),
+    ),
+    ("fmow", "authors-code"): (
+        *(DENSENET, "adam", ADAM, 1e-4, 64, 0.0, 0.01 / 5, 5, 24_000, None, WORST, "last"),
+        *(12, False, 500),
+    ),
+    ("iwildcam", "authors-code"): (
+        *(RESNET, "adam", ADAM, 1e-4, 16, 0.0, 0.01 / 10, 10, 24_000, "best", "macro F1", "best"),
+        *(18, False, 500),
+    ),
+    ("poverty", "authors-code"): (
+        *(RESNET18, "adam", ADAM, 1e-3, 64, 0.0, 0.1 / 5, 5, None, None, "worst-group Pearson r", "best"),
+        *(200, False, None),
+    ),
+    ("amazon", "authors-code"): (
+        *(DISTILBERT, "adam", ADAM, 2e-6, 8, 0.0, 0.01 / 5, 5, 31_000, "best", TENTH, "best"),
+        *(3, False, 500),
+    ),
+}
+SEEDS = {"camelyon17": 10, "civilcomments": 3, "fmow": 3, "iwildcam": 3, "poverty": 3, "amazon": 3}
+LEADERBOARD = {"camelyon17": 10, "civilcomments": 5, "fmow": 3, "iwildcam": 3, "poverty": 5, "amazon": 3}
 
+
+def test_every_recipe_is_in_the_table() -> None:
+    assert {d for d, _ in PUBLISHED} == set(recipes.datasets()) == set(WILDS)
+    assert {p for _, p in PUBLISHED} == set(recipes.PRESETS)
+
+
+@pytest.mark.parametrize(("dataset", "preset"), PUBLISHED)
+def test_as_published(dataset: str, preset: str, data: Path) -> None:
+    (model, optimizer, options, rate, batch, decay, epsilon, slots, warm, warm_select, metric, select,
+     epochs, falls, every) = PUBLISHED[dataset, preset]  # fmt: skip
+    small_options = {"tokenizer": str(data / "tiny-bert")} if dataset in TEXT else {}
+    changes = Changes(data_options=small_options)
+    variants = [Variant("Fish"), Variant("erm", "erm")]
+    found = recipes.runs(dataset, variants, preset=preset, changes=changes)
+    assert [c.seed for c in found] == [n for n in range(SEEDS[dataset]) for _ in variants]
+    assert {c.data_options.get("fold") for c in found} == ({"A"} if dataset == "poverty" else {None})
+    train = load(dataset, **found[0].data_options).splits["train"]
+    examples = len(train.examples())
+    for config in found:
+        inner = config.algorithm == "fish"
+        of_optimizer = dict(config.optimizer_options)
+        assert of_optimizer.pop("weight_decay", 0.0) == (0.0 if inner else decay)
+        assert (config.optimizer, of_optimizer) == (optimizer, {"lr": rate, **options})
+        assert config.model == model
+        assert (config.batch_size, config.domains_per_step) == (batch, slots if inner else 1)
+        assert (config.metric, config.select or "best") == (metric, select)
+        assert config.eval_splits == ["validation", "test"]
+        assert config.clip is config.average is config.patience is None
+        epoch = math.ceil(examples / (batch * (slots if inner else 1)))
+        if inner and preset == "authors-code":
+            generator = random.Random(config.seed)
+            domains = range(len(train))
+            epoch = epoch_steps(train.sizes, batch, slots, partial(generator.sample, domains, slots))
+        assert config.steps == epochs * max(1, epoch)
+        assert config.eval_every == min(every or max(1, epoch), config.steps)
+        assert config.schedule == (f"step:0.96:{epoch}" if falls and not inner else None)
+        assert (config.warm_start, config.warm_select) == ((warm, warm_select) if inner else (None, None))
+        expected = {"meta_lr": pytest.approx(epsilon, rel=1e-6), "inner_state": "carry"}
+        if preset == "authors-code":
+            expected |= {"buffers": "interpolate", "inner_state": max(1, epoch)}
+        assert config.settings == (expected if inner else {})
+
+
+def test_a_warm_start_shrinks_with_the_epochs(data: Path) -> None:
+    assert fish("camelyon17", data).warm_start == 25  # 500 of 20 epochs
+    assert fish("amazon", data, "authors-code").warm_start == 10_333  # 31,000 of 3
+
+
+@pytest.mark.parametrize("dataset", recipes.datasets())
+def test_as_many_runs_as_the_leaderboard_asks_for(dataset: str, data: Path) -> None:
+    options = {"tokenizer": str(data / "tiny-bert")} if dataset in TEXT else {}
+    changes = Changes(leaderboard=True, data_options=options)
+    found = recipes.runs(dataset, [Variant("Fish")], changes=changes)
+    assert len({c.identity for c in found}) == LEADERBOARD[dataset]
+    folds = [c.data_options.get("fold") for c in found]
+    assert folds == (list("ABCDE") if dataset == "poverty" else [None] * len(found))
+
+
+def test_seeds_and_the_leaderboard_are_two_answers() -> None:
+    with pytest.raises(InputError, match=r"leaderboard and seeds=4"):
+        Changes(leaderboard=True, seeds=4)
+
+
+class TestEpochsOfTheAuthorsProgram:
+    @given(
+        st.lists(st.integers(1, 60), min_size=1, max_size=9),
+        st.integers(1, 9),
+        st.integers(1, 9),
+        st.integers(0, 5),
+    )
+    def test_against_lists_of_examples(self, sizes: list[int], batch: int, slots: int, seed: int) -> None:
+        slots = min(slots, len(sizes))
+        draw = partial(random.Random(seed).sample, range(len(sizes)), slots)
+        expected = epoch_steps(sizes, batch, slots, draw)
+        assert recipes.steps_until_used_up(sizes, batch, slots, seed) == expected
+
+    def test_all_domains_in_every_step(self) -> None:
+        """Camelyon17: the smallest hospital decides, all but its last batch."""
+        assert recipes.steps_until_used_up([320, 640, 960], 32, 3, seed=0) == 9
+
+    def test_one_batch_each(self) -> None:
+        assert recipes.steps_until_used_up([5, 5, 5], 8, 2, seed=0) == 0
+
+    def test_more_domains_per_step_than_there_are(self) -> None:
+        assert recipes.steps_until_used_up([50, 50], 8, 3, seed=0) == 0
+
+
+class TestDifferences:
+    @pytest.mark.parametrize("preset", recipes.PRESETS)
+    def test_every_one_is_printed_beneath_the_table(
+        self, preset: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        content = read_yaml(Path(recipes.__file__).parent / "presets" / "wilds.yaml")
+        options = ["--no-run", "--preset", preset, "--out", str(tmp_path), "--algorithms", "fish"]
+        given = [f"tokenizer={data / 'tiny-bert'}"]
+        assert main(["reproduce", "wilds", *options, "--data", *given]) == 0
+        printed = capsys.readouterr().out
+        kept = (tmp_path / "wilds.md").read_text()
+        documented = (DOCS / "wilds.md").read_text().splitlines()
+        entries = content["every"]["differs"][preset]
+        assert len(entries) > 5
+        for entry in entries:
+            assert set(entry) - {"of"} == {"what", "why"}
+            assert set(entry.get("of", ())) <= set(recipes.datasets())
+            of = ", ".join(entry.get("of", ["all"]))
+            line = f"- {of}: {entry['what']} ({entry['why']})."
+            assert line in printed.splitlines()
+            assert line in kept.splitlines()
+            assert f"| `{preset}` | {of} | {entry['what']} | {entry['why']} |" in documented
+        assert sum(row.startswith(f"| `{preset}` |") for row in documented) == len(entries)
+
+    def test_only_of_the_datasets_that_are_shown(
+        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = ["--datasets", "fmow", "--no-run", "--out", str(tmp_path), "--preset", "authors-code"]
+        for what in ("wilds", "grouping"):
+            assert main(["reproduce", what, *options]) == 0
+            printed = capsys.readouterr().out
+            assert "What differs from the authors' program" in printed
+            assert "poverty" not in printed
+            assert "fmow the last" in printed  # its step
+
+
+class TestSettings:
     def test_an_epoch_is_a_pass_over_the_examples_for_all(self, data: Path) -> None:
         count = len(load("camelyon17").splits["train"].examples())
         variants = [Variant(name, name) for name in recipes.ALGORITHMS]
@@ -102,18 +264,6 @@ class TestSettings:
         assert {n for n, c in found.items() if c.data_options.get("group_by") == "year"} == {
             *("irm", "coral", "groupdro", "reweighted")
         }
-
-    def test_as_many_seeds_as_the_benchmark_asks_for(self, data: Path) -> None:
-        assert [c.seed for c in recipes.runs("camelyon17", [Variant("Fish")])] == list(range(10))
-        folds = recipes.runs("poverty", [Variant("Fish")])
-        assert [c.data_options["fold"] for c in folds] == list("ABCDE")
-        assert len({c.identity for c in folds}) == 5
-
-    def test_what_selects(self, data: Path) -> None:
-        assert fish("fmow", data).metric == "accuracy"
-        assert fish("fmow", data, "authors-code").metric == "worst-group accuracy"
-        assert fish("poverty", data).metric == "Pearson r"
-        assert fish("poverty", data, "authors-code").metric == "worst-group Pearson r"
 
     def test_names_are_checked(self) -> None:
         with pytest.raises(InputError, match="Did you mean 'fmow'"):

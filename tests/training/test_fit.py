@@ -295,6 +295,34 @@ class TestWarmStart:
         assert len(scores) == scores.index(max(scores)) + 6
         assert run.scores("validation").average == max(scores) > scores[-1]
 
+    @pytest.mark.parametrize("select", ["best", "last", None])
+    def test_which_of_its_weights_go_on(self, select: Any) -> None:
+        """Against a training of ERM that is stopped by hand at each step that is evaluated."""
+        x, y = domain(1)
+        validation = {"v": (x, 1 - y)}
+
+        def maker(rate: float) -> Any:
+            return lambda p: torch.optim.Adam(p, rate)
+
+        scores, stopped = [], []
+        for steps in (2, 4, 6, 7):
+            model = network()
+            fit("erm", model, validation=validation, steps=steps, domains_per_step=1, select="last",
+                optimizer=maker(0.1))  # fmt: skip
+            with torch.no_grad():
+                scores.append(float((model(x).argmax(1) == 1 - y).float().mean()))
+            stopped.append(model)
+        rates = iter([1e-9, 0.1])  # of the main training, which hardly moves, and of the warm start
+        model = network()
+        options: dict[str, Any] = {"eval_every": 2, "steps": 1, "select": "last", "warm_select": select}
+        run = fit(model=model, validation=validation, warm_start=7, **options,
+                  optimizer=lambda p: maker(next(rates))(p))  # fmt: skip
+        assert scores.index(max(scores)) < 3  # else the best would be the last
+        expected = stopped[scores.index(max(scores))] if select == "best" else stopped[-1]
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=1e-6)
+        assert [p.step for p in run.warm_up] == ([2, 4, 6, 7] if select == "best" else [7])
+
     def test_none(self) -> None:
         assert fit().warm_up == []
 

@@ -143,6 +143,8 @@ CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "average_start": ({"average_start": 1}, "average_start=1 is for average='sma'"),
     "average_start after the end": ({"average": "sma", "average_start": 9}, "after the last of 2 steps"),
     "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 is for average='swad'"),
+    "warm_select": ({"warm_select": "best"}, "belongs to warm_start"),
+    "warm_select without validation": ({"warm_start": 2, "warm_select": "best"}, "need validation"),
     "track_layers": ({"track_layers": True}, "belong to track_every"),
     "patience": ({"patience": 2}, "validation"),
     "splits as a word": ({"eval_splits": "test"}, "eval_splits must be a list of 'train' or .*, got 'test'"),

@@ -322,6 +322,8 @@ CASES: dict[str, dict[str, Any]] = {
     "two groups, smoothfish": {"optimizer": two_groups, "algorithm": "smoothfish"},
     "inner state kept": {"settings": {"inner_state": "carry"}},
     "inner state reset": {"settings": {"inner_state": "reset"}},
+    "inner state reset every 3 steps": {"settings": {"inner_state": 3}},
+    "warm start, its best": {"warm_start": 7, "warm_select": "best"},
     "few domains a step": {"domains_per_step": 2},
     "regrouped": {"draw": "regrouped"},
     "skipped steps": {"on_nan": "skip", "loss": sometimes_nan},

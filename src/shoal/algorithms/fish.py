@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
 from shoal.data.batch import Task
+from shoal.errors import InputError
 from shoal.optim import Fish as FishOptimizer
 from shoal.settings import Range, choice
 
@@ -23,7 +24,8 @@ class Fish(Algorithm):
 
     Args:
         meta_lr: ε, exactly as written (the authors' program divides its setting by S before use).
-        inner_state: ``"carry"`` or ``"reset"`` the inner optimizer's moments at the start of every walk.
+        inner_state: ``"carry"`` or ``"reset"`` the inner optimizer's moments at the start of every walk; a
+            number resets them every so many meta-steps, as the authors' program does every epoch.
         buffers: ``"walk"`` leaves buffers such as BatchNorm's statistics as the walk left them;
             ``"interpolate"`` blends floating ones like weights, as the authors' program does, which biases
             running variances low. Integer buffers are never blended.
@@ -36,6 +38,7 @@ class Fish(Algorithm):
     passes = "apart"
     compares_domains = True
     capturable = True
+    taken: Tensor
 
     def __init__(
         self,
@@ -44,17 +47,41 @@ class Fish(Algorithm):
         task: Task,
         *,
         meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5,
-        inner_state: Literal["carry", "reset"] = "carry",
+        inner_state: Literal["carry", "reset"]
+        | Annotated[int, Range(1, what="a number of meta-steps")] = "carry",
         buffers: Literal["walk", "interpolate"] = "walk",
     ) -> None:
         super().__init__(model, loss, task)
-        self.settings: dict[str, Any] = {"meta_lr": meta_lr, "inner_state": inner_state}
+        self.reset_every = None if isinstance(inner_state, str) else inner_state
+        self.settings: dict[str, Any] = {"meta_lr": meta_lr}
+        self.settings["inner_state"] = "carry" if self.reset_every else inner_state
         self.buffers_mode = buffers
+        if self.reset_every:  # counted on the device, where a CUDA graph can
+            self.register_buffer("taken", torch.zeros((), dtype=torch.int64))
 
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
-        return FishOptimizer(optimizer, inner_steps=domains_per_step, **self.settings)
+        if self.reset_every and not _starts_at_zero(optimizer):
+            raise InputError(
+                f"inner_state={self.reset_every} needs Adam, AdamW or SGD without dampening, got "
+                f"{type(optimizer).__name__}; inner_state='carry' and 'reset' take any optimizer."
+            )
+        self.walks = self.make_walks(optimizer, domains_per_step)
+        return self.walks
+
+    def make_walks(self, optimizer: Optimizer, inner_steps: int) -> FishOptimizer:
+        return FishOptimizer(optimizer, inner_steps, **self.settings)
 
     def step(self, batches: Batches, engine: Engine) -> Log:
+        self.count()
+        return self.walk(batches, engine)
+
+    def count(self) -> None:
+        """Counts meta-steps, where the inner optimizer's moments are to be reset by their number."""
+        if self.reset_every:
+            self.walks.forget(self.taken % self.reset_every == 0)
+            self.taken += 1
+
+    def walk(self, batches: Batches, engine: Engine) -> Log:
         before = self._floating_buffers() if self.buffers_mode == "interpolate" else []
         losses = []
         for batch in batches:
@@ -68,3 +95,9 @@ class Fish(Algorithm):
 
     def _floating_buffers(self) -> list[tuple[Tensor, Tensor]]:
         return [(b, b.clone()) for b in self.model.buffers() if b.is_floating_point()]
+
+
+def _starts_at_zero(optimizer: Optimizer) -> bool:
+    """Whether moments of zero are what the optimizer begins with."""
+    known = type(optimizer) in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+    return known and not any(group.get("dampening") for group in optimizer.param_groups)

@@ -46,18 +46,19 @@ class SmoothFish(Fish):
         super().__init__(model, loss, task, **fish_settings)
         self.gamma = gamma
 
-    def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
-        self.walks = _TwoWalks(optimizer, domains_per_step, **self.settings)
-        self.walks.gamma = self.gamma
-        return self.walks
+    def make_walks(self, optimizer: Optimizer, inner_steps: int) -> FishOptimizer:
+        made = _TwoWalks(optimizer, inner_steps, **self.settings)
+        made.gamma = self.gamma
+        return made
 
-    def step(self, batches: Batches, engine: Engine) -> Log:
+    def walk(self, batches: Batches, engine: Engine) -> Log:
+        assert isinstance(self.walks, _TwoWalks)
         with leaves_no_trace(self.model):  # so that the walk below draws the same dropout masks
             at_start = [self.mean_gradient([b], engine) for b in batches]
         with self.walks.rehearsal():
             for gradients, _ in at_start:
                 engine.apply(gradients)
-        log = super().step(batches, engine)
+        log = super().walk(batches, engine)
         rehearsed = torch.cat([first["losses"] for _, first in at_start])
         # A loss that was not finite only in the rehearsal spoils the step just as well, and is to be known.
         return {**log, "losses": torch.where(rehearsed.isfinite(), log["losses"], rehearsed)}

@@ -222,6 +222,7 @@ def fit(
     draw: Draw | None = None,
     seed: int = 0,
     warm_start: int | float | Literal["plateau"] | None = None,
+    warm_select: Literal["best", "last"] | None = None,
     patience: int | None = None,
     eval_every: int | None = None,
     eval_limit: int | None = None,
@@ -354,7 +355,7 @@ def _config(training: Training) -> RunConfig:
     first = optimizer.param_groups[0]
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
-    same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit"]
+    same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

@@ -37,7 +37,8 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 """Options that change no result."""
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
-        "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start")  # fmt: skip
+        "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
+        "warm_select")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -155,6 +156,7 @@ def train(
     freeze_backbone: bool = False,
     draw: Draw | None = None,
     warm_start: WarmStart | None = None,
+    warm_select: Literal["best", "last"] | None = None,
     seed: Seed = 0,
     seeds: Few | None = None,
     label: str | None = None,
@@ -229,6 +231,8 @@ def train(
         freeze_backbone: train only the head, on features that are computed once (images are not augmented).
         draw: how batches are drawn (default: the algorithm's own).
         warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau.
+        warm_select: train on from the warm start's best weights on validation, or its last (default: the best
+            of a plateau, else the last).
         seed: of the initial weights and the batches.
         seeds: train this many times, with seeds SEED, SEED+1, …
         label: the column to predict.

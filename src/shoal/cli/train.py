@@ -27,7 +27,7 @@ GROUPS = {
     "": (
         *("data_options", "bad_images", "data_dir", "held_out", "settings", "steps", "batch_size"),
         *("domains_per_step", "model", "model_options", "weights", "freeze_backbone", "draw", "warm_start"),
-        *("seed", "seeds"),
+        *("warm_select", "seed", "seeds"),
     ),
     "a table of your own": ("label", "domain", "group", "task", *OF_COLUMNS),
     "optimization": (

@@ -50,6 +50,7 @@ class RunConfig:
     draw: str | None = None
     seed: int = 0
     warm_start: int | float | str | None = None
+    warm_select: str | None = None
     eval_every: int | None = None
     eval_limit: int | None = None
     select: str | None = None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.algorithms import algorithm_class, settings_of
 from shoal.data import sets
-from shoal.errors import check_names
+from shoal.data.domains import Domains
+from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.paper.published import read
 
@@ -46,6 +48,12 @@ class Changes:
     eval_limit: int | None = None
     precision: str | None = None
     seeds: int | None = None
+    leaderboard: bool = False
+    """As many runs as WILDS' leaderboard asks for, on PovertyMap its five folds, and not as the paper has."""
+
+    def __post_init__(self) -> None:
+        if self.leaderboard and self.seeds is not None:
+            raise InputError(f"leaderboard and seeds={self.seeds} both say how many runs; give one of them.")
 
 
 @dataclass(frozen=True)
@@ -65,33 +73,47 @@ class Variant:
 def runs(
     dataset: str, variants: Sequence[Variant], *, preset: str = "paper", changes: Changes | None = None
 ) -> list[RunConfig]:
-    """Every variant with every seed that the benchmark asks for (on PovertyMap every fold)."""
+    """Every variant with as many seeds as the paper has, or ``changes`` ask for."""
     changes = changes or Changes()
     recipe = settings(dataset, preset)
     own = inspect.signature(sets.registry.module(dataset).load).parameters
     changed = {k: v for k, v in changes.data_options.items() if k in own}
-    seeds: list[tuple[int, dict[str, Any]]] = [
-        (n, {}) for n in range(changes.seeds or recipe.get("seeds", 0))
-    ]
-    if "folds" in recipe:
-        seeds = [(0, {"fold": fold}) for fold in recipe["folds"][: changes.seeds]]
     result = []
-    for seed, fold in seeds:
+    for seed, fold in _seeds(recipe, changes):
         options = {**recipe.get("data_options", {}), **changed, **fold}
-        examples = len(sets.load(dataset, **options).splits["train"].examples())
-        result += [_run(dataset, v, recipe, changes, options, seed, examples) for v in variants]
+        train = sets.load(dataset, **options).splits["train"]
+        result += [_run(dataset, v, recipe, changes, options, seed, train) for v in variants]
     return result
+
+
+def _seeds(recipe: Mapping[str, Any], changes: Changes) -> list[tuple[int, dict[str, Any]]]:
+    """The seed of each run, and options of the dataset."""
+    asked = recipe["leaderboard"] if changes.leaderboard else recipe
+    if "folds" in asked:
+        return [(0, {"fold": fold}) for fold in asked["folds"]]
+    return [(n, {}) for n in range(changes.seeds or asked["seeds"])]
 
 
 def settings(dataset: str, preset: str) -> dict[str, Any]:
     """What a preset says of a dataset."""
     check_names("dataset with a recipe:", [dataset], datasets())
     check_names("preset", [preset], PRESETS)
-    every = _presets()
-    common = {k: v for k, v in every[dataset].items() if k not in PRESETS}
-    own = every[dataset].get(preset, {})
-    joined = {**every["every"]["settings"], **common.get("settings", {}), **own.get("settings", {})}
-    return {**common, **own, "settings": joined}
+    every, own = _presets()["every"], _presets()[dataset]
+    parts = [every, own, every.get(preset, {}), own.get(preset, {})]
+    joined = {k: v for part in parts for k, v in part.items() if k not in (*PRESETS, "differs")}
+    return {**joined, "settings": {k: v for p in parts for k, v in p.get("settings", {}).items()}}
+
+
+def differences(names: Sequence[str], preset: str) -> list[str]:
+    """What a preset does otherwise than the paper or the authors' program, or chooses itself, and why."""
+    check_names("dataset with a recipe:", names, datasets())
+    check_names("preset", [preset], PRESETS)
+    lines = []
+    for entry in _presets()["every"]["differs"][preset]:
+        own = [name for name in names if name in entry.get("of", names)]
+        title = ", ".join(own) if "of" in entry else "all"
+        lines += [f"{title}: {entry['what']} ({entry['why']})."] * bool(own)
+    return lines
 
 
 def headline(dataset: str) -> str:
@@ -106,7 +128,7 @@ def _run(
     changes: Changes,
     data_options: Mapping[str, Any],
     seed: int,
-    examples: int,
+    train: Domains,
 ) -> RunConfig:
     kind = algorithm_class(variant.algorithm)
     inner_loop = "meta_lr" in settings_of(kind)
@@ -116,28 +138,34 @@ def _run(
     elif kind.draw == "domains":
         count = min(recipe["groups"], batch)
         batch = batch // count
-    epoch = max(1, math.ceil(examples / (batch * count)))
+    epoch = math.ceil(len(train.examples()) / (batch * count))
+    if inner_loop and recipe.get("epoch") == "domains":
+        epoch = steps_until_used_up(train.sizes.tolist(), batch, count, seed)
+    epoch = max(1, epoch)
     steps = max(1, round((changes.epochs or recipe["epochs"]) * epoch))
     optimizer = dict(recipe["optimizer_options"])
     if changes.lr is not None:
         optimizer["lr"] = changes.lr
     own = {**recipe["settings"].get(variant.algorithm, {}), **variant.settings}
-    warm, schedule = None, None
+    warm, warm_select, schedule = None, None, None
     if inner_loop:
-        alpha = recipe.get("fish_lr", optimizer["lr"]) if changes.lr is None else changes.lr
-        optimizer["lr"] = alpha * variant.rate
+        optimizer["lr"] *= variant.rate
         optimizer["weight_decay"] = recipe.get("fish_weight_decay", optimizer.get("weight_decay", 0.0))
-        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": "carry", **own}
+        state = epoch if recipe.get("inner_state") == "epoch" else "carry"
+        own = {"meta_lr": recipe["epsilon"] / variant.rate, "inner_state": state, **own}
         warm = recipe.get("warm_start") if variant.warm_start is None else variant.warm_start
-        if isinstance(warm, int) and changes.epochs:
-            warm = max(1, round(warm * changes.epochs / recipe["epochs"]))
+        if isinstance(warm, int):
+            warm_select = recipe.get("warm_select")
+            if changes.epochs:
+                warm = max(1, round(warm * changes.epochs / recipe["epochs"]))
     else:
-        schedule = f"step:{recipe['decay']:g}:{epoch}" if "decay" in recipe else None
+        schedule = f"step:{recipe['decay']:g}:{epoch}" if recipe.get("decay") else None
         data_options = {**data_options, **(recipe.get("grouped", {}) if kind.draw != "pooled" else {})}
     options = changes.model_options
     if options is None:
         options = {} if changes.model else recipe["model_options"]
     same: dict[str, Any] = {"label": variant.label, "draw": variant.draw, "seed": seed, "warm_start": warm}
+    same |= {"warm_select": warm_select, "select": recipe.get("select")}
     same |= {"optimizer": recipe["optimizer"], "optimizer_options": optimizer, "schedule": schedule}
     same |= {"model": changes.model or recipe["model"], "model_options": dict(options)}
     same |= {"eval_limit": changes.eval_limit, "metric": recipe["metric"], "precision": changes.precision}
@@ -149,10 +177,27 @@ def _run(
         own,
         batch_size=batch,
         domains_per_step=count,
-        eval_every=min(epoch, steps),
+        eval_every=min(recipe.get("eval_every", epoch), steps),
         eval_splits=["validation", "test"],
         **same,
     )
+
+
+def steps_until_used_up(sizes: Sequence[int], batch: int, slots: int, seed: int) -> int:
+    """How many steps an epoch of Fish has in the authors' program.
+
+    A step draws ``slots`` domains uniformly, without replacement, and takes a batch of each. A domain's last
+    batch is never taken off, and the epoch ends when fewer than ``slots`` domains have another before it.
+    """
+    left = [math.ceil(size / batch) for size in sizes]
+    more, steps, generator = sum(n > 1 for n in left), 0, random.Random(seed)
+    while more >= slots:
+        for domain in generator.sample(range(len(left)), slots):
+            if left[domain] > 1:
+                left[domain] -= 1
+                more -= left[domain] == 1
+        steps += 1
+    return steps
 
 
 def ablation(name: str, dataset: str, preset: str = "paper") -> list[Variant]:
@@ -162,7 +207,7 @@ def ablation(name: str, dataset: str, preset: str = "paper") -> list[Variant]:
     if name == "warm-start":
         return [Variant(label, warm_start=share) for label, share in SHARES.items()]
     if name == "rates":
-        alpha, epsilon = recipe.get("fish_lr", recipe["optimizer_options"]["lr"]), recipe["epsilon"]
+        alpha, epsilon = recipe["optimizer_options"]["lr"], recipe["epsilon"]
         factors = (0.1, 0.3, 1.0, 3.0, 10.0)
         return [Variant(f"α = {alpha * f:.2g}, ε = {epsilon / f:.2g}", rate=f) for f in factors]
     if name == "meta-steps":

@@ -106,12 +106,22 @@ def plan(
         configs = [RunConfig(dataset, "fish", STEPS, own, seed=n, **usual) for own, n in each]
     else:
         names = {"model": "model", "model_options": "model_options", "batch": "batch_size"}
-        same = {name: changes.get(field) for name, field in names.items()}
+        same: dict[str, Any] = {name: changes.get(field) for name, field in names.items()}
         own = recipes.Changes(data_options=data_options or {}, lr=lr, seeds=seeds, **same)
         configs = recipes.runs(dataset, [recipes.Variant("Fish")], preset=preset, changes=own)
-    changes |= {"select": "last", "eval_splits": ["test"], "eval_limit": eval_limit, "label": ""}
+    changes |= {"select": "last", "eval_limit": eval_limit, "label": ""}
     changed = [replace(c, **changes, settings={**c.settings, **(settings or {})}) for c in configs]
-    return [replace(c, eval_every=max(1, c.steps // EVALUATIONS)) for c in changed]
+    return [
+        replace(
+            c, eval_every=max(1, c.steps // EVALUATIONS), eval_splits=_splits(c.warm_start, c.warm_select)
+        )
+        for c in changed
+    ]
+
+
+def _splits(warm_start: int | float | str | None, warm_select: str | None) -> list[str]:
+    """What is evaluated: a warm start may be selected on validation, the training itself never is."""
+    return ["validation", "test"] if warm_select == "best" or warm_start == "plateau" else ["test"]
 
 
 def folder_of(out: Path, configs: Sequence[RunConfig], every: int) -> Path:

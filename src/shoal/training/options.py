@@ -66,7 +66,10 @@ class Options:
     """Fixes the order of the data and all random numbers of the training; the initial weights are yours."""
     warm_start: WarmStart | None = None
     """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
-    or until validation stops improving (``"plateau"``), going on from its best weights."""
+    or until validation stops improving (``"plateau"``)."""
+    warm_select: Literal["best", "last"] | None = None
+    """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps,
+    or from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
     patience: Count | None = None
     """Stop after so many evaluations without improvement on validation."""
     eval_every: Count | None = None
@@ -158,6 +161,8 @@ class Options:
             raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
+        if self.warm_select is not None and self.warm_start is None:
+            raise InputError("warm_select belongs to warm_start, such as warm_start=500.")
         if self.track_domains == 1:
             raise InputError("track_domains must be at least 2: gradients are compared in pairs.")
         if self.track_every is None and (self.track_layers or self.track_domains):

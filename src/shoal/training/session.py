@@ -201,6 +201,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "average": options.average,
         "schedule": type(training.schedule).__name__,
         "warm start": options.warm_start,
+        "warm_select": options.warm_select,
         "eval_every": training.eval_every,
         "domains": list(train.names)[:1000],
         "sizes": train.sizes.tolist()[:1000],

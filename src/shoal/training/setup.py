@@ -44,7 +44,7 @@ EVALUATIONS = (10, 5, 4, 2, 1)
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
-    *("draw", "warm_start", "schedule", "average", "average_start", "average_ratio"),
+    *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -76,9 +76,11 @@ class Setup:
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
+        watches = watches or options.warm_select == "best"
         if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
-                "select='best', average='swad' or 'swad-paper', warm_start='plateau' and patience need "
+                "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
+                "warm_select='best' and patience need "
                 "validation data; give some."
             )
         shown = options.progress is True and self.processes.main
@@ -253,6 +255,7 @@ class Setup:
         """Those of the training with ERM that a warm start is."""
         steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
         plateau = self.options.warm_start == "plateau"
+        best = (self.options.warm_select or ("best" if plateau else "last")) == "best"
         usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
         return replace(
             self.options,
@@ -261,8 +264,8 @@ class Setup:
             domains_per_step=1,
             settings={},
             patience=5 if plateau else None,
-            select="best" if plateau else "last",
-            eval_every=max(1, one_pass // 10) if plateau else steps,
+            select="best" if best else "last",
+            eval_every=max(1, one_pass // 10) if plateau else min(self.eval_every, steps) if best else steps,
         )
 
     def _unroll(self) -> int:

@@ -241,7 +241,7 @@ def _ablation_options(parser: argparse.ArgumentParser) -> None:
 def _table_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--datasets", nargs="+", metavar="NAME", help="only these (default: the paper's)")
-    add("--seeds", type=cli.few, metavar="N", help="(default: as many as the paper's)")
+    add("--seeds", type=cli.few, metavar="N", help="(default: as many as the paper has)")
     add("--model", help="(default: each recipe's own)")
     cli.add_data(parser, "the datasets'")
     add("--precision", help="fp32, bf16 or fp16 (default: fp32)")
@@ -250,6 +250,8 @@ def _table_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("on WILDS").add_argument
     presets, meaning = ("paper", "authors-code"), "the paper's settings or its authors' program's"
     add("--preset", default="paper", choices=presets, help=meaning)
+    board = "as many runs as WILDS' leaderboard asks for: 10, 5 or 3 seeds, PovertyMap's five folds"
+    add("--leaderboard", action="store_true", help=board)
     add("--epochs", type=cli.positive, help="(default: each recipe's own)")
     add("--lr", type=cli.rate, help="α (default: each recipe's own)")
     add("--batch-size", type=cli.count, metavar="B", help="(default: each recipe's own)")
@@ -262,7 +264,7 @@ def _table_options(parser: argparse.ArgumentParser) -> None:
 @cli.in_data_dir
 def _grouping(args: Any) -> int:
     from shoal.data.sets import registry
-    from shoal.paper import tables
+    from shoal.paper import recipes, tables
 
     for name in args.datasets or ():
         registry.module(name)
@@ -272,9 +274,12 @@ def _grouping(args: Any) -> int:
     settings = tables.Settings(trials=args.search, data=data, changes=changes, **options)
     text = (
         "Held-out domains. DomainBed's datasets: every domain held out in turn, the step chosen by "
-        "training-domain\nvalidation; CdSprites: the last step; WILDS: the step that is best on validation."
+        "training-domain\nvalidation; CdSprites: the last step. "
     )
-    return _table(tables.grouping(settings, args.datasets), text, args, ("Fish", "Fish, RG"))
+    columns = tables.grouping(settings, args.datasets)
+    chosen = _selection([c for c in columns if c.dataset in recipes.datasets()])
+    text += f"WILDS: {chosen}." if chosen else ""
+    return _table(columns, text, args, ("Fish", "Fish, RG"))
 
 
 @cli.in_data_dir
@@ -287,9 +292,18 @@ def _wilds(args: Any) -> int:
     check_names("algorithm", algorithms, recipes.ALGORITHMS)
     which = "main" if args.what == "wilds" else args.what
     columns = tables.wilds(which, names, args.preset, _changes(args), algorithms)
-    chosen = ", ".join(dict.fromkeys(f"{c.dataset} by {c.runs[0].metric}" for c in columns if c.runs))
-    text = f"Test split, preset {args.preset}; the step is chosen on validation ({chosen or 'no runs'})."
+    text = f"Test split, preset {args.preset}. Steps: {_selection(columns) or 'no runs'}."
     return _table(columns, text, args)
+
+
+def _selection(columns: Any) -> str:
+    """By dataset, how the step is chosen whose weights are tested."""
+    ways = {
+        c.dataset: "the last" if c.runs[0].select == "last" else f"best on validation by {c.runs[0].metric}"
+        for c in columns
+        if c.runs
+    }
+    return ", ".join(f"{dataset} {way}" for dataset, way in ways.items())
 
 
 def _changes(args: Any) -> Any:
@@ -302,26 +316,33 @@ def _changes(args: Any) -> Any:
     known = {option for name in names for option in signature(registry.module(name).load).parameters}
     check_names(f"option of {', '.join(names)}:", options, sorted(known))
     same = {
-        name: getattr(args, name) for name in ("epochs", "model", "lr", "eval_limit", "precision", "seeds")
+        name: getattr(args, name)
+        for name in ("epochs", "model", "lr", "eval_limit", "precision", "seeds", "leaderboard")
     }
     return Changes(data_options=options, batch=args.batch_size, **same)
 
 
 def _table(columns: Any, words: str, args: Any, control: tuple[str, str] | None = None) -> int:
     """Runs what a table is made of, and shows it with the paper's numbers beneath ours."""
-    from shoal.paper import tables
+    from shoal.paper import recipes, tables
 
     every = list({c.identity: c for column in columns for c in column.runs}.values())
     how = {"workers": args.workers, "predictions": True}
     records, failed = run_all(every, args.out / args.what, args, how)
     entries = [column.entry(records) for column in columns]
     table = tables.table(entries)
-    for ending, text in {"md": table.markdown(), "tex": table.latex(), "csv": table.csv()}.items():
+    by_recipe = [c.dataset for c in columns if c.dataset in recipes.datasets()]
+    differs = recipes.differences(by_recipe, args.preset) if by_recipe else []
+    source = {"paper": "the paper", "authors-code": "the authors' program"}[args.preset]
+    beneath = [f"What differs from {source}, or is left open there:", *(f"- {line}" for line in differs)]
+    beneath = beneath if differs else []
+    markdown = "\n".join([table.markdown(), "", *beneath])
+    for ending, text in {"md": markdown, "tex": table.latex(), "csv": table.csv()}.items():
         _write(args.out / f"{args.what}.{ending}", f"{text}\n")
     lines = [f"{words} Mean ± standard deviation over seeds.", *tables.gaps(entries)]
     lines += tables.gain(entries, *control) if control else []
-    text = f"{table.text()}\n\n" + "\n".join([*lines, *failed])
-    show({"columns": entries, "failed": failed}, text, args)
+    text = f"{table.text()}\n\n" + "\n".join([*lines, *beneath, *failed])
+    show({"columns": entries, "differs": differs, "failed": failed}, text, args)
     return 1 if failed else 0
 
 
