@@ -203,6 +203,46 @@ def test_split_anew_the_new_training_pictures_are_changed(tmp_path: Path) -> Non
             assert changed is (split == "train")
 
 
+def test_with_augment_validation_images_of_training_domains_are_scored_changed(tmp_path: Path) -> None:
+    """As in DomainBed: in- and out-splits of training domains, and never those of held-out ones."""
+    options: dict[str, Any] = {"folder": str(plant(tmp_path)), "size": 32}
+    data = load("image-folder", augment_validation=True, seed=4, **options)
+    anew = resplit(data, [data.splits["train"].names[0]], 0)
+    assert list(anew.splits) == ["train", "validation", "test", "oracle"]
+    still = load("image-folder", augment=False, augment_validation=True, **options).examples
+    other = resplit(load("image-folder", augment_validation=True, seed=5, **options), ["place 0"], 0)
+    examples: Any = anew.examples
+    scored, differently = examples.evaluation(), other.examples.evaluation()  # type: ignore[attr-defined]
+    seen = []
+    for split, domains in anew.splits.items():
+        for index in domains.examples().tolist():
+            image = scored[index][0]
+            assert torch.equal(image, still[index][0]) is (split in ("test", "oracle"))
+            torch.manual_seed(index)  # whatever was drawn before
+            assert torch.equal(scored[index][0], image)
+            assert torch.equal(differently[index][0], image) is (split in ("test", "oracle"))
+            seen.append(split)
+            if split != "train":  # nothing but training images are changed where they are trained on
+                assert torch.equal(examples[index][0], still[index][0])
+    assert set(seen) == set(anew.splits)
+    one, two = (scored.augment.draw(scored._generator(i)) for i in (0, 1))
+    assert one != two
+
+
+def test_the_changes_of_a_validation_image_are_those_of_training(tmp_path: Path) -> None:
+    """The same crop, colours and so on for the same numbers."""
+    files = read_tree(plant(tmp_path))
+    splits = leave_one_out(files, "place 1", 0)
+    data = image_data(files, splits, size=32, augment_validation=True, seed=2)
+    examples: Any = data.examples
+    index = int(splits["train"].examples()[3])
+    chances = examples.augment.draw(examples._generator(index))
+    image = Image.open(files.path(index)).convert("RGB")
+    box = examples.augment.box(chances, *image.size)
+    changed = examples.augment.recolour(chances, examples.to_tensor.resize(image, box))
+    assert torch.equal(examples.evaluation()[index][0], examples.to_tensor.numbers(changed))
+
+
 def drawn(examples: ImageFiles, domains: Domains, workers: int, start: int = 0) -> list[list[DomainBatch]]:
     sampler = DomainBatchSampler(domains, 4, 2, seed=3, steps=6)
     return list(MetaBatchLoader(examples, sampler, workers=workers, start=start, stop=4))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
+import tempfile
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from references import domainbed as reference
 from shoal.errors import InputError
 from shoal.experiments import domainbed, selection
 from shoal.report import domainbed as view
@@ -95,12 +101,10 @@ class TestReading:
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
-            (lambda r: (r / "done").unlink(), "r1: not finished: there is no file 'done'."),
-            (lambda r: cut(r, -40), "r1: the last line is cut off"),
             (lambda r: cut(r, 0), "r1: results.jsonl is empty."),
             (lambda r: (r / "results.jsonl").write_bytes(b"\xff\xfe\n"), "r1: results.jsonl cannot be read"),
             (lambda r: (r / "results.jsonl").write_text("{}\n{}\n"), "r1: line 1 is not a checkpoint"),
-            (lambda r: (r / "results.jsonl").write_text("[]\n"), "r1: the last line is cut off"),
+            (lambda r: (r / "results.jsonl").write_text("[]\n"), "r1: line 1 is not a checkpoint"),
             (lambda r: edit(r, '"env2_out_acc"', '"env9_out_acc"'), "r1: a checkpoint lacks accuracies."),
             (lambda r: edit(r, '"hparams_seed": 1', '"hparams_seed": 0'), "r1: the same run as 'r0'"),
         ],
@@ -115,10 +119,31 @@ class TestReading:
             "ERM on Made, env0 held out, seed 0, hyperparameter trial 1"
         ]
 
+    @pytest.mark.parametrize(
+        ("spoil", "words", "oracle"),
+        [
+            (lambda r: (r / "done").unlink(), "there is no file 'done'; it is used up to step 300.", 0.4),
+            (lambda r: cut(r, -40), "the last line is cut off; it is used up to step 0.", 0.2),
+        ],
+    )
+    def test_an_unfinished_run_counts_with_what_it_has(
+        self, folder: Path, spoil: Any, words: str, oracle: float
+    ) -> None:
+        """As in DomainBed. Of draw 1 the last step has 0.2 on the out-split, and the first 0.0."""
+        spoil(folder / "r1")
+        found, troubles = domainbed.read(folder)
+        assert troubles == [f"r1: not finished: {words}"]
+        assert choice(found, "oracle")["score"] == oracle
+        assert choice(found, "oracle")["missing"] == []
+
+    def test_losses_that_are_not_finite(self, folder: Path) -> None:
+        edit(folder / "r1", '"loss": 0.5', '"loss": NaN')
+        assert domainbed.read(folder)[1] == []
+
     def test_a_run_with_a_broken_line_was_begun_all_the_same(self, tmp_path: Path) -> None:
         for draw in range(2):
             write(tmp_path, f"r{draw}", lines([0], [[1, 1], [1, 1]], [[1, 1], [1, 1]], draw=draw))
-        cut(tmp_path / "r1", -40)
+        edit(tmp_path / "r1", '"step": 300', '"stop": 300')
         assert choice(domainbed.read(tmp_path)[0], "training")["missing"] == [
             "ERM on Made, env0 held out, seed 0, hyperparameter trial 1"
         ]
@@ -184,8 +209,8 @@ class TestTables:
             f"average, {unit}",
         ]
         assert [row[0] for row in table.rows] == ["ERM", "Fish", "Zeta"]
-        # Fish has the numbers 9 to 16, two a domain: halves apart by 1, of standard error 0.5.
-        fish = ["9.5 ± 0.5", "11.5 ± 0.5", "13.5 ± 0.5", "15.5 ± 0.5", "12.5 ± 0.5"]
+        # Fish has the numbers 9 to 16, two a domain: apart by 1, of standard error √(0.25 / 2).
+        fish = ["9.5 ± 0.4", "11.5 ± 0.4", "13.5 ± 0.4", "15.5 ± 0.4", "12.5"]
         assert list(table.rows[1][1:]) == fish
 
     def test_all_datasets(self, found: selection.Sweep) -> None:
@@ -199,23 +224,81 @@ class TestTables:
             f"mine, {unit}",
             f"average, {unit}",
         ]
-        assert list(table.rows[1]) == ["Fish", "12.5 ± 0.5", "12.5 ± 0.5", "12.5"]
-        assert list(table.rows[2]) == ["Zeta", "4.5 ± 0.5", "–", "–"]
+        assert list(table.rows[1]) == ["Fish", "12.5 ± 0.4", "12.5 ± 0.4", "12.5"]
+        assert list(table.rows[2]) == ["Zeta", "4.5 ± 0.4", "–", "–"]
 
     def test_other_metrics_are_named_and_not_in_percent(self, found: selection.Sweep) -> None:
         table = view.dataset_table({**selection.results(found, "PACS"), "metric": "mean squared error"})
         assert table.columns[1] == "A, mean squared error"
-        assert table.rows[1][1] == "0.09500 ± 0.00500"
+        assert table.rows[1][1] == "0.09500 ± 0.00354"
         assert len(table.columns) == 6
 
     def test_what_is_missing_is_said(self, found: selection.Sweep) -> None:
         gone = selection.Key("PACS", "Fish", ("P",), 1, 0)
-        some = selection.Sweep(found.planned, {k: r for k, r in found.runs.items() if k != gone})
+        kept = {k: r for k, r in found.runs.items() if k != gone}
+        some = selection.Sweep(found.planned, kept, by_domainbed=True)
         result = selection.results(some, "PACS")
         table, words = view.dataset_table(result), " ".join(view.words([result]))
-        assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.5", "12.0 (1 of 2)"]
+        assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.4", "12.4"]
         assert "1 missing: Fish on PACS, P held out, seed 1, hyperparameter trial 0." in words
-        assert "mean ± standard error over 2 seeds; training-domain validation with default" in words
-        none = selection.results(selection.Sweep(found.planned, {}), "PACS")
+        assert "mean ± standard error (with n, as DomainBed's) over 2 seeds; training-domain" in words
+        none = selection.results(selection.Sweep(found.planned, {}, by_domainbed=True), "PACS")
         assert list(view.dataset_table(none).rows[0]) == ["ERM", *["missing"] * 5]
         assert "; and 16 more." in " ".join(view.words([none]))
+
+
+def made_up(seed: int) -> list[dict[str, Any]]:
+    """Lines of a sweep with many equal accuracies; runs are missing, cut short, or begun twice."""
+    chance = random.Random(seed)
+    lost, levels, found = chance.choice([0, 0.2, 0.5]), chance.choice([1, 3, 10]), []
+    for dataset, envs in (("PACS", 4), ("ColoredMNIST", 3)):
+        outs = [[e] for e in range(envs)] + [list(pair) for pair in combinations(range(envs), 2)]
+        for algorithm in ("ERM", "Fish"):
+            for out, trial, hparams in ((o, t, h) for o in outs for t in range(2) for h in range(3)):
+                steps = [0, 300, 600]
+                if chance.random() < lost:
+                    steps = chance.choice([[], [0], [0, 300], [0, 0, 300, 600]])
+                for step in steps:
+                    both = [[chance.randint(0, levels) / 10 for _ in range(envs)] for _ in range(2)]
+                    line = {"dataset": dataset, "algorithm": algorithm, "test_envs": out, "step": step}
+                    found.append(line | {"trial": trial, "hparams": hparams, "in": both[0], "out": both[1]})
+    return found
+
+
+def write_lines(folder: Path, every: list[dict[str, Any]]) -> None:
+    for line in every:
+        args = {"dataset": line["dataset"], "algorithm": line["algorithm"], "test_envs": line["test_envs"]}
+        args |= {"trial_seed": line["trial"], "hparams_seed": line["hparams"]}
+        place = folder / "-".join(map(str, args.values()))
+        place.mkdir(exist_ok=True)
+        scores = {f"env{i}_{w}_acc": v for w in ("in", "out") for i, v in enumerate(line[w])}
+        with (place / "results.jsonl").open("a") as file:
+            file.write(json.dumps({"args": args, "step": line["step"], **scores}) + "\n")
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_tables_are_those_of_domainbed(seed: int) -> None:
+    every = made_up(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        write_lines(Path(folder), every)
+        found = domainbed.read(folder)[0]
+    for rule in selection.RULES:
+        for dataset in found.datasets:
+            names = domainbed.ENVIRONMENTS[dataset]
+            result = selection.results(found, dataset, rule)
+            assert result["left_out"] == list(names)
+            for row in result["rows"]:
+                about = (every, rule, dataset, row["algorithm"])
+                for env, name in enumerate(names):
+                    check_cell(row["domains"][name], reference.cell(*about, env))
+                check_cell(row["by_seed"], reference.overall(*about))
+                average = reference.dataset_average(*about, len(names))
+                assert row["average"]["mean"] == (None if average is None else pytest.approx(average))
+
+
+def check_cell(summary: dict[str, Any], expected: tuple[float, float] | None) -> None:
+    assert summary["mean"] == (None if expected is None else pytest.approx(expected[0]))
+    if summary["se"] is not None:
+        assert expected is not None
+        assert summary["se"] == pytest.approx(expected[1])

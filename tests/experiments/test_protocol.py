@@ -23,6 +23,7 @@ from shoal.experiments import protocol, selection
 from shoal.experiments.config import RunConfig, change_config, read_config
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import prepare, run
+from shoal.experiments.search import is_pretrained
 from shoal.experiments.store import Store
 
 DIGITS = {"rotated-digits": {}}
@@ -271,6 +272,24 @@ class TestPlan:
         assert others == 300
         asked = protocol.plan({"domainnet": {}}, ["erm"], trials=1, draws=1, eval_every=7)
         assert {c.eval_every for c in asked} == {7}
+
+    @pytest.mark.parametrize("dataset", ["vlcs", "pacs", "office-home", "terra-incognita", "domainnet"])
+    def test_published_images_come_with_what_domainbed_published(
+        self, large: DomainData, dataset: str
+    ) -> None:
+        """A ResNet-50 with torchvision's weights; the training domains are scored on augmented images."""
+        found = protocol.plan({dataset: {}}, ["erm"], trials=1, draws=3)
+        assert {c.model for c in found} == {"resnet50.tv_in1k"}
+        assert {tuple(c.data_options.items()) for c in found} == {(("augment_validation", True),)}
+        assert all(is_pretrained(c) for c in found)
+        assert {tuple(c.model_options) for c in found} == {("dropout",)}  # BatchNorm: frozen, its default
+
+    def test_what_is_given_counts_more(self, large: DomainData) -> None:
+        options = {"augment_validation": False, "size": 96}
+        found = protocol.plan({"pacs": options}, ["erm"], trials=1, draws=1, model="small-cnn")
+        assert {c.model for c in found} == {"small-cnn"}
+        assert found[0].data_options == options
+        assert protocol.plan({"rotated-digits": {}}, ["erm"], trials=1, draws=1)[0].model is None
 
     def test_some_domains_ways_of_drawing_and_other_fields(self) -> None:
         found = protocol.plan(

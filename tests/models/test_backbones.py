@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from torch import nn
 
 import shoal
 from shoal.errors import InputError
-from shoal.experiments.run import start_from
-from shoal.models import FeatureModel, build
-from shoal.models.backbones import DEVIATION, MEAN, Backbone
+from shoal.experiments.config import RunConfig
+from shoal.experiments.run import run, start_from
+from shoal.experiments.search import is_pretrained
+from shoal.models import FeatureModel, build, options_of
+from shoal.models.backbones import DEVIATION, MEAN, PUBLISHED, Backbone
 from shoal.models.weights import fitting, other_names, torchvision_name
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -40,39 +44,141 @@ def batchnorms(model: nn.Module) -> list[nn.Module]:
 )
 def test_any_backbone_by_name(name: str, shape: tuple[int, ...], width: int) -> None:
     model, again = made(name, shape), made(name, shape)
+    pairs = zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
     assert model.features(x).shape == (2, width)
     assert model(x).shape == (2, 4)
-    pairs = zip(model.state_dict().values(), again.state_dict().values(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 def test_regression_has_one_output_an_example() -> None:
     assert made(classes=None)(torch.randn(3, *SMALL)).shape == (3,)
 
 
-def test_batchnorm_is_frozen_unless_asked() -> None:
-    frozen, free = made(), made(freeze_batchnorm=False)
-    for model in (frozen, free):
-        model.train()
+@pytest.mark.parametrize(
+    ("options", "weights", "frozen"),
+    [
+        ({}, False, False),  # of random weights there are no statistics to keep
+        ({}, True, True),
+        ({"freeze_batchnorm": False}, True, False),
+        ({"freeze_batchnorm": True}, False, True),
+    ],
+)
+def test_batchnorm_is_frozen_with_weights_unless_asked(
+    tmp_path: Path, options: dict[str, Any], weights: bool, frozen: bool
+) -> None:
+    model = made(**options)
+    if weights:
+        torch.save(made().state_dict(), tmp_path / "weights.pt")
+        start_from(model, str(tmp_path / "weights.pt"))
+    for _ in range(2):  # also after an evaluation
         before = [m.running_mean.clone() for m in batchnorms(model)]
         model(torch.randn(4, *SMALL) + 3)
-        moved = any(
-            not torch.equal(m.running_mean, b) for m, b in zip(batchnorms(model), before, strict=True)
-        )
-        assert moved is (model is free)
+        pairs = zip(batchnorms(model), before, strict=True)
+        assert all(torch.equal(m.running_mean, b) for m, b in pairs) is frozen
         assert all(m.weight.requires_grad for m in batchnorms(model))
         assert model.training
+        model.eval()
+        model.train()
 
 
 def test_frozen_statistics_stay_through_a_training() -> None:
-    model = made()
+    model = made(freeze_batchnorm=True)
     before = [m.running_mean.clone() for m in batchnorms(model)]
     domains = {n: (torch.randn(12, *SMALL) + i, torch.arange(12) % 4) for i, n in enumerate("ab")}
     start = [p.clone() for p in model.parameters()]
     shoal.fit("coral", model, domains, steps=2, batch_size=4, progress=False, device="cpu")
     assert all(torch.equal(m.running_mean, b) for m, b in zip(batchnorms(model), before, strict=True))
     assert any(not torch.equal(p, s) for p, s in zip(model.parameters(), start, strict=True))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """What timm is asked for; pretrained weights are random ones here, as there is no network."""
+    import timm
+
+    create, found = timm.create_model, list[tuple[str, bool]]()
+
+    def fetched(name: str, pretrained: bool = False, **options: Any) -> Any:
+        found.append((name, pretrained))
+        return create(name, pretrained=False, **options)
+
+    monkeypatch.setattr(timm, "create_model", fetched)
+    return found
+
+
+class TestNamesOfWeights:
+    @pytest.mark.parametrize("name", ["resnet50", "resnet18", "densenet121"])
+    def test_timm_has_those_of_torchvision(self, name: str) -> None:
+        """IMAGENET1K_V1 of torchvision, which DomainBed and WILDS began with; not timm's default."""
+        import timm
+        from torchvision.models import get_model_weights
+
+        theirs, ours = (
+            get_model_weights(name)["IMAGENET1K_V1"],
+            timm.get_pretrained_cfg(f"{name}.{PUBLISHED}"),
+        )
+        assert ours.hf_hub_id == f"timm/{name}.{PUBLISHED}"
+        assert Path(ours.url or theirs.url).name == Path(theirs.url).name
+        assert timm.get_pretrained_cfg(name).tag != PUBLISHED
+
+    @pytest.mark.parametrize(
+        ("name", "options", "pretrained", "weights"),
+        [
+            ("resnet18.tv_in1k", {}, True, "resnet18.tv_in1k of timm "),
+            ("resnet18.tv_in1k", {"pretrained": True}, True, "resnet18.tv_in1k of timm "),
+            ("resnet18.tv_in1k", {"pretrained": False}, False, ""),
+            ("resnet18", {}, False, ""),
+            ("resnet18", {"pretrained": True}, True, "resnet18.a1_in1k of timm "),
+        ],
+    )
+    def test_what_a_name_gives(
+        self,
+        asked: list[tuple[str, bool]],
+        recwarn: pytest.WarningsRecorder,
+        name: str,
+        options: dict[str, bool],
+        pretrained: bool,
+        weights: str,
+    ) -> None:
+        model = made(name, **options)
+        assert asked == [(name, pretrained)]
+        assert model.weights.startswith(weights)
+        assert bool(model.weights) is pretrained
+        assert all(not m.training for m in batchnorms(model)) is pretrained
+        said = [str(w.message) for w in recwarn]
+        wrong = "the weights are timm's default, resnet18.a1_in1k; the published results"
+        assert any(wrong in words for words in said) is ("a1_in1k" in weights)
+
+    def test_a_model_that_torchvision_has_not(
+        self, asked: list[tuple[str, bool]], recwarn: pytest.WarningsRecorder
+    ) -> None:
+        assert made("resnet50d", pretrained=True).weights.startswith("resnet50d.ra2_in1k of timm ")
+        assert not [w for w in recwarn if "published" in str(w.message)]
+
+    def test_weights_that_timm_has_not(self) -> None:
+        words = "model 'resnet18' has no weights 'tv2_in1k' in timm; there are a1_in1k,.* tv_in1k"
+        for check in (lambda: made("resnet18.tv2_in1k"), lambda: options_of("resnet18.tv2_in1k")):
+            with pytest.raises(InputError, match=words):
+                check()
+
+    def test_the_record_says_which(self, asked: list[tuple[str, bool]], tmp_path: Path) -> None:
+        def weights(**options: Any) -> str | None:
+            config = RunConfig("cdsprites", "erm", 1, model="resnet18.tv_in1k", **options)
+            small = {"domains": 2, "size": 32, "per_domain": 20}
+            return run(replace(config, batch_size=4, data_options=small), "cpu").environment.get("weights")
+
+        assert str(weights()).startswith("resnet18.tv_in1k of timm ")
+        assert weights(model_options={"pretrained": False}) is None
+        torch.save(made(classes=2).state_dict(), tmp_path / "own.pt")
+        digest = hashlib.sha256((tmp_path / "own.pt").read_bytes()).hexdigest()
+        asked.clear()
+        assert weights(weights=str(tmp_path / "own.pt")) == f"own.pt, sha256 {digest}"
+        assert asked == [("resnet18.tv_in1k", False)]  # nothing is fetched that a file takes the place of
+
+    def test_it_is_known_to_be_pretrained(self) -> None:
+        for name, pretrained in (("resnet18.tv_in1k", True), ("resnet18", False)):
+            assert is_pretrained(RunConfig("pacs", "erm", 1, model=name)) is pretrained
 
 
 def test_dropout_before_the_head_in_training_only() -> None:

@@ -444,46 +444,6 @@ class DANN(Reference):
         return super().objective(batches)
 
 
-def domainbed(
-    rows: Sequence[dict], domains: Sequence[str], left_out: str, rule: str, sign: int = 1
-) -> tuple[int, int, float] | None:
-    """The draw, the step and the reported score that DomainBed's rules choose in one trial.
-
-    A row is one checkpoint of one run: ``draw``, the set ``out`` of domains left out, ``step``, if the run
-    is ``sound``, and ``in`` and ``held``, the scores by domain on the two parts of each. ``sign`` is −1 where
-    lower is better. Going through draws and steps upwards, only something better replaces what was found.
-    """
-    others = [d for d in domains if d != left_out]
-    best = None
-    for draw in sorted({row["draw"] for row in rows}):
-        sets = [{left_out}]
-        if rule == "leave-one-out":
-            sets += [{left_out, other} for other in others]
-        own = [row for row in rows if row["draw"] == draw and row["out"] in sets]
-        if any(not row["sound"] for row in own):
-            continue
-        alone = sorted((row for row in own if row["out"] == {left_out}), key=lambda row: row["step"])
-        if rule == "oracle":
-            alone = alone[-1:]
-        for row in alone:
-            if rule == "training":
-                parts = [row["held"][d] for d in others]
-            elif rule == "oracle":
-                parts = [row["held"][left_out]]
-            else:
-                parts = []
-                for other in others:
-                    for pair in own:
-                        if pair["out"] == {left_out, other} and pair["step"] == row["step"]:
-                            parts.append(pair["in"][other])
-                if len(parts) < len(others):
-                    continue
-            judged = sign * sum(parts) / len(parts)
-            if best is None or judged > best[0]:
-                best = (judged, draw, row["step"], row["in"][left_out])
-    return None if best is None else best[1:]
-
-
 def standard_error(values: Sequence[float]) -> float:
     middle = sum(values) / len(values)
     variance = sum((v - middle) ** 2 for v in values) / (len(values) - 1)

@@ -170,12 +170,14 @@ def sweep(
             (default: training oracle).
         steps: of every run.
         eval_every: steps between evaluations (default: 100, large images 300, DomainNet 1,000).
-        model: one of Shoal's, of timm's, or a text encoder (default: each dataset's own).
+        model: one of Shoal's, of timm's, or a text encoder (default: each dataset's own; for VLCS, PACS,
+            Office-Home, TerraIncognita and DomainNet resnet50.tv_in1k, with torchvision's weights).
         model_options: the model's options.
         weights: a file of weights to start from.
         precision: of the arithmetic (default: fp32).
         data_options: the datasets' options.
-        domainbed: the folder of a sweep that DomainBed itself has run: its tables, and nothing is run.
+        domainbed: the folder of a sweep that DomainBed itself has run: the tables that its own program would
+            make of it, and nothing is run.
         out: the folder for runs and tables.
         device: cpu, cuda, cuda:1 … (default: cuda where there is one).
         jobs: runs in parallel (default: one per core, or one per GPU).

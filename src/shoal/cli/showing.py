@@ -59,6 +59,8 @@ def describe_run(status: RunStatus) -> str:
         f"{status.state}: step {status.step:,} of {status.steps:,}, {status.seconds:.1f} s on "
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
+    if weights := environment.get("weights"):
+        lines.append(f"began with the weights {weights}")
     if git := config.get("git"):
         lines.append(f"commit {git.get('commit', '')[:12]}" + (" with changes" if git.get("changed") else ""))
     if status.error:

@@ -49,12 +49,12 @@ class Augment:
     flip: float = 0.5
     grey: float = 0.1
 
-    def draw(self) -> Chances:
+    def draw(self, generator: torch.Generator | None = None) -> Chances:
         """What one example will need."""
-        numbers = torch.rand(TRIES * 4 + 6).tolist()
+        numbers = torch.rand(TRIES * 4 + 6, generator=generator).tolist()
         crops = [numbers[4 * i : 4 * i + 4] for i in range(TRIES)]
         *colours, flip, grey = numbers[4 * TRIES :]
-        return Chances(crops, colours, torch.randperm(4).tolist(), flip, grey)
+        return Chances(crops, colours, torch.randperm(4, generator=generator).tolist(), flip, grey)
 
     def box(self, chances: Chances, width: int, height: int) -> Box:
         """Where to crop; the middle if no try fits into the image."""

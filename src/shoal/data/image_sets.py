@@ -17,6 +17,9 @@ from shoal.data.unpack import stays_inside
 from shoal.errors import InputError
 from shoal.files import read_json, read_text, read_yaml
 
+PUBLISHED = {"network": "resnet50.tv_in1k", "data": {"augment_validation": True}}
+"""What DomainBed's published results are of, for all of these; fields of its protocol's ``Sizes``."""
+
 
 @cache
 def image_set(path: Path) -> ModuleType:
@@ -40,7 +43,7 @@ def image_set(path: Path) -> ModuleType:
     sources = tuple(map(_source, about["download"]))
     module: Any = ModuleType(f"shoal.data.sets.{path.stem}", about["summary"])
     module.SUMMARY, module.PAPER, module.LAYOUT = about["summary"], about["paper"], layout
-    module.DOMAINS, module.DOMAINBED = tuple(layout.domains), about.get("domainbed", {})
+    module.DOMAINS, module.DOMAINBED = tuple(layout.domains), PUBLISHED | about.get("domainbed", {})
     module.DOWNLOAD = Download(
         layout.folders[0], sources, layout=layout, arrange=ARRANGE.get(about.get("arrange"))
     )

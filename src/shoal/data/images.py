@@ -24,6 +24,7 @@ from torch import Tensor
 from shoal.data.augment import Augment, Box
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
+from shoal.data.sampler import key
 from shoal.data.splits import held_out_names
 from shoal.data.splits import split as split_by_domain
 from shoal.data.tree import FileList, Layout, image_names, subfolders
@@ -38,7 +39,8 @@ SIZE = 224
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's images
 BAD = ("stop", "skip")
 SPLITS = ("train", "validation", "test")
-TRAIN = 1  # a file's split is its place in SPLITS, from 1; 0 is none
+TRAIN, VALIDATION = 1, 2  # a file's split is its place in SPLITS, from 1; 0 is none, and others are higher
+CHANGES = 23  # what a key is for
 SMALL, KEPT = 64, 2**30  # images of at most 64 × 64 are kept in memory, up to 1 GiB of them
 CHUNK = 256  # files that a process looks at before it says so
 
@@ -124,7 +126,9 @@ class ImageFiles(Examples):
     """Image files as examples: float32 (3, ``size``, ``size``), less ``mean`` and over ``deviation``.
 
     Images are squashed to a square, as in DomainBed. Those whose ``split`` is :data:`TRAIN` are changed by
-    ``augment`` first, and no others; :meth:`evaluation` changes none.
+    ``augment`` first, and no others; :meth:`evaluation` changes none. With ``augment_validation`` it changes
+    those of training and validation too, as DomainBed does: there each image in the same way always, by
+    ``seed`` and its place among the files.
 
     A file that cannot be decoded is named in an :class:`InputError`, or with ``bad="skip"`` in a warning, and
     the next one that can takes its place: of the same domain, split and class, or where there is none, of
@@ -146,8 +150,11 @@ class ImageFiles(Examples):
         cache: bool | None = None,
         mean: Sequence[float] = MEAN,
         deviation: Sequence[float] = DEVIATION,
+        augment_validation: bool = False,
+        seed: int = 0,
     ) -> None:
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
+        self.augment_validation, self.seed, self.evaluated = augment_validation, seed, False
         need_pillow()
         self.to_tensor = ToTensor(size, mean, deviation)
         self.split: NDArray[np.uint8] = np.zeros(len(files), np.uint8) if split is None else split
@@ -161,15 +168,18 @@ class ImageFiles(Examples):
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        augment = self.augment if self.split[index] == TRAIN else None
-        if augment is None:
+        augment, changed = self.augment, (TRAIN, VALIDATION) if self.evaluated else (TRAIN,)
+        if augment is None or self.split[index] not in changed:
             used, image, box = self._read(index)
             image = self.to_tensor.resize(image, box)
         else:
-            chances = augment.draw()
+            chances = augment.draw(self._generator(index) if self.evaluated else None)
             used, image, box = self._read(index, partial(augment.box, chances))
             image = augment.recolour(chances, self.to_tensor.resize(image, box))
         return self.to_tensor.numbers(image), int(self.files.labels[used])
+
+    def _generator(self, index: int) -> torch.Generator:
+        return torch.Generator().manual_seed(int(key(CHANGES, self.seed, index)[0] >> np.uint64(1)))
 
     def known_labels(self) -> NDArray[Any]:
         return self.files.labels
@@ -188,14 +198,14 @@ class ImageFiles(Examples):
         """The same files in other splits: those of ``"train"`` are augmented."""
         same = copy.copy(self)
         same.split = np.zeros(len(self), np.uint8)
-        for number, (name, domains) in enumerate(splits.items(), TRAIN + 1):
-            same.split[domains.examples()] = TRAIN if name == "train" else number
+        for number, (name, domains) in enumerate(splits.items(), len(SPLITS) + 1):
+            same.split[domains.examples()] = 1 + SPLITS.index(name) if name in SPLITS else number
         return same
 
     def evaluation(self) -> Self:
-        """The same files, none of them changed at random."""
+        """The same files, nothing about them random; see ``augment_validation``."""
         same = copy.copy(self)
-        same.augment = None
+        same.augment, same.evaluated = self.augment if self.augment_validation else None, True
         return same
 
     def _read(self, index: int, crop: Callable[[int, int], Box] | None = None) -> tuple[int, Image, Box]:
@@ -305,27 +315,32 @@ def load_published(
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
+    augment_validation: bool = False,
 ) -> DomainData:
     """A published dataset with one domain held out, or several.
 
     A fifth of every training domain is held out for validation, under the same name. The default model is a
-    small network that takes images of any size; published results are those of a pretrained ResNet-50.
+    small network that takes images of any size; published results are those of a pretrained ResNet-50, which
+    ``shoal sweep`` takes.
 
     Args:
         layout: how it lies on disk.
         test: the held-out domain, or a list of them.
         folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
-        seed: for the choice of the validation examples.
+        seed: for the choice of the validation examples, and how these are changed.
         size: of the images, in pixels each way.
         augment: whether training images are cropped, mirrored and recoloured at random.
         bad: ``stop`` at an image that cannot be read, or ``skip`` it.
         cache: whether decoded images are kept in memory; small ones are by default.
+        augment_validation: whether the training domains are scored on images changed in the same way, as
+            DomainBed does; each image always alike. ``shoal sweep`` does.
     """
     if test != []:
         held_out_names(test, list(layout.domains))
     files = layout.read(folder)
     splits = leave_one_out(files, test, seed)
-    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
+    options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
+    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache, **options)
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
@@ -342,6 +357,7 @@ def image_data(
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
+    **more: Any,
 ) -> DomainData:
     """Image files as the loop and the benchmarks take them."""
     split = np.zeros(len(files), np.uint8)
@@ -349,7 +365,7 @@ def image_data(
         if name in splits:
             split[splits[name].examples()] = number
     changes = Augment() if augment else None
-    examples = ImageFiles(files, split, size=size, augment=changes, bad=bad, cache=cache)
+    examples = ImageFiles(files, split, size=size, augment=changes, bad=bad, cache=cache, **more)
     return DomainData(
         examples=examples,
         splits=splits,

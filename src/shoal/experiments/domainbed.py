@@ -35,10 +35,12 @@ class Unreadable(ValueError):
 
 
 def read(folder: str | Path) -> tuple[Sweep, list[str]]:
-    """The finished runs of a sweep, and what is not used, each with the reason.
+    """The runs of a sweep, and what is not whole or not used, each with the reason.
 
-    Runs that are not finished, or of which a line cannot be read, count as missing. What should be there is
-    every hyperparameter and trial seed of every algorithm, for whatever some run on the dataset held out.
+    A run that is not finished counts with the checkpoints that it has, as in DomainBed's
+    ``collect_results``; one of which a line cannot be read, but for a last one that is cut off, is missing.
+    What should be there is every hyperparameter and trial seed of every algorithm, for every domain of the
+    dataset and whatever else some run held out.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -52,19 +54,24 @@ def read(folder: str | Path) -> tuple[Sweep, list[str]]:
     for path in paths:
         name = path.parent.name
         try:
-            run = _run(path, begun)
+            run, whole = _run(path, begun)
             if run.key in runs:
                 raise Unreadable(f"the same run as {begun[run.key]!r}, which is used")
-            if not (path.parent / DONE).exists():
-                raise Unreadable(f"not finished: there is no file {DONE!r}")
             runs[run.key], begun[run.key] = run, name
+            if not whole or not (path.parent / DONE).exists():
+                why = f"there is no file {DONE!r}" if whole else "the last line is cut off"
+                last = max(point.step for point in run.points)
+                problems.append(f"{name}: not finished: {why}; it is used up to step {last:,}.")
         except Unreadable as why:
             problems.append(f"{name}: {why}.")
-    return Sweep(_planned(begun), runs), problems
+    return Sweep(_planned(begun, runs), runs, by_domainbed=True), problems
 
 
-def _run(path: Path, begun: dict[Key, str]) -> Run:
-    """What was ``begun`` is noted even where a later line is broken."""
+def _run(path: Path, begun: dict[Key, str]) -> tuple[Run, bool]:
+    """The run, and whether all lines could be read; what was ``begun`` is noted even where a line is broken.
+
+    A step that is there twice, of a run that was begun anew, is there twice: so DomainBed reads it.
+    """
     try:
         lines = read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -72,25 +79,26 @@ def _run(path: Path, begun: dict[Key, str]) -> Run:
     if not lines:
         raise Unreadable(f"{RESULTS} is empty")
     keys: list[Key] = []
-    points: dict[int, Point] = {}
+    points: list[Point] = []
     for number, line in enumerate(lines, 1):
         try:
             content = parse_json(line)
             keys.append(_key(content["args"]))
             step = int(content["step"])
         except (ValueError, KeyError, TypeError) as error:
-            last = number == len(lines)
-            what = "the last line is cut off" if last else f"line {number} is not a checkpoint"
+            if number == len(lines) and points and isinstance(error, ValueError):
+                break
+            what = f"line {number} is not a checkpoint"
             raise Unreadable(f"{what} ({type(error).__name__}: {error})") from error
         begun.setdefault(keys[-1], path.parent.name)
-        points[step] = _point(keys[0].dataset, step, content)  # of a run begun anew, the later line
+        points.append(_point(keys[0].dataset, step, content))
     if set(keys) != {keys[0]}:
         raise Unreadable("its lines are of different runs")
-    names = set(next(iter(points.values())).inside)
-    complete = (names == set(p.inside) == set(p.outside) for p in points.values())
+    names = set(points[0].inside)
+    complete = (names == set(p.inside) == set(p.outside) for p in points)
     if not (names > set(keys[0].left_out) and all(complete)):
         raise Unreadable("a checkpoint lacks accuracies")
-    return Run(keys[0], tuple(points[step] for step in sorted(points)))
+    return Run(keys[0], tuple(points)), len(points) == len(lines)
 
 
 def _key(args: Mapping[str, Any]) -> Key:
@@ -112,7 +120,7 @@ def _point(dataset: str, step: int, scores: Mapping[str, Any]) -> Point:
     return Point(step, splits("in"), splits("out"))
 
 
-def _planned(begun: Iterable[Key]) -> tuple[Key, ...]:
+def _planned(begun: Iterable[Key], runs: Mapping[Key, Run]) -> tuple[Key, ...]:
     """Every run of a complete sweep, what is held out in DomainBed's order, single domains first."""
     found: list[Key] = []
     begun = sorted(begun)
@@ -124,9 +132,10 @@ def _planned(begun: Iterable[Key]) -> tuple[Key, ...]:
             return len(names), sorted(numbers)
 
         own = [k for k in begun if k.dataset == dataset]
+        domains = {(name,) for k in own if k in runs for name in runs[k].points[0].inside}
         every = itertools.product(
             dict.fromkeys(k.algorithm for k in own),
-            sorted({k.left_out for k in own}, key=place),
+            sorted({k.left_out for k in own} | domains, key=place),
             sorted({k.trial for k in own}),
             sorted({k.draw for k in own}),
         )

@@ -47,6 +47,10 @@ class Sizes:
     batch: Space
     eval_every: int
     model: Space = field(default_factory=dict)
+    network: str | None = None
+    """The model, by a name that says its pretrained weights; ``None``: the dataset's own."""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the dataset that are not its defaults."""
 
 
 SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
@@ -138,7 +142,8 @@ def plan(
     ``datasets`` maps names to options. Every domain is held out in turn, or those that ``leave_out`` names
     for a dataset; ``pairs`` adds what leave-one-domain-out selection needs: each of these together with every
     other domain. An algorithm may name its way of sampling, as in ``fish:regrouped``. ``common`` are further
-    fields of every configuration. All algorithms try the same learning rates and batch sizes.
+    fields of every configuration. All algorithms try the same learning rates and batch sizes. Where no model
+    is given, and for options that are not, a dataset may have what DomainBed takes (``DOMAINBED``).
     """
     for name in algorithms:
         algorithm_class(name.partition(":")[0])
@@ -150,12 +155,14 @@ def plan(
         chosen = list((leave_out or {}).get(dataset, names))
         check_names("domain to hold out:", chosen, names)
         sizes = sizes_of(dataset, data.input_shape)
+        given = {"eval_every": eval_every or sizes.eval_every, "select": "last", **common}
+        given["model"] = given.get("model") or sizes.network
         base = RunConfig(
-            **{"eval_every": eval_every or sizes.eval_every, "select": "last", **common},
+            **given,
             dataset=dataset,
             algorithm=algorithms[0],
             steps=steps,
-            data_options=dict(options),
+            data_options={**sizes.data, **options},
         )
         found += [
             _config(base, algorithm, data.model, sizes, out, trial, number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
 import json
@@ -31,7 +32,9 @@ from shoal.experiments.config import OPTIMIZERS, RunConfig, check_same_run
 from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
+from shoal.files import open_regular
 from shoal.models import build
+from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.training import predictions
 from shoal.training.card import beside
@@ -93,13 +96,11 @@ def prepare(
         data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
     if config.protocol:  # not kept: all left-out domains and trials share the examples
         data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
-    model = build(
-        config.model or data.model,
-        input_shape=data.input_shape,
-        classes=data.classes,
-        seed=config.seed,
-        **config.model_options,
-    )
+    name, options_of_model = config.model or data.model, dict(config.model_options)
+    if config.weights and models.names_weights(name):
+        options_of_model.setdefault("pretrained", False)  # a file's, in place of those that the name says
+    shape, classes = data.input_shape, data.classes
+    model = build(name, input_shape=shape, classes=classes, seed=config.seed, **options_of_model)
     frozen = bool(config.model_options.get("frozen"))
     if config.weights and (frozen or not begun):
         start_from(model, config.weights)
@@ -165,6 +166,8 @@ def start_from(model: nn.Module, path: str) -> None:
     except RuntimeError as error:  # shapes
         first = "; ".join(line.strip() for line in str(error).splitlines()[1:3])
         raise InputError(f"the weights in {path!r} do not fit the model: {first}") from error
+    if isinstance(features := getattr(model, "features", None), Backbone):
+        features.has_weights()
 
 
 def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
@@ -261,7 +264,7 @@ class Turns:
             return
         training, processes = self.training, self.training.processes
         where = surroundings(training.device, processes.count)
-        where["environment"] |= packages(self.config)
+        where["environment"] |= packages(self.config) | first_weights(self.config, training.model)
         written = {"run": self.config.to_dict(), "how": self.how, **where}
         make: Any = Journal
         if not self.weights:
@@ -295,7 +298,7 @@ class Turns:
         except Diverged as stop:
             status, error = "diverged", str(stop)
         measured = summary(training, status, error)
-        measured["environment"] |= packages(self.config)
+        measured["environment"] |= packages(self.config) | first_weights(self.config, training.model)
         self.record = RunRecord(config=self.config, **measured)
 
 
@@ -304,6 +307,15 @@ def packages(config: RunConfig) -> dict[str, str]:
     named = ((registry, config.algorithm), (sets.registry, config.dataset), (models.registry, config.model))
     found = [which.package_of(name) for which, name in named if name]
     return {package.name: package.version for package in found if package}
+
+
+def first_weights(config: RunConfig, model: nn.Module) -> dict[str, str]:
+    """Which weights the training began with: timm's by their full name, or a file and its SHA-256."""
+    found = getattr(model, "weights", "")
+    if config.weights:
+        with suppress(OSError), open_regular(config.weights) as file:
+            found = f"{Path(config.weights).name}, sha256 {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return {"weights": found} if found else {}
 
 
 def write_predictions(training: Training, config: RunConfig, folder: Path) -> None:

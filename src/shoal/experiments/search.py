@@ -55,7 +55,9 @@ def is_pretrained(config: RunConfig) -> bool:
         return bool(config.weights is not None or config.model_options["pretrained"])
     option = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
     name = config.model or (config.data_options.get("tokenizer", option.default) if option else None)
-    return isinstance(name, str) and name not in models.registry.names() and models.language.known(name)
+    if not isinstance(name, str) or name in models.registry.names():
+        return False
+    return models.language.known(name) or models.names_weights(name)
 
 
 def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:

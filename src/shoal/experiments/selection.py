@@ -9,17 +9,20 @@ Each seed chooses among all its trials of hyperparameters:
   uses the test domain.
 
 What is reported is the score on the in-split of the held-out domain, at that step, of the run that held out
-this domain alone. Of equals the lower trial wins, then the earlier step; a run that diverged is never chosen.
-In plain data a seed is called ``trial`` and a trial ``draw``, as in the records.
+this domain alone. Of equals the higher trial wins, and in it the earlier step, as in DomainBed; a run that
+diverged is never chosen. In plain data a seed is called ``trial`` and a trial ``draw``, as in the records.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
@@ -64,6 +67,10 @@ class Sweep:
 
     planned: tuple[Key, ...]
     runs: Mapping[Key, Run]
+    by_domainbed: bool = False
+    """Whether DomainBed ran it: then choices and tables are those of its own ``collect_results``. It chooses
+    among the runs that are there, divides by n in standard errors, averages over domains that have a score,
+    and keeps both lines of a step that was written twice."""
 
     @property
     def datasets(self) -> list[str]:
@@ -113,19 +120,29 @@ Judged = list[tuple[Point, float]]
 """Points that may be chosen, each with what it is chosen by."""
 
 
+def _mean(values: Iterable[float]) -> float:
+    """NumPy's, as in DomainBed: what is rounded otherwise is no longer equal."""
+    return float(np.mean(list(values)))
+
+
 def _training(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
-    return [(p, statistics.fmean(v for n, v in p.outside.items() if n != name)) for p in points]
+    return [(p, _mean(v for n, v in p.outside.items() if n != name)) for p in points]
 
 
 def _leave_one_out(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
     scores = [{p.step: p.inside[other] for p in own} for other, own in pairs.items()]
-    common = [p for p in points if all(p.step in own for own in scores)]
-    return [(p, statistics.fmean(own[p.step] for own in scores)) for p in common]
+    times = Counter(p.step for p in points)
+    common = [p for p in points if times[p.step] == 1 and all(p.step in own for own in scores)]
+    return [(p, _mean(own[p.step] for own in scores)) for p in sorted(common, key=_step)]
 
 
 def _oracle(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
-    last = max(points, key=lambda point: point.step)
+    last = sorted(points, key=_step)[-1]
     return [(last, last.outside[name])]
+
+
+def _step(point: Point) -> int:
+    return point.step
 
 
 class Rule(NamedTuple):
@@ -148,7 +165,8 @@ def select(found: Sweep, dataset: str, rule: str = "training") -> list[dict[str,
     """What each seed chose, for every algorithm and held-out domain, as plain data.
 
     ``status`` is ``scored``; ``missing`` where not all runs are there, for the best of some is not the best
-    of all; or ``diverged``, where every trial was lost. ``missing`` says what is not there, run by run.
+    of all (of a sweep by DomainBed: where there is nothing to choose from); or ``diverged``, where every
+    trial was lost. ``missing`` says what is not there, run by run.
     """
     check_names("rule", [rule], RULES)
     check_names("dataset", [dataset], found.datasets)
@@ -183,25 +201,26 @@ def _choice(
         return [first._replace(left_out=out, draw=draw) for out in ((name,), *pairs)]
 
     if rule.pairs and len(every) < 3:
-        gone = [f"{rule.words} on {first.dataset}, which has two domains and needs three"]
-    else:
-        gone = [str(key) for draw in draws for key in keys(draw) if key not in found.runs]
-    if gone:
+        words = f"{rule.words} on {first.dataset}, which has two domains and needs three"
+        return choice | {"missing": [words]}
+    gone = [str(key) for draw in draws for key in keys(draw) if key not in found.runs]
+    if gone and not found.by_domainbed:
         return choice | {"missing": gone}
-    runs = {draw: [found.runs[key] for key in keys(draw)] for draw in draws}
+    whole = [draw for draw in draws if all(key in found.runs for key in keys(draw))]
+    runs = {draw: [found.runs[key] for key in keys(draw)] for draw in whole}
     kept = {n: own for n, own in runs.items() if not any(r.diverged or not r.points for r in own)}
     candidates = []
     for draw, (alone, *pairs) in kept.items():
         scores = {other: run.points for other, run in zip(others, pairs, strict=True)}
         if not (own := rule.judge(alone.points, scores, name)):
-            choice["missing"].append(f"a step at which {alone.key} and its pairs were all evaluated")
+            gone.append(f"a step at which {alone.key} and its pairs were all evaluated")
         candidates += [(draw, p.step, judged, p.inside[name]) for p, judged in own if math.isfinite(judged)]
-    choice["diverged"] = len(runs) - len(kept)
-    if choice["missing"]:
+    choice |= {"diverged": len(runs) - len(kept), "missing": gone}
+    if gone and not (candidates and found.by_domainbed):
         return choice
     metric = next((own[0].metric for own in kept.values()), "accuracy")
     sign = 1 if lower_is_better(metric) else -1
-    best = min(candidates, key=lambda c: (sign * c[2], c[0], c[1]), default=None)
+    best = min(candidates, key=lambda c: (sign * c[2], -c[0]), default=None)  # the first of equal steps
     if best is None or not math.isfinite(best[3]):
         return choice | {"status": "diverged", "metric": metric}
     chosen = dict(zip(("draw", "step", "judged", "score"), best, strict=True))
@@ -217,13 +236,15 @@ def results(found: Sweep, dataset: str, rule: str = "training") -> dict[str, Any
     """A dataset's results as plain data: a row for each algorithm, in the order of the plan.
 
     Means and standard errors are over seeds; an average is first taken over the held-out domains, seed by
-    seed.
+    seed. Of a sweep by DomainBed, ``average`` is the mean of the domains' means and ``by_seed`` what it
+    averages over datasets: there a seed counts with the domains that it has.
     """
     choices = select(found, dataset, rule)
     names, trials, algorithms = (
         list(dict.fromkeys(choice[name] for choice in choices)) for name in ("left_out", "trial", "algorithm")
     )
     metric = next((c["metric"] for c in choices if c["metric"]), None)
+    row = partial(_row, names=names, metric=metric, by_domainbed=found.by_domainbed)
     return {
         "dataset": dataset,
         "rule": rule,
@@ -232,24 +253,38 @@ def results(found: Sweep, dataset: str, rule: str = "training") -> dict[str, Any
         "left_out": names,
         "trials": trials,
         "draws": len({key.draw for key in found.planned if key.dataset == dataset}),
-        "rows": [_row(a, [c for c in choices if c["algorithm"] == a], names, metric) for a in algorithms],
+        "by_domainbed": found.by_domainbed,
+        "rows": [row(a, [c for c in choices if c["algorithm"] == a]) for a in algorithms],
         "choices": choices,
         "missing": list(dict.fromkeys(words for c in choices for words in c["missing"])),
     }
 
 
 def _row(
-    algorithm: str, choices: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str | None
+    algorithm: str,
+    choices: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    metric: str | None,
+    by_domainbed: bool,
 ) -> dict[str, Any]:
     def summary(values: Sequence[float | None], *some: str) -> dict[str, Any]:
         states = {c["status"] for c in choices if c["left_out"] in some} - {"scored"}
-        return spread(values, metric) | {"status": sorted(states)}
+        found = spread(values, metric) | {"status": sorted(states)}
+        if by_domainbed and found["se"] is not None:
+            known = sum(v is not None for v in values)
+            found["se"] *= math.sqrt((known - 1) / known)
+        return found
 
     scores = {name: [c["score"] for c in choices if c["left_out"] == name] for name in names}
-    whole = [mean_of(values) for values in zip(*scores.values(), strict=True)]
-    return {
+    by_seed = list(zip(*scores.values(), strict=True))
+    row: dict[str, Any] = {
         "algorithm": algorithm,
         "domains": {name: summary(values, name) for name, values in scores.items()},
-        "average": summary(whole, *names),
+        "average": summary([mean_of(values) for values in by_seed], *names),
         "diverged": sum(c["diverged"] for c in choices),
     }
+    if by_domainbed:
+        means = [own["mean"] for own in row["domains"].values()]
+        row["by_seed"] = summary([mean_of([v for v in own if v is not None]) for own in by_seed], *names)
+        row["average"] |= {"values": means, "mean": mean_of(means), "sd": None, "se": None}
+    return row

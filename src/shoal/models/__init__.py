@@ -52,6 +52,11 @@ def build(
     return model
 
 
+def names_weights(name: str) -> bool:
+    """Whether a name of timm's says which pretrained weights it begins with, as resnet50.tv_in1k does."""
+    return "." in name and spelled(name) not in registry.names() and not language.known(name)
+
+
 def options_of(name: str) -> list[str]:
     """The options that the model called ``name`` takes."""
     return list(settings(_maker(name)))[2:]
@@ -72,10 +77,12 @@ def _maker(name: str) -> Callable[..., FeatureModel]:
         return partial(language.build, str(name))
     names = [*registry.names(), *language.NAMES]
     try:
-        if backbones.known(name):
-            return partial(backbones.build, name)
+        known = backbones.known(name)
     except InputError as error:  # the cause before the list: most names are timm's
         raise InputError(
             f"{error} Without timm there is no model {name!r}; there are {', '.join(names)}."
         ) from error
-    raise unknown_name("model", name, names)
+    if not known:
+        raise unknown_name("model", name, names)
+    backbones.check_tag(name)
+    return partial(backbones.build, name)

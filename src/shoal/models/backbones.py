@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, with which image datasets come normalised."""
+PUBLISHED = "tv_in1k"
+"""timm's tag of torchvision's first weights (IMAGENET1K_V1), with which DomainBed and WILDS began."""
 
 
 def known(name: str) -> bool:
@@ -20,26 +23,52 @@ def known(name: str) -> bool:
     return bool(load_timm().is_model(name))
 
 
+def check_tag(name: str) -> None:
+    """Refuses weights that timm does not have: the tag in a name such as ``resnet50.tv_in1k``."""
+    kind, _, tag = name.partition(".")
+    full = load_timm().list_pretrained(f"{kind}.*")
+    if tag and name not in full:
+        tags = ", ".join(each.partition(".")[2] for each in full) or "none"
+        raise InputError(f"model {kind!r} has no weights {tag!r} in timm; there are {tags}.")
+
+
+def _weights(name: str, body: nn.Module) -> str:
+    """What timm calls the pretrained weights of ``body``; a warning where ``name`` leaves it to timm."""
+    about: Any = body.pretrained_cfg
+    full, published = f"{about['architecture']}.{about['tag']}", f"{about['architecture']}.{PUBLISHED}"
+    if "." not in name and full != published and published in load_timm().list_pretrained(f"{name}.*"):
+        warnings.warn(
+            f"model {name!r}: the weights are timm's default, {full}; the published results of DomainBed and "
+            f"WILDS began with torchvision's, {published}.",
+            stacklevel=3,
+        )
+    return f"{full} of timm {load_timm().__version__}"
+
+
 def build(
     name: str,
     input_shape: tuple[int, ...],
     classes: int | None,
     *,
-    pretrained: bool = False,
-    freeze_batchnorm: bool = True,
+    pretrained: bool | None = None,
+    freeze_batchnorm: bool | None = None,
     frozen: bool = False,
     dropout: float = 0.0,
 ) -> FeatureModel:
     """timm's ``name`` without its classifier, and a linear head of our own.
 
     Args:
-        pretrained: with timm's weights, which it fetches and keeps; from a file see ``--weights``.
-        freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training, as DomainBed has
-            it: small batches of one domain would spoil them. Its scale and shift are trained.
+        pretrained: with timm's weights, which it fetches and keeps: those that the name says, as in
+            ``resnet50.tv_in1k``, else timm's default (default: where the name says which). From a file see
+            ``--weights``.
+        freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training (default: where the
+            weights are pretrained or from a file, as DomainBed had it when its results were published): small
+            batches of one domain would spoil them. Its scale and shift are trained.
         frozen: only the head is trained, on features of the images as they are evaluated.
         dropout: the share of features left out in training, before the head.
     """
     timm = load_timm()
+    pretrained = "." in name if pretrained is None else pretrained
     if len(input_shape) != 3:
         raise InputError(f"model {name!r} takes images, input_shape (c, h, w); not {input_shape}.")
     if not 0 <= dropout < 1:
@@ -54,7 +83,11 @@ def build(
     config = timm.data.resolve_model_data_config(body)
     features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
     head = linear_head(_width(name, features, input_shape), classes)
-    return FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
+    model = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
+    if pretrained:
+        model.weights = _weights(name, body)
+        features.has_weights()
+    return model
 
 
 def _width(name: str, features: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -69,10 +102,13 @@ def _width(name: str, features: nn.Module, input_shape: tuple[int, ...]) -> int:
 
 
 class Backbone(nn.Module):
-    """A network that wants images normalised its own way, with BatchNorm that may be frozen."""
+    """A network that wants images normalised its own way, with BatchNorm that may be frozen.
+
+    ``frozen=None``: once it :meth:`has_weights`.
+    """
 
     def __init__(
-        self, body: nn.Module, frozen: bool, mean: tuple[float, ...], deviation: tuple[float, ...]
+        self, body: nn.Module, frozen: bool | None, mean: tuple[float, ...], deviation: tuple[float, ...]
     ) -> None:
         super().__init__()
         self.body = body
@@ -96,6 +132,12 @@ class Backbone(nn.Module):
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
+
+    def has_weights(self) -> None:
+        """To be called when the weights are no longer random."""
+        if self.frozen is None:
+            self.frozen = True
+            self.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.normalising and x.shape[1] == len(self.scale):

@@ -19,6 +19,8 @@ class FeatureModel(nn.Module):
 
     recipe: Mapping[str, Any] | None = None
     """The name and options that :func:`shoal.models.build` made it by."""
+    weights: str = ""
+    """Which pretrained weights it began with, where :func:`shoal.models.build` put some into it."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()

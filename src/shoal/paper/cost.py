@@ -31,9 +31,13 @@ class Network(NamedTuple):
     classes: int
     domains: int
     batch: int
+    options: Mapping[str, Any] = {}
 
 
-NETWORKS = {"sprite-cnn": Network((3, 64, 64), 2, 10, 64), "resnet50": Network((3, 224, 224), 7, 3, 32)}
+NETWORKS = {
+    "sprite-cnn": Network((3, 64, 64), 2, 10, 64),
+    "resnet50": Network((3, 224, 224), 7, 3, 32, {"freeze_batchnorm": True}),
+}
 """The paper's network for CdSprites with ten domains per step, and DomainBed's backbone with three."""
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "ERM": ("erm", {}),
@@ -101,7 +105,9 @@ def _compared(
 def _stepper(
     name: str, network: Network, algorithm: str, settings: Any, device: torch.device, captured: bool
 ) -> Callable[[Sequence[DomainBatch]], None]:
-    model = models.build(name, input_shape=network.shape, classes=network.classes, seed=0).to(device).train()
+    shape, classes = network.shape, network.classes
+    model = models.build(name, input_shape=shape, classes=classes, seed=0, **network.options)
+    model = model.to(device).train()
     alone = algorithm == "erm"
     task = Task(network.domains, network.classes)
     trained = build(algorithm, model, nn.functional.cross_entropy, task, **settings).to(device)

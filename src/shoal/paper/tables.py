@@ -96,8 +96,8 @@ class Settings:
     passes: int = cdsprites.PASSES
     """On CdSprites."""
     size: int = 64
-    model: str = "resnet50"
-    """On DomainBed's datasets; pretrained, unless ``weights`` are given."""
+    model: str = "resnet50.tv_in1k"
+    """On DomainBed's datasets; with torchvision's weights, unless ``weights`` are given."""
     weights: str | None = None
     trials: int = 1
     """Of hyperparameters."""

@@ -29,12 +29,17 @@ def overall_table(results: Sequence[Result]) -> Table:
     columns = [f"{result['dataset']}, {_unit(result['metric'])}" for result in results]
     shared = len(results) > 1 and len(set(metrics)) == 1
     table = Table(["algorithm", *columns, *([f"average, {_unit(metrics[0])}"] if shared else [])])
-    rows = [{row["algorithm"]: row["average"] for row in result["rows"]} for result in results]
+    rows = [{r["algorithm"]: r.get("by_seed", r["average"]) for r in result["rows"]} for result in results]
+    theirs = [result["by_domainbed"] for result in results]
     for name in dict.fromkeys(name for own in rows for name in own):
         averages = [own.get(name) for own in rows]
         cells = [_cell(average, metric) for average, metric in zip(averages, metrics, strict=True)]
         if shared:
-            mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
+            whole = (
+                a if a and (by or None not in a["values"]) else None
+                for a, by in zip(averages, theirs, strict=True)
+            )
+            mean = mean_of(a["mean"] if a else None for a in whole)
             cells.append(_cell({"values": [mean], "mean": mean, "se": None, "status": []}, metrics[0]))
         table.add(name, *cells)
     return table
@@ -45,7 +50,8 @@ def words(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         trials, seeds = result["draws"], len(result["trials"])
-        over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
+        error = "standard error (with n, as DomainBed's)" if result["by_domainbed"] else "standard error"
+        over = f"mean ± {error} over {seeds} seeds" if seeds > 1 else "one seed"
         among = f"among {trials} trials of a random search" if trials > 1 else "with default hyperparameters"
         unit = _unit(result["metric"])
         about = [f"{unit} on the in-split of the held-out domain; {over}; {result['words']} {among}"]

@@ -24,6 +24,7 @@ def load(
     augment: bool = True,
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
+    augment_validation: bool = False,
     splits_are_domains: bool = False,
 ) -> DomainData:
     """Read the images below ``folder``; the classes are those of all domains together, sorted by name.
@@ -34,11 +35,13 @@ def load(
     Args:
         folder: has a folder for each domain, which has one for each class, which has images.
         test: the held-out domain or a list of them, by default the last by name; ``[]`` holds none out.
-        seed: for the choice of the validation examples.
+        seed: for the choice of the validation examples, and how these are changed.
         size: to which images are resized, in pixels each way.
         augment: whether training images are cropped, mirrored and recoloured at random.
         bad: ``stop`` at an image that cannot be read, or ``skip`` it.
         cache: whether decoded images are kept in memory; small ones are by default.
+        augment_validation: whether the training domains are scored on images changed in the same way, as in
+            DomainBed; each image always alike.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
@@ -46,7 +49,8 @@ def load(
         needed("image-folder", "folder", folder, "images of yours"), {name: [name] for name in names}
     )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
-    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
+    options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
+    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache, **options)
 
 
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
