@@ -6,12 +6,13 @@ A page names them in comments, which hold until the next heading, ``from`` also 
     <!-- cells from: 2026-11-16-h200.md -->
     <!-- given: 12,000 passes; 22 algorithms -->
 
-``from`` names files of ``benchmarks/results`` or of the paper's numbers, if need be with a section. All numbers in
-a row of a table must be in one line there, in their order, beside the row's first cell. With ``cells from`` they
-may be in several lines, each with the row's first cell and, where that is a number, the heading of the column.
-Numbers in a list within a sentence ("51, 50 and 56") must be in one line, in their order. Numbers are compared as
-they are written, ± included. ``given`` has numbers that were not measured. Headings, code, addresses and what
-``SETTINGS`` describes are left out.
+``from`` names files of ``benchmarks/results`` or of the paper's numbers, if need be with a section. All
+numbers in a row of a table must be in one line there, in their order, beside the row's first cell. With
+``cells from`` they may be in several lines, each with the row's first cell and, where that is a number, the
+heading of the column. Numbers in a sentence must be in a line that has a word of the sentence; those of a
+list ("51, 50 and 56") in one line, in their order. Numbers are compared as they are written, ± included.
+``given`` has numbers that were not measured. Headings, code, addresses and what ``SETTINGS`` describes are
+left out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -28,23 +29,40 @@ PAGES = ["README.md", *(f"docs/{name}.md" for name in ("findings", "comparison",
 FOLDERS = {"published": ROOT / "src" / "shoal" / "paper" / "published"}
 RESULTS = ROOT / "benchmarks" / "results"
 
-NUMBER = r"(?<![\w.\-])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+−]?\d+)?(?!\w|[.,]\d|\s*×\s*\d)"
+NUMBER = r"(?<![\w.\-])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+−]?\d+)?(?!\w|[.,]\d|-\d|\s*×\s*\d)"
 QUANTITY = re.compile(rf"({NUMBER})(?:\s*±\s*({NUMBER}))?")
-LIST = rf"{NUMBER}(?:\s*(?:,|to|and|or)\s+{NUMBER})*"
 HIDDEN = re.compile(
     r"^```.*?^```$|<!--.*?-->|`[^`]*`|!\[[^]]*\]\([^)]*\)|\]\([^)]*\)|<https?:[^>]*>|^#+ [^\n]*",
     re.DOTALL | re.MULTILINE,
 )
 SETTINGS = {
-    rf"\b(?:[NSTnr]|[α-ωΑ-Ω])\s*(?:=|≥|≤|>|<|≈)\s*{LIST}": "the value of a symbol",
-    rf"\b[Ss]eeds?\s+{LIST}": "which seeds",
-    rf"\bsteps?\s+{NUMBER}": "which step",
+    rf"\b(?:[NSTnr]|[α-ω])\s*(?:=|≥|≤|>|<)\s*{NUMBER}": "the value of a symbol",
+    rf"\b[Ss]eeds?\s+{NUMBER}(?:\s+to\s+{NUMBER})?": "which seeds",
     r"\d+(?:\s*×\s*\d+)+": "the size of an image or a batch",
     rf"{NUMBER}°": "an angle",
     r"\b95\s%\s+interval": "the usual level",
 }
 SETTING = re.compile("|".join(SETTINGS))
 COMMENT = re.compile(r"<!-- (from|cells from|given): (.*?) ?-->", re.DOTALL)
+SENTENCE = re.compile(r"\S.*?(?:[.;][*\")]*(?=\s)|\Z)", re.DOTALL)
+COMMON = {
+    "the",
+    "and",
+    "for",
+    "with",
+    "over",
+    "from",
+    "not",
+    "but",
+    "than",
+    "are",
+    "has",
+    "one",
+    "two",
+    "its",
+    "all",
+}
+"""Words that say nothing of what a number is."""
 JOINED = re.compile(r"\s*%?\s*(?:,|/|to|and|or|, and)\s*")
 
 
@@ -101,6 +119,10 @@ def together(wanted: list[Quantity], line: str) -> bool:
     """Are all in this line, in this order?"""
     left = iter(quantities(line))
     return all(any(quantity.is_in(other) for other in left) for quantity in wanted)
+
+
+def words(text: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[^\W\d_]{3,}", text)} - COMMON
 
 
 def blanked(text: str, what: re.Pattern[str]) -> str:
@@ -163,46 +185,45 @@ class Page:
 
     def _table(self, block: re.Match[str]) -> None:
         header, _, *rows = re.finditer(r".+", block[0])
+        headings = [name(cell) for cell in cells(header[0])]
         for row in rows:
+            start = block.start() + row.start()
+            edges = [start + edge.start() for edge in re.finditer(r"\|", row[0])]
             label = cells(row[0])[0]
-            edges = [m.start() for m in re.finditer(r"\|", row[0])]
-            spans = [
-                (block.start() + row.start() + a, block.start() + row.start() + b) for a, b in pairwise(edges)
-            ]
-            if quantities(label) and not re.search(r"[^\W\d]", label):  # a number as a name
-                spans, columns = spans[1:], [name(c) for c in cells(header[0])[1:]]
-            else:
-                columns = []
+            first = 0 if re.search(r"[^\W\d]", label) else 1  # a number may be a row's name
             if not self.by_cell:
-                self._seek(self._measured(spans[0][0], spans[-1][1]), [name(label)])
+                self._seek(self._measured(edges[first], edges[-1]), [name(label)])
                 continue
-            for i, (start, end) in enumerate(spans):
-                for quantity in self._measured(start, end):
-                    self._seek([quantity], [name(label), *columns[i : i + 1]])
+            for column in range(first, len(edges) - 1):
+                beside = [name(label), *headings[column:][:first]]
+                for quantity in self._measured(edges[column], edges[column + 1]):
+                    self._seek([quantity], beside)
 
     def _prose(self, block: re.Match[str]) -> None:
-        run: list[Quantity] = []
-        for quantity in self._measured(block.start(), block.end()):
-            if run and not JOINED.fullmatch(self.shown[run[-1].end : quantity.start]):
-                self._seek(run, [])
-                run = []
-            run.append(quantity)
-        self._seek(run, [])
+        for sentence in SENTENCE.finditer(self.text, block.start(), block.end()):
+            run: list[Quantity] = []
+            for quantity in self._measured(sentence.start(), sentence.end()):
+                if run and not JOINED.fullmatch(self.shown[run[-1].end : quantity.start]):
+                    self._seek(run, sentence=sentence[0])
+                    run = []
+                run.append(quantity)
+            self._seek(run, sentence=sentence[0])
 
-    def _seek(self, wanted: list[Quantity], beside: list[str]) -> None:
-        """Reports numbers that no line of the sources has, in this order and beside these names."""
-        named = (
-            [line for line in self.lines if set(beside) <= {name(cell) for cell in cells(line)}]
-            if beside
-            else self.lines
-        )
-        if wanted and not any(together(wanted, line) for line in named):
-            shown = ", ".join(map(str, wanted))
-            where = f" in a line with {' and '.join(beside)}" if beside else ""
-            self._report(
-                wanted[0].start,
-                f"{shown} is not in the results named{where}" if self.lines else f"{shown} has no source",
+    def _seek(self, wanted: list[Quantity], beside: Sequence[str] = (), sentence: str = "") -> None:
+        """Reports numbers that no line has in this order and beside these names or a word of the sentence."""
+        theirs = words(COMMENT.sub("", sentence))
+        for line in self.lines if wanted else []:
+            named = set(beside) <= {name(cell) for cell in cells(line)} if beside else theirs & words(line)
+            if named and together(wanted, line):
+                return
+        if wanted:
+            where = (
+                f" in a line with {' and '.join(beside)}"
+                if beside
+                else " in a line with a word of the sentence"
             )
+            problem = f"not in the results named{where}" if self.lines else "without a source"
+            self._report(wanted[0].start, f"{', '.join(map(str, wanted))}: {problem}")
 
     def _report(self, at: int, problem: str) -> None:
         line = self.text.count("\n", 0, at) + 1
