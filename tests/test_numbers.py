@@ -42,6 +42,13 @@ WIDE = """<!-- cells from: results.md#Accuracy -->
 | 10 | 50.1 ± 0.2 | 96.6 ± 2.9 |
 """
 
+ACROSS = """<!-- cells from: results.md -->
+
+| data | ERM | Fish | remark |
+|---|---|---|---|
+| sprites, ten domains | 50.1 ± 0.2 | 96.6 ± 2.9 | the control has 49.9: random grouping |
+"""
+
 
 @pytest.fixture
 def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -66,6 +73,8 @@ def test_every_number_of_a_page_is_in_its_results(page: str) -> None:
     [
         LONG,
         WIDE,
+        ACROSS,
+        "<!-- given: settings -->\n7 of 8\n\n| a |\n|---|\n| 9 |",
         "<!-- from: results.md -->\nFish 96.6 ± 2.9, ERM 50.1; seeds: 97.9 and 92.9, of 1,250",
         "<!-- from: results.md#Time -->\n\n| | ms | ratio |\n|---|---|---|\n| `fish` | 65.6 | 1.39 |",
         "<!-- given: 22 algorithms -->\n22 of `x = 7`, CdSprites-10, N = 5, 64×64, 3 × 32, 75°, seeds 0 to 4",
@@ -81,15 +90,18 @@ def test_what_is_there_is_found(problems, text: str) -> None:
     [
         (LONG.replace("99.9", "99.8"), "5: 10, 99.8 ± 0.2, 96.6 ± 2.9: not in"),
         (LONG.replace("± 2.9", "± 2.8"), "5: 10, 99.9 ± 0.2, 96.6 ± 2.8: not in"),
-        (LONG.replace("**Fish**", "ERM"), "in a line with erm"),
-        (LONG.replace("**Fish**", "Fish, random grouping"), "in a line with fish, random grouping"),
+        (LONG.replace("**Fish**", "ERM"), "in a line with ERM"),
+        (LONG.replace("**Fish**", "Fish, random grouping"), "in a line with Fish, random grouping"),
         (LONG.replace("| 99.9 ± 0.2 | **96.6 ± 2.9**", "| 96.6 ± 2.9 | 99.9 ± 0.2"), "5: 10, 96.6"),
-        (WIDE.replace("| 5 ", "| 15 "), "5: 49.8 ± 1.0: not in the results named in a line with 15"),
+        (WIDE.replace("| 5 ", "| 15 "), "5: 49.8 ± 1.0: not in the results named, in a line with 15"),
         (WIDE.replace("49.8 ± 1.0 | 49.7 ± 0.9", "49.7 ± 0.9 | 49.8 ± 1.0"), "5: 49.7 ± 0.9: not in"),
         (WIDE.replace("96.6 ± 2.9", "50.1 ± 0.2"), "6: 50.1 ± 0.2: not in"),
         (WIDE.replace("#Accuracy", "#Time"), "5: 49.8"),
         (WIDE.replace("#Accuracy", "#Nowhere"), "1: results.md#Nowhere: "),
         (WIDE.replace("results.md", "missing.md"), "1: missing.md#Accuracy: "),
+        (ACROSS.replace("50.1 ± 0.2 | 96.6 ± 2.9", "96.6 ± 2.9 | 50.1 ± 0.2"), "5: 50.1 ± 0.2: not in"),
+        (ACROSS.replace("random grouping", "of some kind"), "5: 49.9: not in"),
+        ("<!-- given: settings -->\n7 of 8\n\n# Next\n\n9", "6: 9: without"),
         ("<!-- from: results.md -->\nfirst\nFish 96.7", "3: 96.7: not in"),
         ("<!-- from: results.md -->\nFish 97.9, 50.1", "2: 97.9, 50.1: not in"),
         ("<!-- from: results.md -->\nFish scatters by 2.9", "2: 2.9: not in"),

@@ -8,11 +8,11 @@ A page names them in comments, which hold until the next heading, ``from`` also 
 
 ``from`` names files of ``benchmarks/results`` or of the paper's numbers, if need be with a section. All
 numbers in a row of a table must be in one line there, in their order, beside the row's first cell. With
-``cells from`` they may be in several lines, each with the row's first cell and, where that is a number, the
-heading of the column. Numbers in a sentence must be in a line that has a word of the sentence; those of a
-list ("51, 50 and 56") in one line, in their order. Numbers are compared as they are written, ± included.
-``given`` has numbers that were not measured. Headings, code, addresses and what ``SETTINGS`` describes are
-left out.
+``cells from`` each may be in a line of its own, beside the row's first cell, the column's heading or a word
+of the cell; where the first cell is a number, beside both of the former. Numbers in a sentence must be in a
+line that has a word of the sentence; those of a list ("51, 50 and 56") in one line, in their order. Numbers
+are compared as they are written, ± included. ``given`` has numbers that were not measured; without any, it
+is all of the section. Headings, code, addresses and what ``SETTINGS`` describes are left out.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -94,7 +95,8 @@ def _plain(number: str) -> str:
 
 def cells(line: str) -> list[str]:
     """The cells of a table's line, in Markdown or set with spaces."""
-    return re.split(r"\|" if "|" in line else r" {2,}", line.strip().strip("|"))
+    parts = re.split(r"\|" if "|" in line else r" {2,}", line.strip().strip("|"))
+    return [part.strip() for part in parts]
 
 
 def name(cell: str) -> str:
@@ -119,6 +121,10 @@ def together(wanted: list[Quantity], line: str) -> bool:
     """Are all in this line, in this order?"""
     left = iter(quantities(line))
     return all(any(quantity.is_in(other) for other in left) for quantity in wanted)
+
+
+def names(line: str) -> set[str]:
+    return {name(cell) for cell in cells(line)}
 
 
 def words(text: str) -> set[str]:
@@ -159,6 +165,7 @@ class Page:
         self.by_cell = False
         self.given: dict[Quantity, bool] = {}
         """Numbers that were not measured, and whether the section has them."""
+        self.all_given = False
 
     def _end_section(self) -> None:
         for quantity in [q for q, used in self.given.items() if not used]:
@@ -167,6 +174,7 @@ class Page:
 
     def _read(self, kind: str, text: str, at: int) -> None:
         if kind == "given":
+            self.all_given |= not quantities(text)
             self.given |= {replace(q, start=at): False for q in quantities(text)}
             return
         self.by_cell, self.lines = kind == "cells from", []
@@ -181,49 +189,54 @@ class Page:
         for quantity in found:
             if quantity in self.given:
                 self.given[quantity] = True
-        return [q for q in found if q not in self.given]
+        return [] if self.all_given else [q for q in found if q not in self.given]
 
     def _table(self, block: re.Match[str]) -> None:
         header, _, *rows = re.finditer(r".+", block[0])
-        headings = [name(cell) for cell in cells(header[0])]
+        headings = cells(header[0])
         for row in rows:
+            label, *_ = parts = cells(row[0])
             start = block.start() + row.start()
             edges = [start + edge.start() for edge in re.finditer(r"\|", row[0])]
-            label = cells(row[0])[0]
-            first = 0 if re.search(r"[^\W\d]", label) else 1  # a number may be a row's name
+            numbered = not words(label)  # then the first cell is a name, not a measurement
             if not self.by_cell:
-                self._seek(self._measured(edges[first], edges[-1]), [name(label)])
+                measured = self._measured(edges[numbered], edges[-1])
+                self._seek(measured, lambda line, label=label: names(line) >= {name(label)}, label)
                 continue
-            for column in range(first, len(edges) - 1):
-                beside = [name(label), *headings[column:][:first]]
-                for quantity in self._measured(edges[column], edges[column + 1]):
-                    self._seek([quantity], beside)
+            for heading, part, (left, right) in list(zip(headings, parts, pairwise(edges), strict=True))[
+                numbered:
+            ]:
+                wanted = {name(label), name(heading)}
+
+                def fits(
+                    line: str, wanted: set[str] = wanted, part: str = part, all_of: bool = numbered
+                ) -> bool:
+                    if all_of:
+                        return names(line) >= wanted
+                    return bool(names(line) & wanted or words(line) & words(part))
+
+                for quantity in self._measured(left, right):
+                    self._seek([quantity], fits, f"{label}, {heading}")
 
     def _prose(self, block: re.Match[str]) -> None:
         for sentence in SENTENCE.finditer(self.text, block.start(), block.end()):
+            theirs = words(COMMENT.sub("", sentence[0]))
             run: list[Quantity] = []
-            for quantity in self._measured(sentence.start(), sentence.end()):
-                if run and not JOINED.fullmatch(self.shown[run[-1].end : quantity.start]):
-                    self._seek(run, sentence=sentence[0])
+            for quantity in [*self._measured(sentence.start(), sentence.end()), None]:
+                if run and (
+                    quantity is None or not JOINED.fullmatch(self.shown[run[-1].end : quantity.start])
+                ):
+                    self._seek(
+                        run, lambda line, theirs=theirs: bool(theirs & words(line)), "a word of the sentence"
+                    )
                     run = []
-                run.append(quantity)
-            self._seek(run, sentence=sentence[0])
+                run += [quantity] if quantity else []
 
-    def _seek(self, wanted: list[Quantity], beside: Sequence[str] = (), sentence: str = "") -> None:
-        """Reports numbers that no line has in this order and beside these names or a word of the sentence."""
-        theirs = words(COMMENT.sub("", sentence))
-        for line in self.lines if wanted else []:
-            named = set(beside) <= {name(cell) for cell in cells(line)} if beside else theirs & words(line)
-            if named and together(wanted, line):
-                return
-        if wanted:
-            where = (
-                f" in a line with {' and '.join(beside)}"
-                if beside
-                else " in a line with a word of the sentence"
-            )
-            problem = f"not in the results named{where}" if self.lines else "without a source"
-            self._report(wanted[0].start, f"{', '.join(map(str, wanted))}: {problem}")
+    def _seek(self, wanted: list[Quantity], fits: Callable[[str], bool], what: str) -> None:
+        """Reports numbers that are not, in this order, in one line that fits."""
+        if wanted and not any(fits(line) and together(wanted, line) for line in self.lines):
+            where = f"not in the results named, in a line with {what}" if self.lines else "without a source"
+            self._report(wanted[0].start, f"{', '.join(map(str, wanted))}: {where}")
 
     def _report(self, at: int, problem: str) -> None:
         line = self.text.count("\n", 0, at) + 1
