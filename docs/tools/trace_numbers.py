@@ -26,7 +26,19 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", *(f"docs/{name}.md" for name in ("findings", "comparison", "evidence"))]
+PAGES = [
+    "README.md",
+    "docs/agreement.md",
+    "docs/algorithms.md",
+    "docs/comparison.md",
+    "docs/evidence.md",
+    "docs/findings.md",
+    "docs/report.md",
+    "docs/scikit-learn.md",
+    "docs/sweeps.md",
+    "docs/when-not.md",
+    "docs/wilds.md",
+]
 FOLDERS = {"published": ROOT / "src" / "shoal" / "paper" / "published"}
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -94,8 +106,8 @@ def _plain(number: str) -> str:
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a table's line, in Markdown or set with spaces."""
-    parts = re.split(r"\|" if "|" in line else r" {2,}", line.strip().strip("|"))
+    """The cells of a line of a table, set in Markdown, with spaces or as YAML."""
+    parts = re.split(r"\|" if "|" in line else r" {2,}|: ", line.strip().strip("|"))
     return [part.strip() for part in parts]
 
 
