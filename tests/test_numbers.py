@@ -90,8 +90,8 @@ def test_what_is_there_is_found(problems, text: str) -> None:
     [
         (LONG.replace("99.9", "99.8"), "5: 10, 99.8 ± 0.2, 96.6 ± 2.9: not in"),
         (LONG.replace("± 2.9", "± 2.8"), "5: 10, 99.9 ± 0.2, 96.6 ± 2.8: not in"),
-        (LONG.replace("**Fish**", "ERM"), "in a line with ERM"),
-        (LONG.replace("**Fish**", "Fish, random grouping"), "in a line with Fish, random grouping"),
+        (LONG.replace("**Fish**", "ERM"), "in a line with erm"),
+        (LONG.replace("**Fish**", "Fish, random grouping"), "in a line with fish, random grouping"),
         (LONG.replace("| 99.9 ± 0.2 | **96.6 ± 2.9**", "| 96.6 ± 2.9 | 99.9 ± 0.2"), "5: 10, 96.6"),
         (WIDE.replace("| 5 ", "| 15 "), "5: 49.8 ± 1.0: not in the results named, in a line with 15"),
         (WIDE.replace("49.8 ± 1.0 | 49.7 ± 0.9", "49.7 ± 0.9 | 49.8 ± 1.0"), "5: 49.7 ± 0.9: not in"),
@@ -101,6 +101,7 @@ def test_what_is_there_is_found(problems, text: str) -> None:
         (WIDE.replace("results.md", "missing.md"), "1: missing.md#Accuracy: "),
         (ACROSS.replace("50.1 ± 0.2 | 96.6 ± 2.9", "96.6 ± 2.9 | 50.1 ± 0.2"), "5: 50.1 ± 0.2: not in"),
         (ACROSS.replace("random grouping", "of some kind"), "5: 49.9: not in"),
+        ("<!-- from: results.md -->\n\n```\nx\n\n# y\n```\n\nFish 96.7", "9: 96.7: not in"),
         ("<!-- given: settings -->\n7 of 8\n\n# Next\n\n9", "6: 9: without"),
         ("<!-- from: results.md -->\nfirst\nFish 96.7", "3: 96.7: not in"),
         ("<!-- from: results.md -->\nFish 97.9, 50.1", "2: 97.9, 50.1: not in"),

@@ -20,9 +20,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +43,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 NUMBER = r"(?<![\w.\-])[-+−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[-+−]?\d+)?(?!\w|[.,]\d|-\d|\s*×\s*\d)"
 QUANTITY = re.compile(rf"({NUMBER})(?:\s*±\s*({NUMBER}))?")
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 HIDDEN = re.compile(
-    r"^```.*?^```$|<!--.*?-->|`[^`]*`|!\[[^]]*\]\([^)]*\)|\]\([^)]*\)|<https?:[^>]*>|^#+ [^\n]*",
+    r"<!--.*?-->|`[^`]*`|!\[[^]]*\]\([^)]*\)|\]\([^)]*\)|<https?:[^>]*>|^#+ [^\n]*",
     re.DOTALL | re.MULTILINE,
 )
 SETTINGS = {
@@ -58,23 +58,7 @@ SETTINGS = {
 SETTING = re.compile("|".join(SETTINGS))
 COMMENT = re.compile(r"<!-- (from|cells from|given): (.*?) ?-->", re.DOTALL)
 SENTENCE = re.compile(r"\S.*?(?:[.;][*\")]*(?=\s)|\Z)", re.DOTALL)
-COMMON = {
-    "the",
-    "and",
-    "for",
-    "with",
-    "over",
-    "from",
-    "not",
-    "but",
-    "than",
-    "are",
-    "has",
-    "one",
-    "two",
-    "its",
-    "all",
-}
+COMMON = re.compile("the|and|for|with|over|from|not|but|than|are|has|one|two|its|all")
 """Words that say nothing of what a number is."""
 JOINED = re.compile(r"\s*%?\s*(?:,|/|to|and|or|, and)\s*")
 
@@ -140,7 +124,8 @@ def names(line: str) -> set[str]:
 
 
 def words(text: str) -> set[str]:
-    return {word.lower() for word in re.findall(r"[^\W\d_]{3,}", text)} - COMMON
+    found = re.findall(r"[^\W\d_]{3,}", text.lower())
+    return {word for word in found if not COMMON.fullmatch(word)}
 
 
 def blanked(text: str, what: re.Pattern[str]) -> str:
@@ -153,7 +138,7 @@ class Page:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.text = path.read_text(encoding="utf-8")
+        self.text = blanked(path.read_text(encoding="utf-8"), CODE)
         self.shown = blanked(blanked(self.text, HIDDEN), SETTING)
         self.problems: list[str] = []
         self._begin_section()
@@ -205,49 +190,52 @@ class Page:
 
     def _table(self, block: re.Match[str]) -> None:
         header, _, *rows = re.finditer(r".+", block[0])
-        headings = cells(header[0])
+        headings = [name(cell) for cell in cells(header[0])]
         for row in rows:
-            label, *_ = parts = cells(row[0])
             start = block.start() + row.start()
             edges = [start + edge.start() for edge in re.finditer(r"\|", row[0])]
+            parts = cells(row[0])
+            label = name(parts[0])
             numbered = not words(label)  # then the first cell is a name, not a measurement
             if not self.by_cell:
-                measured = self._measured(edges[numbered], edges[-1])
-                self._seek(measured, lambda line, label=label: names(line) >= {name(label)}, label)
+                self._seek(self._measured(edges[numbered], edges[-1]), {label})
                 continue
-            for heading, part, (left, right) in list(zip(headings, parts, pairwise(edges), strict=True))[
-                numbered:
-            ]:
-                wanted = {name(label), name(heading)}
-
-                def fits(
-                    line: str, wanted: set[str] = wanted, part: str = part, all_of: bool = numbered
-                ) -> bool:
-                    if all_of:
-                        return names(line) >= wanted
-                    return bool(names(line) & wanted or words(line) & words(part))
-
-                for quantity in self._measured(left, right):
-                    self._seek([quantity], fits, f"{label}, {heading}")
+            for column in range(numbered, len(edges) - 1):
+                both = {label, headings[column]}
+                for quantity in self._measured(edges[column], edges[column + 1]):
+                    if numbered:
+                        self._seek([quantity], both)
+                    else:
+                        self._seek([quantity], some=both, some_words=words(parts[column]))
 
     def _prose(self, block: re.Match[str]) -> None:
         for sentence in SENTENCE.finditer(self.text, block.start(), block.end()):
-            theirs = words(COMMENT.sub("", sentence[0]))
-            run: list[Quantity] = []
-            for quantity in [*self._measured(sentence.start(), sentence.end()), None]:
-                if run and (
-                    quantity is None or not JOINED.fullmatch(self.shown[run[-1].end : quantity.start])
-                ):
-                    self._seek(
-                        run, lambda line, theirs=theirs: bool(theirs & words(line)), "a word of the sentence"
-                    )
-                    run = []
-                run += [quantity] if quantity else []
+            runs: list[list[Quantity]] = []
+            for quantity in self._measured(sentence.start(), sentence.end()):
+                if runs and JOINED.fullmatch(self.shown[runs[-1][-1].end : quantity.start]):
+                    runs[-1].append(quantity)
+                else:
+                    runs.append([quantity])
+            for run in runs:
+                self._seek(run, some_words=words(COMMENT.sub("", sentence[0])))
 
-    def _seek(self, wanted: list[Quantity], fits: Callable[[str], bool], what: str) -> None:
-        """Reports numbers that are not, in this order, in one line that fits."""
+    def _seek(
+        self,
+        wanted: list[Quantity],
+        every: Set[str] = frozenset(),
+        some: Set[str] = frozenset(),
+        some_words: Set[str] = frozenset(),
+    ) -> None:
+        """Reports numbers that are not, in this order, in one line beside these names or words."""
+
+        def fits(line: str) -> bool:
+            if every:
+                return names(line) >= every
+            return bool(names(line) & some or words(line) & some_words)
+
         if wanted and not any(fits(line) and together(wanted, line) for line in self.lines):
-            where = f"not in the results named, in a line with {what}" if self.lines else "without a source"
+            beside = ", ".join(sorted(every | some)) or "a word of the sentence"
+            where = f"not in the results named, in a line with {beside}" if self.lines else "without a source"
             self._report(wanted[0].start, f"{', '.join(map(str, wanted))}: {where}")
 
     def _report(self, at: int, problem: str) -> None:
