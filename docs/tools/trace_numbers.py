@@ -37,6 +37,7 @@ PAGES = [
     "docs/sweeps.md",
     "docs/when-not.md",
     "docs/wilds.md",
+    "docs/your-loop.md",
 ]
 FOLDERS = {"published": ROOT / "src" / "shoal" / "paper" / "published"}
 RESULTS = ROOT / "benchmarks" / "results"
