@@ -13,7 +13,7 @@ from shoal.data.batch import Task
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import leaves_no_trace, random_state
-from shoal.settings import Range, log10
+from shoal.settings import Range, choice, log10
 
 
 class MLDG(Algorithm):
@@ -24,7 +24,8 @@ class MLDG(Algorithm):
     Args:
         beta: β, the weight of the held-out domains.
         inner_lr: α, the length of the virtual step.
-        held_out: how many of a step's domains G gets.
+        held_out: how many of a step's domains G gets, at least one fewer than there are: of two domains it
+            gets one.
         order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` leaves
             ∇²F out, at half the cost.
 
@@ -45,7 +46,7 @@ class MLDG(Algorithm):
         *,
         beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
         inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
-        held_out: Annotated[int, Range(1)] = 1,
+        held_out: Annotated[int, Range(1, search=choice(1, 2))] = 2,
         order: Literal["first", "exact"] = "first",
     ) -> None:
         super().__init__(model, loss, task)
@@ -53,13 +54,14 @@ class MLDG(Algorithm):
         self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
 
     def check_step(self, domains_per_step: int) -> None:
-        if self.held_out >= domains_per_step:
+        if self.held_out >= max(domains_per_step, 3):
             most = f"{domains_per_step}, the domains per step"
             raise InputError(f"held_out of MLDG must be below {most}; got {self.held_out}.")
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
         self.check_step(len(batches))
-        kept, held = batches[: -self.held_out], batches[-self.held_out :]
+        split = max(1, len(batches) - self.held_out)
+        kept, held = batches[:split], batches[split:]
         before = random_state(self.model) if self.second_order else None
         g, log = self.mean_gradient(kept, engine)
         with moved(engine.params, g, -self.inner_lr):

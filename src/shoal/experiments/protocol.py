@@ -1,8 +1,9 @@
 """DomainBed's protocol: how any dataset is split, and every run of a sweep.
 
 As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
-into 80 % in and 20 % out; one domain is held out, training takes the in-splits of the others; each seed has a
-split of its own and tries the default hyperparameters and those of a random search.
+into 80 % in and 20 % out; one domain is held out, training takes the in-splits of the others, a batch of each
+domain in every step, for ERM too; each seed has a split of its own and tries the default hyperparameters and
+those of a random search.
 :mod:`shoal.experiments.selection` chooses among them afterwards.
 """
 
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import models
-from shoal.algorithms import algorithm_class
+from shoal.algorithms import algorithm_class, settings_of
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
@@ -29,7 +30,7 @@ from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.search import RATES, Space, draw
-from shoal.settings import search_space
+from shoal.settings import Size, search_space
 
 OUT = 0.2
 """The share of a domain in its out-split."""
@@ -47,6 +48,8 @@ class Sizes:
     batch: Space
     eval_every: int
     model: Space = field(default_factory=dict)
+    size: Size = "small"
+    """For which algorithms draw their settings."""
 
 
 SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
@@ -55,6 +58,7 @@ LARGE = Sizes(
     {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
     300,
     {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
+    "large",
 )
 LARGE_SIDE = 128
 """Images are large if both sides have so many pixels."""
@@ -191,15 +195,20 @@ def _config(
     base: RunConfig, algorithm: str, model: str, sizes: Sizes, out: list[str], trial: int, number: int
 ) -> RunConfig:
     name, _, way = algorithm.partition(":")
-    space, options = search_space(algorithm_class(name)), models.options_of(base.model or model)
+    cls, options = algorithm_class(name), models.options_of(base.model or model)
+    own = cls.domainbed(draw(search_space(cls, sizes.size), trial, number))
+    settings = own.settings
+    if not number:  # what is a default anyway stays unsaid
+        usual = settings_of(cls)
+        settings = {k: v for k, v in settings.items() if v != usual[k]}
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
     return replace(
         base,
         algorithm=name,
-        draw=way or base.draw,
+        draw=way or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=algorithm,
-        settings=draw(space, trial, number) if number else {},
-        optimizer_options={**base.optimizer_options, **draw(sizes.optimizer, trial, number)},
+        settings=settings,
+        optimizer_options={**base.optimizer_options, **draw(sizes.optimizer, trial, number), **own.optimizer},
         model_options={**base.model_options, **of_model},
         batch_size=draw(sizes.batch, trial, number)["batch_size"],
         seed=trial,
