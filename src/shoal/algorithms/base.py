@@ -94,7 +94,7 @@ class DomainBed(NamedTuple):
 
     settings: Mapping[str, Any]
     optimizer: Mapping[str, Any] = {}
-    """Options of the optimizer beside those that the protocol searches."""
+    """Options of its Adam, beside those that the protocol searches."""
 
 
 class Algorithm(nn.Module):

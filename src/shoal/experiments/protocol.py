@@ -208,7 +208,11 @@ def _config(
         draw=way or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=algorithm,
         settings=settings,
-        optimizer_options={**base.optimizer_options, **draw(sizes.optimizer, trial, number), **own.optimizer},
+        optimizer_options={
+            **base.optimizer_options,
+            **draw(sizes.optimizer, trial, number),
+            **(own.optimizer if base.optimizer == "adam" else {}),
+        },
         model_options={**base.model_options, **of_model},
         batch_size=draw(sizes.batch, trial, number)["batch_size"],
         seed=trial,
