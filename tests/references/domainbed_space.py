@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Entry(NamedTuple):
-    """A default; and base^U(low, high), U(low, high) without a base, or one of ``choice``; or an int of it."""
+    """A default; and base^U(low, high), U(low, high) without a base, or one of ``choice``; or its int."""
 
     default: Any
     base: float | None = None
@@ -52,7 +52,7 @@ DROPOUT = Entry(0.0, choice=(0.0, 0.1, 0.5))
 
 
 def own(algorithm: str, size: str) -> dict[str, Entry]:
-    """The entries of an algorithm alone. A generator's lr_g and weight_decay_g are drawn as all others' are."""
+    """The entries of an algorithm alone; lr_g and weight_decay_g are drawn as all algorithms' are."""
     table = {
         "dann": {**ADVERSARIAL, "discriminator_lr": RATES[size]},
         "cdann": {**ADVERSARIAL, "discriminator_lr": RATES[size]},

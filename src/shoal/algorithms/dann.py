@@ -171,7 +171,7 @@ class DANN(Algorithm):
         if y is None or not self.alternates:
             return self.discriminator.loss(features, domain, y, gradient_penalty=penalty)
         # DomainBed divides by the largest label in the batch plus one, not by the number of classes in it.
-        share = (len(y.unique()) / (y.max() + 1)).to(features.dtype)
+        share = len(y.unique()) / (y.max() + 1).to(features.dtype)
         return share * self.discriminator.loss(features, domain, y, gradient_penalty=penalty / share)
 
     def discriminator_input(self, outputs: Outputs) -> tuple[Tensor, Blocks, Tensor | None]:
