@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -116,6 +117,15 @@ def test_candidates() -> None:
     assert all(10**-4.5 <= rate["lr"] <= 10**-2.5 for _, rate in drawn)
     assert candidates(config("fish", 0.02), 2) == [first, drawn[0]]
     assert candidates(config("fish", 0.02, seed=1), 4)[1:] != drawn
+
+
+def test_candidates_of_a_pretrained_model() -> None:
+    """Its first ones are the defaults of the space for large images."""
+    weights = replace(config("dann", 5e-5), weights="some.safetensors")
+    (settings, rate), *drawn = candidates(weights, 9)
+    assert (settings, rate) == ({"discriminator_lr": 5e-5}, {"lr": 5e-5})
+    assert all(1e-5 <= s["discriminator_lr"] <= 10**-3.5 for s, _ in drawn)
+    assert candidates(config("dann"), 1) == [({}, {"lr": 1e-3})]
 
 
 def test_every_algorithm_gets_the_same_rates() -> None:

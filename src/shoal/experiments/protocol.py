@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal import models
-from shoal.algorithms import algorithm_class, settings_of
+from shoal.algorithms import algorithm_class
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
@@ -29,7 +29,7 @@ from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.search import RATES, Space, draw
+from shoal.experiments.search import RATES, Space, changed, draw
 from shoal.settings import Size, search_space
 
 OUT = 0.2
@@ -197,17 +197,13 @@ def _config(
     name, _, way = algorithm.partition(":")
     cls, options = algorithm_class(name), models.options_of(base.model or model)
     own = cls.domainbed(draw(search_space(cls, sizes.size), trial, number))
-    settings = own.settings
-    if not number:  # what is a default anyway stays unsaid
-        usual = settings_of(cls)
-        settings = {k: v for k, v in settings.items() if v != usual[k]}
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
     return replace(
         base,
         algorithm=name,
         draw=way or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=algorithm,
-        settings=settings,
+        settings=own.settings if number else changed(cls, own.settings),
         optimizer_options={
             **base.optimizer_options,
             **draw(sizes.optimizer, trial, number),

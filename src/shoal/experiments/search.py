@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal import models
-from shoal.algorithms import algorithm_class
+from shoal.algorithms import Algorithm, algorithm_class, settings_of
 from shoal.data import sets
 from shoal.data.sampler import key
 from shoal.errors import InputError
@@ -39,16 +39,22 @@ SEARCH = 21  # what a key is for
 def candidates(config: RunConfig, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Settings and learning rates to try: the defaults at the rate of ``config``, and ``count`` − 1 draws.
 
-    They depend on the seed; a draw's rate is the same for all algorithms. The defaults stay unsaid: they are
-    those of a training. For pretrained weights draws come from the space for large images. A search with
-    more candidates begins with those of a shorter one.
+    They depend on the seed; a draw's rate is the same for all algorithms. Pretrained weights have the space
+    for large images. Settings that the algorithm has by default stay unsaid. A search with more candidates
+    begins with those of a shorter one.
     """
     pretrained = is_pretrained(config)
     size: Size = "large" if pretrained else "small"
-    space, rates = search_space(algorithm_class(config.algorithm), size), RATES[pretrained]
-    check_space(space)
+    cls, rates = algorithm_class(config.algorithm), RATES[pretrained]
+    space = search_space(cls, size)
     drawn = [(draw(space, config.seed, n), draw(rates, config.seed, n)) for n in range(1, max(1, count))]
-    return [({}, {"lr": config.optimizer_options["lr"]}), *drawn]
+    return [(changed(cls, draw(space, 0, 0)), {"lr": config.optimizer_options["lr"]}), *drawn]
+
+
+def changed(cls: type[Algorithm], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not what the algorithm has by default."""
+    usual = settings_of(cls)
+    return {name: value for name, value in settings.items() if value != usual[name]}
 
 
 def is_pretrained(config: RunConfig) -> bool:
