@@ -172,6 +172,17 @@ def test_dropout_is_of_the_hidden_layers_and_one_pass_serves_both_terms() -> Non
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_processes_agree_on_a_discriminator_with_dropout(dropout: float) -> None:
+    """Whose masks differ between them: gradients are averaged, where without dropout they are equal."""
+    pair, averaged = Pair("dann", dropout=dropout), []
+    average = pair.engine.average
+    pair.engine.average = lambda g: averaged.append(len(g)) or average(g)  # type: ignore
+    for step in range(2):
+        pair.engine.step(pair.algorithm, batches(step))
+    assert averaged == ([len(list(pair.algorithm.discriminator.parameters()))] if dropout else [])
+
+
 class TestMLDG:
     def gradient(self, given: list[DomainBatch], **settings: Any) -> tuple[FeatureModel, list[Tensor]]:
         model = network()
