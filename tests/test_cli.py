@@ -106,6 +106,14 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     alone = capsys.readouterr().out
     assert "weight=100.0: a number of at least 0; a search draws 10^U[-1, 5]" in alone
     assert "dann" not in alone
+    assert main(["list", "algorithms", "dann"]) == 0
+    both = " ".join(capsys.readouterr().out.split())
+    assert "a search draws 10^U[-4.5, -2.5] (for large images and pretrained models 10^U[-5, -3.5]" in both
+    assert (
+        "discriminator_steps=1: a whole number from 1 to 100; a search draws 2^U[0, 3], rounded down" in both
+    )
+    assert entries["dann"]["search_large"].keys() == {"discriminator_lr"}
+    assert entries["irm"]["search"]["start"] == "10^U[0, 4] steps of 5,000, rounded down"
     assert main(["list", "algorithms", "imr"]) == 2
     assert "Did you mean 'irm'" in capsys.readouterr().err
 

@@ -419,6 +419,7 @@ class DomainDiscriminator(nn.Module):
         domains: the total number of domains; domain indices are 0 to ``domains − 1``.
         width: the width of the hidden layers.
         depth: the number of linear layers.
+        dropout: of the hidden layers.
         classes: the number of classes, for CDANN.
         weight: λ; an attribute, which may be changed during training.
 
@@ -438,13 +439,16 @@ class DomainDiscriminator(nn.Module):
         *,
         width: Annotated[int, Range(1)] = 256,
         depth: Annotated[int, Range(1)] = 3,
+        dropout: Annotated[float, Range(0, below=1)] = 0.0,
         classes: Annotated[int, Range(1)] | None = None,
         weight: Annotated[float, Range(0)] = 1.0,
     ) -> None:
         super().__init__()
         self.features, self.domains, self.weight = features, domains, weight
         widths = [features, *[width] * (depth - 1)]
-        layers = [m for a, b in pairwise(widths) for m in (nn.Linear(a, b), nn.ReLU())]
+        layers: list[nn.Module] = []
+        for a, b in pairwise(widths):
+            layers += [nn.Linear(a, b), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
         self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], domains))
         self.classes = None if classes is None else nn.Embedding(classes, features)
 
@@ -454,34 +458,47 @@ class DomainDiscriminator(nn.Module):
         reverse: Callable[[Tensor, float], Tensor] = _Reversed.apply
         return self._mean(reverse(features, self.weight), blocks, y)
 
-    def loss(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The cross-entropy of the predicted domains: the mean over examples or, if it was created with
-        ``classes``, the mean of the classes' means."""
+    def loss(
+        self,
+        features: Tensor,
+        domain: Domain,
+        y: Tensor | None = None,
+        *,
+        gradient_penalty: float | Tensor = 0.0,
+    ) -> Tensor:
+        """The cross-entropy of the predicted domains, plus ``gradient_penalty`` times a penalty.
+
+        It is the mean over examples or, if the discriminator was created with ``classes``, the mean of the
+        means of the classes in the batch. The penalty is the mean over examples of ‖∂CE/∂z‖², with z an
+        example's features; it keeps the discriminator smooth. Both are of the same forward pass.
+        """
         blocks, features, y = self._grouped(features, domain, y)
-        return self._mean(features, blocks, y)
+        if not gradient_penalty:
+            return self._mean(features, blocks, y)
+        return self._penalised(features, blocks, y, gradient_penalty)
+
+    @_eagerly
+    def _penalised(self, features: Tensor, blocks: Blocks, y: Tensor | None, by: float | Tensor) -> Tensor:
+        given = [features] if y is None else [features, y]
+        with _full_precision(*given) as given, _graph(*given) as (finish, (z, *rest)):
+            y = rest[0] if rest else None
+            z = z if z.requires_grad else z.detach().requires_grad_()
+            each = self._losses(z, blocks, y)
+            (slope,) = torch.autograd.grad(each.sum(), z, create_graph=True)
+            penalty = slope.flatten(1).square().sum(1).mean()
+            return finish(self._weighted(each, y) + by * penalty)
 
     def _mean(self, features: Tensor, blocks: Blocks, y: Tensor | None) -> Tensor:
         with _full_precision(features) as (features,):
-            each = self._losses(features, blocks, y)
-            if self.classes is None or y is None:
-                weights = torch.full_like(each, 1 / len(each), dtype=widest(each.device))
-            else:
-                counts = y.new_zeros(self.classes.num_embeddings).index_add(0, y, torch.ones_like(y))
-                weights = 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))
-            return (weights.to(each.dtype) * each).sum()
+            return self._weighted(self._losses(features, blocks, y), y)
 
-    @_eagerly
-    def gradient_penalty(self, features: Tensor, domain: Domain, y: Tensor | None = None) -> Tensor:
-        """The mean squared norm of the gradient of each example's loss with respect to its features.
-
-        Add a multiple of it to the loss to keep the discriminator smooth. The features are detached."""
-        blocks, features, y = self._grouped(features, domain, y)
-        given = [features] if y is None else [features, y]
-        with _full_precision(*given) as given, _graph(*given) as (finish, (features, *rest)):
-            y = rest[0] if rest else None
-            z = features.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self._losses(z, blocks, y).sum(), z, create_graph=True)
-            return finish(slope.flatten(1).square().sum(1).mean())
+    def _weighted(self, each: Tensor, y: Tensor | None) -> Tensor:
+        if self.classes is None or y is None:
+            weights = torch.full_like(each, 1 / len(each), dtype=widest(each.device))
+        else:
+            counts = y.new_zeros(self.classes.num_embeddings).index_add(0, y, torch.ones_like(y))
+            weights = 1 / (counts[y] * (counts > 0).sum()).to(widest(y.device))
+        return (weights.to(each.dtype) * each).sum()
 
     def _losses(self, features: Tensor, blocks: Blocks, y: Tensor | None) -> Tensor:
         """One per example."""

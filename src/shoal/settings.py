@@ -31,11 +31,17 @@ NOUNS = {bool: "true or false", Mapping: "a mapping", Callable: "a function", st
 Made = TypeVar("Made", bound=Callable[..., Any])
 
 
+Size = Literal["small", "large"]
+"""Of the images: a search space may differ for large ones, which pretrained models are fine-tuned on."""
+
+
 class Search(NamedTuple):
     """From what a random search draws a setting (see :mod:`shoal.experiments.search`)."""
 
     kind: str
     values: tuple[Any, ...]
+    of: int | None = None
+    """A whole number is drawn, and divided by this: 500 steps of 5,000 are a share of 0.1."""
 
 
 def choice(*values: Any) -> Search:
@@ -60,6 +66,8 @@ class Range(NamedTuple):
     what: str = ""
     """What the number is, such as "a share of the data"."""
     search: Search | None = None
+    large: tuple[Any, Search] | None = None
+    """The default and the search for large images, where they are not the same as for small ones."""
     multiple: int = 1
 
     def holds(self, value: float) -> bool:
@@ -161,12 +169,16 @@ class Setting(NamedTuple):
         """What it may be."""
         return allowed(self.kinds)
 
-    def space(self) -> dict[str, Any] | None:
+    def space(self, size: Size = "small") -> dict[str, Any] | None:
         """What a search draws it from, if any does."""
         for kind in self.kinds:
-            if (search := kind.range.search) is not None:
-                whole = {"whole": True} if kind.type is int else {}
-                return {"default": self.default, search.kind: list(search.values), **whole}
+            default, search = self.default, kind.range.search
+            if size == "large" and kind.range.large is not None:
+                default, search = kind.range.large
+            if search is not None:
+                how: dict[str, Any] = {"whole": True} if kind.type is int else {}
+                how |= {} if search.of is None else {"of": search.of}
+                return {"default": default, search.kind: list(search.values), **how}
         return None
 
 
@@ -211,9 +223,9 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     return found
 
 
-def search_space(function: Callable[..., Any]) -> dict[str, dict[str, Any]]:
+def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str, dict[str, Any]]:
     """What a random search draws the settings from, in the form of :mod:`shoal.experiments.search`."""
-    spaces = {name: setting.space() for name, setting in settings(function).items()}
+    spaces = {name: setting.space(size) for name, setting in settings(function).items()}
     return {name: space for name, space in spaces.items() if space is not None}
 
 

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def test_number_0_is_the_defaults() -> None:
 
 def test_a_draw_is_the_same_everywhere() -> None:
     found = draw(SPACE, seed=0, number=1)
-    assert (found["size"], found["how"]) == (3, "b")
+    assert (found["size"], found["how"]) == (2, "b")
     assert (found["weight"], found["rate"]) == pytest.approx((0.08658596568764823, 0.3595965744097215))
 
 
@@ -49,7 +50,9 @@ def test_draws_fill_the_space_evenly() -> None:
     many = [draw(SPACE, 0, number) for number in range(1, 2001)]
     assert statistics.fmean(math.log10(d["weight"]) for d in many) == pytest.approx(-0.5, abs=0.1)
     assert statistics.fmean(d["rate"] for d in many) == pytest.approx(0.5, abs=0.02)
-    assert {d["size"] for d in many} == set(range(1, 46))
+    assert {*range(1, 45)} <= {d["size"] for d in many} <= {*range(1, 46)}  # 2^5.5 is 45.3
+    ones, logs = sum(d["size"] == 1 for d in many), (1.0 - 0.5) / 5
+    assert ones / 2000 == pytest.approx(logs, abs=0.02)  # from 2^0.5 up to 2, rounded down
     counts = [sum(d["how"] == choice for d in many) for choice in SPACE["how"]["choice"]]
     assert min(counts) > 600
 
@@ -73,7 +76,8 @@ def test_draws_stay_inside(seed: int, number: int, ends: list[float], name: str)
     assert drawn(choice=ends) in ends
     whole = drawn(uniform=ends, whole=True)
     assert isinstance(whole, int)
-    assert max(1, round(low)) <= whole <= max(1, round(high))
+    assert whole == math.floor(drawn(uniform=ends))
+    assert drawn(uniform=ends, of=7) == whole / 7
 
 
 @pytest.mark.parametrize(
@@ -91,6 +95,8 @@ def test_draws_stay_inside(seed: int, number: int, ends: list[float], name: str)
         ({"default": 1, "log10": [0, "1"]}, "needs numbers for log10"),
         ({"default": 1, "log10": [0, math.inf]}, "needs numbers for log10"),
         ({"default": 1, "choice": ["a"], "whole": True}, "needs numbers for choice"),
+        ({"default": 1, "choice": ["a"], "of": 5}, "needs numbers for choice"),
+        ({"default": 1, "uniform": [0, 1], "of": 0}, "needs a number above 0 for of, got 0"),
     ],
 )
 @pytest.mark.parametrize("number", [0, 1])
@@ -111,6 +117,15 @@ def test_candidates() -> None:
     assert all(10**-4.5 <= rate["lr"] <= 10**-2.5 for _, rate in drawn)
     assert candidates(config("fish", 0.02), 2) == [first, drawn[0]]
     assert candidates(config("fish", 0.02, seed=1), 4)[1:] != drawn
+
+
+def test_candidates_of_a_pretrained_model() -> None:
+    """Its first ones are the defaults of the space for large images."""
+    weights = replace(config("dann", 5e-5), weights="some.safetensors")
+    (settings, rate), *drawn = candidates(weights, 9)
+    assert (settings, rate) == ({"discriminator_lr": 5e-5}, {"lr": 5e-5})
+    assert all(1e-5 <= s["discriminator_lr"] <= 10**-3.5 for s, _ in drawn)
+    assert candidates(config("dann"), 1) == [({}, {"lr": 1e-3})]
 
 
 def test_every_algorithm_gets_the_same_rates() -> None:

@@ -62,6 +62,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "mldg, exact": ("mldg", {"order": "exact"}),
     "mixup of features": ("mixup", {"where": "features"}),
     "dann, rough": ("dann", {"discriminator_steps": 2, "gradient_penalty": 0.5, "ramp": 4}),
+    "cdann, in turns": ("cdann", {"form": "domainbed", "gradient_penalty": 0.5}),
 }
 # One of each kind, for what need not be tried with all.
 KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]

@@ -53,6 +53,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "mldg, exact": ("mldg", {"order": "exact"}),
     "mixup of features": ("mixup", {"where": "features"}),
     "dann, rough": ("dann", {"discriminator_steps": 2, "gradient_penalty": 0.5, "width": 16}),
+    "cdann, in turns": ("cdann", {"form": "domainbed", "gradient_penalty": 0.5, "width": 16}),
 }
 # One of each kind is tried in all variants, the others in a single one.
 KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]

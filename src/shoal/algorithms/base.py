@@ -89,6 +89,14 @@ class Engine(Protocol):
         """
 
 
+class DomainBed(NamedTuple):
+    """How DomainBed's protocol trains an algorithm."""
+
+    settings: Mapping[str, Any]
+    optimizer: Mapping[str, Any] = {}
+    """Options of its Adam, beside those that the protocol searches."""
+
+
 class Algorithm(nn.Module):
     """Trains ``model`` on meta-batches: lists of S :class:`~shoal.data.DomainBatch`.
 
@@ -157,6 +165,11 @@ class Algorithm(nn.Module):
         """The precision in which the engine wants the model to compute."""
         if self.knows_domains:
             self.register_buffer("numbers", torch.arange(task.domains), persistent=False)
+
+    @classmethod
+    def domainbed(cls, settings: Mapping[str, Any]) -> DomainBed:
+        """How DomainBed trains it with these ``settings`` of its search space."""
+        return DomainBed(settings)
 
     def auxiliary_optimizers(self) -> dict[str, Optimizer]:
         """Optimizers of its own, by name, for modules that the user's optimizer is not to train."""

@@ -8,8 +8,10 @@ from shoal.algorithms.dann import DANN
 class CDANN(DANN):
     """DANN whose discriminator also gets the class, so that domains may differ in their class frequencies.
 
-    The discriminator gets the features plus a learned vector of the example's class, and every class counts
-    the same in its loss. Takes DANN's settings.
+    The discriminator gets the features plus a learned vector of the example's class, and every class in the
+    batch counts the same in its loss. Takes DANN's settings. With ``form="domainbed"`` the loss is also
+    multiplied by the number of classes in the batch over the largest label in it plus one, as DomainBed does,
+    so that it is smaller where classes are missing.
 
     Reference: Li et al., Deep Domain Generalization via Conditional Invariant Adversarial Networks, ECCV
     2018.

@@ -10,6 +10,7 @@ from shoal.algorithms.base import Loss, Outputs, check_state
 from shoal.algorithms.penalty import (
     SHARE,
     STEPS,
+    USUAL_STEPS,
     BatchNorm,
     Penalised,
     Steps,
@@ -24,6 +25,7 @@ from shoal.models import FeatureModel
 from shoal.penalties import FishrVariances, fishr
 from shoal.settings import Range, log10, uniform
 
+START = uniform(0, USUAL_STEPS)._replace(of=USUAL_STEPS)
 RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
@@ -57,7 +59,7 @@ class Fishr(Penalised):
         task: Task,
         *,
         weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
-        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=uniform(0.0, 1.0))] = 0.3,
+        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=START)] = 0.3,
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
         batch_norm: BatchNorm = "pooled",

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
 from shoal.algorithms.penalty import (
-    SHARE,
-    STEPS,
     BatchNorm,
+    LateSteps,
     Penalised,
     Steps,
     blocks,
@@ -47,7 +46,7 @@ class IRM(Penalised):
         task: Task,
         *,
         weight: Annotated[float, Range(0, search=log10(-1, 5))] = 100.0,
-        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
+        start: LateSteps = 0.1,
         ramp: Steps = 0,
         batch_norm: BatchNorm = "pooled",
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Annotated, Literal
 
@@ -13,7 +14,7 @@ from shoal.data.batch import Task
 from shoal.errors import InputError
 from shoal.gradients import curvature, moved
 from shoal.replay import leaves_no_trace, random_state
-from shoal.settings import Range, log10
+from shoal.settings import Range, choice, log10
 
 
 class MLDG(Algorithm):
@@ -24,7 +25,7 @@ class MLDG(Algorithm):
     Args:
         beta: β, the weight of the held-out domains.
         inner_lr: α, the length of the virtual step.
-        held_out: how many of a step's domains G gets.
+        held_out: how many of a step's domains G gets; of two domains one.
         order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` leaves
             ∇²F out, at half the cost.
 
@@ -45,7 +46,7 @@ class MLDG(Algorithm):
         *,
         beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
         inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
-        held_out: Annotated[int, Range(1)] = 1,
+        held_out: Annotated[int, Range(1, search=choice(1, 2))] = 2,
         order: Literal["first", "exact"] = "first",
     ) -> None:
         super().__init__(model, loss, task)
@@ -53,13 +54,24 @@ class MLDG(Algorithm):
         self.second_order = self.repeats_passes = order == "exact"  # type: ignore[misc]
 
     def check_step(self, domains_per_step: int) -> None:
-        if self.held_out >= domains_per_step:
-            most = f"{domains_per_step}, the domains per step"
+        if (used := self.held_out_of(domains_per_step)) < self.held_out:
+            message = (
+                f"MLDG holds out {used} of {domains_per_step} domains per step; held_out={self.held_out} "
+            )
+            warnings.warn(f"{message}would leave none to train on.", stacklevel=2)
+
+    def held_out_of(self, count: int) -> int:
+        """How many of a step's ``count`` domains are held out: of two one, whatever ``held_out`` is."""
+        if count == 2:
+            return 1
+        if self.held_out >= count:
+            most = f"{count}, the domains per step"
             raise InputError(f"held_out of MLDG must be below {most}; got {self.held_out}.")
+        return self.held_out
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
-        self.check_step(len(batches))
-        kept, held = batches[: -self.held_out], batches[-self.held_out :]
+        split = len(batches) - self.held_out_of(len(batches))
+        kept, held = batches[:split], batches[split:]
         before = random_state(self.model) if self.second_order else None
         g, log = self.mean_gradient(kept, engine)
         with moved(engine.params, g, -self.inner_lr):

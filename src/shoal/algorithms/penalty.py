@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -19,6 +20,10 @@ STEPS = Range(0, what="a number of steps")
 SHARE = Range(0, 2, what="a share of the training")
 """More than 1 is after its end: never."""
 Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
+LateSteps = (
+    Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(0, 4)._replace(of=USUAL_STEPS))]
+)
+"""Searched as DomainBed does for IRM and VREx: 1 to 10,000 steps of 5,000."""
 BatchNorm = Literal["pooled", "per-domain"]
 PASSES: dict[BatchNorm, Literal["together", "apart"]] = {"pooled": "together", "per-domain": "apart"}
 
@@ -26,8 +31,9 @@ PASSES: dict[BatchNorm, Literal["together", "apart"]] = {"pooled": "together", "
 class PenaltyWeight(nn.Module):
     """Rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
 
-    Whole numbers are steps; a float is a share of the training's ``steps``, so that a schedule fits a short
-    training as well as a long one (of 5,000, for which published settings are made, where nobody says).
+    Whole numbers are steps; a float is a share of the training's ``steps``, rounded down, so that a schedule
+    fits a short training as well as a long one (of 5,000, for which published settings are made, where nobody
+    says).
     ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all. The step count is a
     buffer, so the schedule survives a checkpoint, and the weight is a tensor on the model's device, so
     reading it never waits for the device.
@@ -64,7 +70,8 @@ class PenaltyWeight(nn.Module):
 
 
 def _steps(count: float, steps: int | None) -> int:
-    return round(count * (steps or USUAL_STEPS)) if isinstance(count, float) else count
+    """Down, as DomainBed's ``int`` does; 0.29 of 100 steps, 28.999999999999996, is 29."""
+    return math.floor(count * (steps or USUAL_STEPS) + 1e-9) if isinstance(count, float) else count
 
 
 class Penalised(Algorithm):

@@ -36,7 +36,7 @@ class SANDMask(ANDMask):
         loss: Loss,
         task: Task,
         *,
-        tau: Annotated[float, Range(0, below=1, search=uniform(0.0, 0.9))] = 0.5,
+        tau: Annotated[float, Range(0, below=1, search=uniform(0, 1))] = 0.5,
         k: Annotated[float, Range(above=0, search=log10(-3, 5))] = 10.0,
     ) -> None:
         super().__init__(model, loss, task, tau=tau)

@@ -7,7 +7,7 @@ from typing import Annotated
 from torch import Tensor, nn
 
 from shoal.algorithms.base import Loss, Outputs
-from shoal.algorithms.penalty import SHARE, STEPS, BatchNorm, Penalised, Steps
+from shoal.algorithms.penalty import BatchNorm, LateSteps, Penalised, Steps
 from shoal.data.batch import Task
 from shoal.penalties import Blocks, vrex
 from shoal.settings import Range, log10
@@ -32,7 +32,7 @@ class VREx(Penalised):
         task: Task,
         *,
         weight: Annotated[float, Range(0, search=log10(-1, 5))] = 10.0,
-        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(-3.7, 0.3))] = 0.1,
+        start: LateSteps = 0.1,
         ramp: Steps = 0,
         batch_norm: BatchNorm = "pooled",
     ) -> None:

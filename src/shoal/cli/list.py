@@ -11,9 +11,11 @@ from shoal.cli.showing import show
 from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
-    from shoal.settings import Setting
+    from shoal.settings import Setting, Size
 
 SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
+SIZES: tuple[Size, ...] = ("small", "large")
+LARGE = "for large images and pretrained models"
 FOOTNOTE = """\
 Baselines for tables, which `shoal train` takes too: {baselines}.
 step: time of a step relative to ERM's on the same examples ({measured}).
@@ -97,12 +99,24 @@ def _algorithm(name: str, costs: dict[str, Any]) -> dict[str, Any]:
 
 def _settings(declared: dict[str, Setting], called: str = "settings") -> dict[str, Any]:
     """The defaults, what is allowed, and from what a random search samples."""
-    spaces = {name: space for name, s in declared.items() if (space := s.space())}
+    small, large = (
+        {name: space for name, s in declared.items() if (space := s.space(size))} for size in SIZES
+    )
+    other = {name: space for name, space in large.items() if space != small.get(name)}
     return {
         called: {name: s.default for name, s in declared.items()},
         "allowed": {name: s.words() for name, s in declared.items()},
-        "search": {n: SPACES[k].format(s[k]) for n, s in spaces.items() for k in SPACES.keys() & s.keys()},
+        "search": {name: _space(space) for name, space in small.items()},
+        "search_large": {name: f"{_space(s)}, {s['default']:g} by default" for name, s in other.items()},
     }
+
+
+def _space(space: dict[str, Any]) -> str:
+    (kind,) = SPACES.keys() & space.keys()
+    words = SPACES[kind].format(space[kind])
+    if "of" in space:
+        return f"{words} steps of {space['of']:,}, rounded down"
+    return f"{words}, rounded down" if "whole" in space and kind != "choice" else words
 
 
 def _baseline(name: str) -> dict[str, Any]:
@@ -119,7 +133,7 @@ def _dataset(name: str) -> dict[str, Any]:
 
     module = registry.module(name)
     options = _settings(settings(module.load), "options")
-    del options["search"]
+    del options["search"], options["search_large"]
     domains = {"test takes": list(module.DOMAINS)} if hasattr(module, "DOMAINS") else {}
     return {"name": name, "summary": module.SUMMARY, **options, **domains, "paper": module.PAPER}
 
@@ -148,14 +162,15 @@ def _in_full(entries: list[dict[str, Any]]) -> str:
     lines = []
     for entry in entries:
         lines.append(f"{entry['name']}: {entry['summary']}")
-        search = entry.get("search", {})
+        search, large = entry.get("search", {}), entry.get("search_large", {})
         for key, value in entry.items():
-            if key in ("name", "summary", "allowed", "search"):
+            if key in ("name", "summary", "allowed", "search", "search_large"):
                 continue
             if isinstance(value, dict) and value:
                 lines.append(f"    {key}:")
                 for k, v in value.items():
                     sampled = f"; a search draws {search[k]}" if k in search else ""
+                    sampled += f" ({LARGE} {large[k]})" if k in large else ""
                     lines += _wrapped(f"{k}={v}: {entry['allowed'][k]}{sampled}", width, 6)
                 continue
             text = ", ".join(value) if isinstance(value, list) else value

@@ -1,8 +1,9 @@
 """DomainBed's protocol: how any dataset is split, and every run of a sweep.
 
 As published (Gulrajani and Lopez-Paz, In Search of Lost Domain Generalization, ICLR 2021): each domain is cut
-into 80 % in and 20 % out; one domain is held out, training takes the in-splits of the others; each seed has a
-split of its own and tries the default hyperparameters and those of a random search.
+into 80 % in and 20 % out; one domain is held out, training takes the in-splits of the others, a batch of each
+domain in every step, for ERM too; each seed has a split of its own and tries the default hyperparameters and
+those of a random search.
 :mod:`shoal.experiments.selection` chooses among them afterwards.
 """
 
@@ -28,8 +29,8 @@ from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.search import RATES, Space, draw
-from shoal.settings import search_space
+from shoal.experiments.search import RATES, Space, changed, draw
+from shoal.settings import Size, search_space
 
 OUT = 0.2
 """The share of a domain in its out-split."""
@@ -51,6 +52,8 @@ class Sizes:
     """The model, by a name that says its pretrained weights; ``None``: the dataset's own."""
     data: Mapping[str, Any] = field(default_factory=dict)
     """Options of the dataset that are not its defaults."""
+    size: Size = "small"
+    """For which algorithms draw their settings."""
 
 
 SMALL = Sizes(RATES[False], {"batch_size": {"default": 64, "log2": [3, 9], "whole": True}}, 100)
@@ -59,6 +62,7 @@ LARGE = Sizes(
     {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
     300,
     {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
+    "large",
 )
 LARGE_SIDE = 128
 """Images are large if both sides have so many pixels."""
@@ -198,15 +202,20 @@ def _config(
     base: RunConfig, algorithm: str, model: str, sizes: Sizes, out: list[str], trial: int, number: int
 ) -> RunConfig:
     name, _, way = algorithm.partition(":")
-    space, options = search_space(algorithm_class(name)), models.options_of(base.model or model)
+    cls, options = algorithm_class(name), models.options_of(base.model or model)
+    own = cls.domainbed(draw(search_space(cls, sizes.size), trial, number))
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
     return replace(
         base,
         algorithm=name,
-        draw=way or base.draw,
+        draw=way or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=algorithm,
-        settings=draw(space, trial, number) if number else {},
-        optimizer_options={**base.optimizer_options, **draw(sizes.optimizer, trial, number)},
+        settings=own.settings if number else changed(cls, own.settings),
+        optimizer_options={
+            **base.optimizer_options,
+            **draw(sizes.optimizer, trial, number),
+            **(own.optimizer if base.optimizer == "adam" else {}),
+        },
         model_options={**base.model_options, **of_model},
         batch_size=draw(sizes.batch, trial, number)["batch_size"],
         seed=trial,

@@ -10,15 +10,16 @@ from dataclasses import replace
 from typing import Any
 
 from shoal import models
-from shoal.algorithms import algorithm_class
+from shoal.algorithms import Algorithm, algorithm_class, settings_of
 from shoal.data import sets
 from shoal.data.sampler import key
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.settings import search_space
+from shoal.settings import Size, search_space
 
 Space = Mapping[str, Mapping[str, Any]]
-"""Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``; ``whole`` rounds."""
+"""Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``. ``whole`` rounds down, as
+DomainBed's ``int`` does; so does ``of``, by which the whole number is then divided."""
 
 RATES: Mapping[bool, Space] = {
     False: {"lr": {"default": 1e-3, "log10": [-4.5, -2.5]}},
@@ -38,13 +39,22 @@ SEARCH = 21  # what a key is for
 def candidates(config: RunConfig, count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Settings and learning rates to try: the defaults at the rate of ``config``, and ``count`` − 1 draws.
 
-    They depend on the seed; a draw's rate is the same for all algorithms. The defaults stay unsaid. A search
-    with more candidates begins with those of a shorter one.
+    They depend on the seed; a draw's rate is the same for all algorithms. Pretrained weights have the space
+    for large images. Settings that the algorithm has by default stay unsaid. A search with more candidates
+    begins with those of a shorter one.
     """
-    space, rates = search_space(algorithm_class(config.algorithm)), RATES[is_pretrained(config)]
-    check_space(space)
+    pretrained = is_pretrained(config)
+    size: Size = "large" if pretrained else "small"
+    cls, rates = algorithm_class(config.algorithm), RATES[pretrained]
+    space = search_space(cls, size)
     drawn = [(draw(space, config.seed, n), draw(rates, config.seed, n)) for n in range(1, max(1, count))]
-    return [({}, {"lr": config.optimizer_options["lr"]}), *drawn]
+    return [(changed(cls, draw(space, 0, 0)), {"lr": config.optimizer_options["lr"]}), *drawn]
+
+
+def changed(cls: type[Algorithm], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not what the algorithm has by default."""
+    usual = settings_of(cls)
+    return {name: value for name, value in settings.items() if value != usual[name]}
 
 
 def is_pretrained(config: RunConfig) -> bool:
@@ -101,7 +111,9 @@ def _value(about: Mapping[str, Any], share: float) -> Any:
         (low, high), base = about[kind], RANGES[kind]
         value = min(high, low + share * (high - low))
         value = float(value) if base is None else base**value
-    return max(1, round(value)) if about.get("whole") else value
+    if of := about.get("of"):
+        return math.floor(value) / of
+    return math.floor(value) if about.get("whole") else value
 
 
 def check_space(space: Space) -> None:
@@ -114,17 +126,19 @@ def check_space(space: Space) -> None:
 def _problem(about: Any) -> str:
     if not isinstance(about, Mapping) or "default" not in about:
         return f"needs a default, got {about!r}"
-    if unknown := sorted(set(about) - {"default", "whole", *KINDS}):
-        return f"has an unknown part {unknown[0]!r}; known: default, whole, {', '.join(KINDS)}"
+    if unknown := sorted(set(about) - {"default", "whole", "of", *KINDS}):
+        return f"has an unknown part {unknown[0]!r}; known: default, whole, of, {', '.join(KINDS)}"
     if len(kinds := _kinds(about)) != 1:
         return f"needs exactly one of {', '.join(KINDS)}, got {' and '.join(kinds) or 'none'}"
     among = about[kinds[0]]
     if not isinstance(among, (list, tuple)) or not among:
         return f"needs a list for {kinds[0]}, got {among!r}"
-    if (kinds[0] in RANGES or about.get("whole")) and not all(_is_number(v) for v in among):
+    if (kinds[0] in RANGES or about.keys() & {"whole", "of"}) and not all(_is_number(v) for v in among):
         return f"needs numbers for {kinds[0]}, got {among!r}"
     if kinds[0] in RANGES and not (len(among) == 2 and among[0] <= among[1]):
         return f"needs a lower and an upper end for {kinds[0]}, got {among!r}"
+    if not (_is_number(of := about.get("of", 1)) and of > 0):
+        return f"needs a number above 0 for of, got {of!r}"
     return ""
 
 

@@ -1,0 +1,114 @@
+"""What a sweep tries is what DomainBed's registry says, for small and for large images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from references import domainbed_space as domainbed
+from shoal.algorithms import algorithm_class, settings_of
+from shoal.algorithms.penalty import PenaltyWeight
+from shoal.experiments import protocol, search
+from shoal.settings import Size, search_space
+
+SHARES = [0.0, 1e-9, 0.1, 0.249, 0.251, 1 / 3 - 1e-9, 1 / 3 + 1e-9, 0.499, 0.5, 0.7, 0.999, 1 - 2**-53]
+NOT_THERE = {"mldg": {"inner_lr"}}
+"""Searched here and not in DomainBed, whose virtual step has the learning rate of the others."""
+OTHER_DEFAULTS = {("sand-mask", "tau"): 0.5}
+"""With DomainBed's 1.0 nothing is learned."""
+
+every_size = pytest.mark.parametrize("size", ["small", "large"])
+
+
+def drawn(space: search.Space, share: float, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(search, "_share", lambda *_: share)
+    return search.draw(space, 0, 1)
+
+
+def steps(setting: str, value: Any) -> Any:
+    """A share of a training of DomainBed's length, in steps."""
+    return PenaltyWeight(1.0, value, steps=protocol.STEPS).start if setting == "start" else value
+
+
+@every_size
+@pytest.mark.parametrize("name", domainbed.ALGORITHMS)
+def test_an_algorithms_settings(name: str, size: Size, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = search_space(algorithm_class(name), size)
+    expected = domainbed.own(name, size)
+    assert space.keys() - NOT_THERE.get(name, set()) == expected.keys()
+    first = search.draw(space, 0, 0)
+    for setting, entry in expected.items():
+        default = OTHER_DEFAULTS.get((name, setting), entry.default)
+        assert steps(setting, first[setting]) == default
+        for share in SHARES:
+            found = drawn(space, share, monkeypatch)[setting]
+            wanted = entry.at(share)
+            found = round(5000 * found) if setting == "start" else found
+            assert found == (wanted if entry.whole or entry.choice else pytest.approx(wanted, rel=1e-12))
+            assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(("name", "size"), [("small", protocol.SMALL), ("large", protocol.LARGE)])
+def test_what_all_algorithms_share(name: str, size: protocol.Sizes, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size.size == name
+    expected = {"lr": domainbed.RATES[name], "batch_size": domainbed.BATCHES[name]}
+    if name == "large":
+        expected |= {"weight_decay": domainbed.DECAYS[name], "dropout": domainbed.DROPOUT}
+    space = {**size.optimizer, **size.batch, **size.model}
+    assert {k: v["default"] for k, v in space.items()} == {k: v.default for k, v in expected.items()}
+    for share in SHARES:
+        wanted = {k: v.at(share) for k, v in expected.items()}
+        assert drawn(space, share, monkeypatch) == pytest.approx(wanted, rel=1e-12)
+        batch = protocol.sizes_of("domainnet", (3, 224, 224)).batch
+        (found,) = drawn(batch, share, monkeypatch).values()
+        assert found == domainbed.DOMAINNET_BATCHES.at(share)
+
+
+@pytest.mark.parametrize("n", [0, 1, 29, 499, 500, 1500, 3333, 4999])
+@pytest.mark.parametrize("of", [5000, 5001])
+def test_a_share_of_5000_steps_is_those_steps(n: int, of: int) -> None:
+    assert PenaltyWeight(1.0, n / 5000, steps=of).start == n
+
+
+def test_a_share_is_rounded_down() -> None:
+    found = [PenaltyWeight(1.0, share, steps=100).start for share in (0.0, 0.099, 0.29, 0.299, 0.3, 1.0)]
+    assert found == [0, 9, 29, 29, 30, 100]
+
+
+class TestPlan:
+    """A sweep's configurations; the images are small in one and large in the other."""
+
+    def configs(self, name: str, size: protocol.Sizes, draws: int = 4, **common: Any) -> list[Any]:
+        base = protocol.RunConfig("rotated-digits", name.partition(":")[0], 5001, **common)
+        return [protocol._config(base, name, "mlp", size, ["0°"], 0, n) for n in range(draws)]
+
+    @pytest.mark.parametrize("name", ["dann", "cdann"])
+    def test_adversarial_runs_are_domainbeds(self, name: str) -> None:
+        small, large = (self.configs(name, size) for size in (protocol.SMALL, protocol.LARGE))
+        assert small[0].settings == {"form": "domainbed"}
+        assert large[0].settings == {"form": "domainbed", "discriminator_lr": 5e-5}
+        assert small[0].optimizer_options == {"lr": 1e-3, "betas": [0.5, 0.9]}
+        assert large[0].optimizer_options == {"lr": 5e-5, "weight_decay": 0.0, "betas": [0.5, 0.9]}
+        for config in small[1:] + large[1:]:
+            assert config.settings["form"] == "domainbed"
+            assert config.optimizer_options["betas"] == [config.settings["beta1"], 0.9]
+            assert set(config.settings) == {*domainbed.own(name, "small"), "form"}
+        assert all(1e-5 <= c.settings["discriminator_lr"] <= 10**-3.5 for c in large[1:])
+        assert {c.settings["beta1"] for c in self.configs(name, protocol.LARGE, 20)[1:]} == {0.0, 0.5}
+        (plain,) = self.configs(name, protocol.SMALL, 1, optimizer="sgd")
+        assert plain.optimizer_options == {"lr": 1e-3}  # SGD has no betas
+
+    @pytest.mark.parametrize("name", ["erm", "sam"])
+    def test_pooled_ones_get_a_batch_of_each_domain(self, name: str) -> None:
+        assert algorithm_class(name).draw == "pooled"
+        assert {c.draw for c in self.configs(name, protocol.SMALL)} == {"domains"}
+
+    def test_others_are_drawn_as_they_say(self) -> None:
+        for name, way in (("fish", None), ("reweighted", None), ("erm:pooled", "pooled")):
+            assert {c.draw for c in self.configs(name, protocol.SMALL)} == {way}
+
+    @pytest.mark.parametrize("name", domainbed.ALGORITHMS)
+    def test_settings_are_the_algorithms(self, name: str) -> None:
+        for config in self.configs(name, protocol.LARGE, 2):
+            assert config.settings.keys() <= settings_of(algorithm_class(name)).keys()
