@@ -210,6 +210,20 @@ def test_a_domain_without_gradient(method, normalize, softening):
 
 
 @METHODS
+@pytest.mark.parametrize("scale", [1e-6, 1e-9, 1e-12, 1e-15, 1e-20, 1e-25, 1e-38])
+@pytest.mark.parametrize("trust", [None, 0.9])
+def test_a_domain_that_is_fitted_to_the_last_bit(method, scale, trust):
+    """Its gradient is next to nothing, and the cosine's slope is finite all the same."""
+    torch.manual_seed(0)
+    model = mlp().float()
+    params = list(model.parameters())
+    x, y = torch.randn(3, 8, 4), torch.randint(3, (3, 8))
+    losses = [lambda i=i: cross_entropy(model(x[i]), y[i]) * (scale if i == 2 else 1) for i in range(3)]
+    found = match(losses, params, normalize=True, method=method)
+    assert all(t.isfinite().all() for t in [*found.slope, *found.gradient(-1.0, trust), found.value])
+
+
+@METHODS
 @FORMS
 def test_parameters_that_some_losses_do_not_reach(method, normalize, softening):
     torch.manual_seed(0)

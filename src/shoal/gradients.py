@@ -614,15 +614,17 @@ def match(
     v_i = 2/S (g_i − ḡ).
 
     δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
-    ‖g_i‖ → 0. ``method="exact"`` computes one Hessian-vector product per domain by double backward. It calls
-    each loss once and keeps the graphs of all domains in memory, about as much as one pass of all batches
-    together; a loss that is split into :data:`Parts` is computed again instead, part by part.
-    ``"finite-difference"`` computes (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only,
-    with one graph in memory at a time, and moves and restores the parameters in place; r is ``radius``
-    (default: 0.03, or the square root of the machine epsilon times 1 + ‖θ‖ if that is larger). With smooth
-    activations the default is within a few per cent of exact, and the error is proportional to r. This does
-    not hold for ReLU, whose kinks the exact form ignores: each kink crossed adds a jump divided by r, so a
-    tiny r yields noise. Both methods keep S gradients in memory.
+    ‖g_i‖ → 0; a gradient so short that 1/‖g_i‖⁴ overflows (3e-10 in float32) counts as zero.
+
+    ``method="exact"`` computes one Hessian-vector product per domain by double backward. It calls each loss
+    once and keeps the graphs of all domains in memory, about as much as one pass of all batches together; a
+    loss that is split into :data:`Parts` is computed again instead, part by part. ``"finite-difference"``
+    computes (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory
+    at a time, and moves and restores the parameters in place; r is ``radius`` (default: 0.03, or the square
+    root of the machine epsilon times 1 + ‖θ‖ if that is larger). With smooth activations the default is
+    within a few per cent of exact, and the error is proportional to r. This does not hold for ReLU, whose
+    kinks the exact form ignores: each kink crossed adds a jump divided by r, so a tiny r yields noise. Both
+    methods keep S gradients in memory.
 
     With ``model``, a second pass uses the dropout masks of the first and does not update buffers. If several
     processes hold parts of every domain's batch, ``average`` averages a gradient over them before any
@@ -656,7 +658,10 @@ def match(
         del value, g
     lengths = [torch.dot(g, g) for g in gradients]
     one = torch.ones_like(lengths[0])
-    inverse = [_over(one, (n + softening**2).sqrt()) if normalize else one for n in lengths]
+    # Below ``least``, squares of 1/‖g‖² overflow: the domain counts as one without a gradient.
+    least = torch.finfo(one.dtype).tiny ** 0.5
+    squared = [n + softening**2 for n in lengths]
+    inverse = [_over(one, torch.where(n > least, n, 0).sqrt()) if normalize else one for n in squared]
     total = torch.zeros_like(gradients[0])
     mean = torch.zeros_like(total) if normalize else total
     for whole, factor in zip(gradients, inverse, strict=True):

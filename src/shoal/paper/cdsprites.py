@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
@@ -15,6 +15,7 @@ from shoal.paper.evidence.verdicts import compared, verdict
 from shoal.paper.published import claims
 from shoal.report.tables import Table
 
+T = TypeVar("T")
 ADAM = ("adam", {"lr": 1e-3, "fused": True})
 SGD = ("sgd", {"lr": 0.1})
 RESET = {"meta_lr": 0.1, "inner_state": "reset"}
@@ -165,7 +166,10 @@ def _divisor(number: int, most: int) -> int:
 def longest(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """Those that no other one contains, as :func:`with_shorter` reads them."""
     every = {c.identity: c for c in configs}.values()
-    return [c for c in every if not any(_contains(other, c) for other in every if other is not c)]
+    groups = _alike(every, lambda c: c)
+    return [
+        c for group in groups.values() for c in group if not any(_contains(d, c) for d in group if d is not c)
+    ]
 
 
 def with_shorter(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> list[RunRecord]:
@@ -173,23 +177,33 @@ def with_shorter(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> 
 
     The learning rate is constant, so that up to its last step a shorter training is the same.
     """
-    known = {r.config.identity: r for r in records}
+    known = {r.config.identity: r for r in records if r.status != "failed"}
+    groups = _alike(known.values(), lambda r: r.config)
     found = []
     for config in configs:
         if config.identity in known:
             found.append(replace(known[config.identity], config=config))
             continue
-        longer = (_up_to(r, config) for r in known.values() if _contains(r.config, config))
-        found += [r for r in longer if r][:1]
+        longer = [r for r in groups.get(but_for_length(config), ()) if _contains(r.config, config)]
+        found += [short for r in longer if (short := _up_to(r, config))][:1]
     return found
 
 
+def _alike(items: Iterable[T], config_of: Callable[[T], RunConfig]) -> dict[str, list[T]]:
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(but_for_length(config_of(item)), []).append(item)
+    return groups
+
+
+def but_for_length(config: RunConfig) -> str:
+    """The same for runs that differ only in their number of steps and in when they are evaluated."""
+    return replace(config, steps=1, eval_every=None).identity
+
+
 def _contains(longer: RunConfig, config: RunConfig) -> bool:
-    """Whether the one is evaluated where the other ends, and differs in nothing else."""
-    if longer.steps < config.steps or config.steps % (longer.eval_every or longer.steps):
-        return False
-    alike = (replace(c, steps=1, eval_every=None).identity for c in (longer, config))
-    return len(set(alike)) == 1
+    """Whether the one is evaluated where the other ends."""
+    return longer.steps >= config.steps and config.steps % (longer.eval_every or longer.steps) == 0
 
 
 def _up_to(record: RunRecord, config: RunConfig) -> RunRecord | None:

@@ -173,6 +173,7 @@ def _cdsprites_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _cdsprites(args: Any) -> int:
+    from shoal.experiments.execute import Store
     from shoal.paper import cdsprites
     from shoal.paper.views.figures import cdsprites_figure, samples_figure
 
@@ -180,7 +181,12 @@ def _cdsprites(args: Any) -> int:
     check_names("part", args.parts or (), parts)
     parts = {k: v for k, v in parts.items() if k in (args.parts or parts)}
     every = [c for configs in parts.values() for c in configs]
-    found, failed = run_all(cdsprites.longest(every), args.out / "cdsprites", args)
+    store = Store(args.out / "cdsprites")
+    there_already = {r.config.identity for r in cdsprites.with_shorter(every, store.all())}
+    _, failed = run_all(
+        [c for c in cdsprites.longest(every) if c.identity not in there_already], store.folder, args
+    )
+    found = [r for r in store.all() if r.status != "failed"]
     there = {k: cdsprites.with_shorter(v, found) for k, v in parts.items()}
     known = {r.config.identity for records in there.values() for r in records}
     gone = {k: [c for c in v if c.identity not in known] for k, v in parts.items()}

@@ -188,12 +188,17 @@ def find_sprites(runs: Sequence[Kept]) -> Sprites:
         for k in runs
         if k.content.config.dataset == "cdsprites" and "domains" in k.content.config.data_options
     }
-    mine = [k.content.config for k in known.values()]
+    contents = [k.content for k in known.values()]
+    mine = [r.config for r in contents]
+    sources = {cdsprites.but_for_length(k.content.config): k for k in known.values()}
     seeds = range(max([SEEDS, *(c.seed + 1 for c in mine)]))
 
     def planned(numbers: Sequence[int], passes: int | None, size: int) -> dict[str, list[RunConfig]] | None:
         """What there should be; ``None`` where nothing of it is there."""
         every = cdsprites.figure(numbers, seeds, passes, size)
+        for record in cdsprites.with_shorter([c for cs in every.values() for c in cs], contents):
+            source = sources[cdsprites.but_for_length(record.config)]
+            known.setdefault(record.config.identity, source._replace(content=record))
         parts = {p: [c for c in cs if c.seed < SEEDS or c.identity in known] for p, cs in every.items()}
         return parts if any(c.identity in known for cs in parts.values() for c in cs) else None
 
