@@ -187,10 +187,20 @@ def test_processes_agree_on_a_discriminator_with_dropout(dropout: float) -> None
 @pytest.mark.parametrize("name", ["dann", "cdann"])
 @pytest.mark.parametrize("turns", [1, 2])
 def test_a_whole_training_in_turns(name: str, turns: int) -> None:
-    """Whether it begins with a step of the model or of the discriminator."""
+    """With either side's step first between two evaluations: logs of both are read together."""
     train = {f"d{b.domain}": (b.x, b.y) for b in batches(0)}
     settings = {"form": "domainbed", "discriminator_steps": turns, "dropout": 0.1, "gradient_penalty": 0.5}
-    run = shoal.fit(name, network(), train, steps=9, batch_size=3, settings=settings, progress=False)
+    run = shoal.fit(
+        name,
+        network(),
+        train,
+        test={"t": train["d0"]},
+        steps=9,
+        eval_every=3,
+        batch_size=3,
+        settings=settings,
+        progress=False,
+    )
     assert run.record["status"] == "finished"
 
 
