@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import shoal
 from references import adversarial
 from shoal.algorithms import build
 from shoal.algorithms.base import trained_parameters
@@ -181,6 +182,26 @@ def test_processes_agree_on_a_discriminator_with_dropout(dropout: float) -> None
     for step in range(2):
         pair.engine.step(pair.algorithm, batches(step))
     assert averaged == ([len(list(pair.algorithm.discriminator.parameters()))] if dropout else [])
+
+
+@pytest.mark.parametrize("name", ["dann", "cdann"])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_whole_training_in_turns(name: str, turns: int) -> None:
+    """With either side's step first between two evaluations: logs of both are read together."""
+    train = {f"d{b.domain}": (b.x, b.y) for b in batches(0)}
+    settings = {"form": "domainbed", "discriminator_steps": turns, "dropout": 0.1, "gradient_penalty": 0.5}
+    run = shoal.fit(
+        name,
+        network(),
+        train,
+        test={"t": train["d0"]},
+        steps=9,
+        eval_every=3,
+        batch_size=3,
+        settings=settings,
+        progress=False,
+    )
+    assert run.record["status"] == "finished"
 
 
 class TestMLDG:

@@ -124,7 +124,8 @@ class DANN(Algorithm):
     def step(self, batches: Batches, engine: Engine) -> Log:
         if self.moves_model():
             return super().step(batches, engine)
-        return engine.gradients(self, batches, objective=partial(self.leave_model, engine))[1]
+        log = engine.gradients(self, batches, objective=partial(self.leave_model, engine))[1]
+        return {**log, "norms": log["losses"].new_zeros(1)}  # of what moved the model: nothing
 
     def moves_model(self) -> bool:
         """Whether this step does."""
