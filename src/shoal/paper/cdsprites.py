@@ -158,6 +158,15 @@ def figure(
     }
 
 
+def setting(passes: int, size: int) -> str:
+    """What the figure's runs have in common, in a line."""
+    epsilon = RESET["meta_lr"]
+    return (
+        f"{size}×{size} images, Adam {ADAM[1]['lr']:g}, batches of {BATCH}, {passes:,} minibatches per run "
+        f"(IDGM, equal updates: {UPDATES:,} updates).\nFish, Fish with random grouping and Reptile: ε = {epsilon:g}."
+    )
+
+
 def _divisor(number: int, most: int) -> int:
     """The largest divisor of ``number`` that is at most ``most``."""
     return next(d for d in range(min(number, most), 0, -1) if number % d == 0)
@@ -209,7 +218,7 @@ def _contains(longer: RunConfig, config: RunConfig) -> bool:
 def _up_to(record: RunRecord, config: RunConfig) -> RunRecord | None:
     history = tuple(m for m in record.history if m["step"] <= config.steps)
     if not history or history[-1]["step"] != config.steps:
-        return None
+        return replace(record, config=config) if record.status == "diverged" else None
     validation = [m["scores"]["validation"]["average"] for m in history]
     selected = max(range(len(history)), key=validation.__getitem__)
     seconds = record.seconds * config.steps / record.config.steps

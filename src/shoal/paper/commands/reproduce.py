@@ -195,13 +195,15 @@ def _cdsprites(args: Any) -> int:
     _write(args.out / "cdsprites.md", f"{table.markdown()}\n")
     figures = []
     if set(cdsprites.OF_THE_PAPER) & set(parts):
+        setting = cdsprites.setting(args.passes or cdsprites.PASSES, args.size)
         train, test = (cdsprites.series(entries, split) for split in ("train", "test"))
-        figures += draw(lambda: cdsprites_figure(train, test), args.out / "cdsprites")
+        figures += draw(lambda: cdsprites_figure(train, test, setting), args.out / "cdsprites")
     samples = {"domains": 10, "size": args.size}
     figures += draw(lambda: samples_figure(cdsprites.samples(samples)), args.out / "cdsprites-samples")
     devices = ", ".join(sorted({r.environment["device"] for r in found})) or "no device"
     text = (
-        f"{table.text()}\n\nAccuracy in percent, mean ± standard deviation over seeds, "
+        f"{table.text()}\n\n{cdsprites.setting(args.passes or cdsprites.PASSES, args.size)}\n"
+        f"Accuracy in percent, mean ± standard deviation over seeds, "
         f"on {devices}.\n"
         'Validation is drawn like the test domain, so "selected" is oracle-like; "last" is the honest column.'
     )

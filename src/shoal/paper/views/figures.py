@@ -111,14 +111,15 @@ def domains_axes(axes: Any, results: Accuracies, printed: Marks, title: str) -> 
     _tidy(axes)
 
 
-def cdsprites_figure(train: Accuracies, test: Accuracies) -> Figure:
+def cdsprites_figure(train: Accuracies, test: Accuracies, setting: str = "") -> Figure:
     """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
-    figure = _figure(9.5, 4.0)
+    figure = _figure(9.5, 4.4)
+    figure.suptitle(setting, fontsize=9)
     left, right = figure.subplots(1, 2)
     domains_axes(left, train, marks("train"), "training domains")
     domains_axes(right, test, marks("test"), "held-out domain")
     right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
-    _legend_below(figure, right)
+    _legend_below(figure, right, ncols=4)
     return figure
 
 
