@@ -551,7 +551,9 @@ class TestCdSprites:
         parts["demo"] = cdsprites.demo([0])
         assert {c.optimizer for c in parts["plain SGD"]} == {"sgd"}
         assert {c.data_options["palette"] for c in parts["random palette"]} == {"random"}
-        for part in parts.values():
+        for name, part in parts.items():
+            if name in ("IDGM, equal updates", "IDGM, N = 10"):  # which test_sprites_figure.py checks
+                continue
             given: dict[int, set[int]] = {}
             for c in part:
                 given.setdefault(c.data_options["domains"], set()).add(c.steps * (c.domains_per_step or 0))

@@ -55,7 +55,8 @@ def fish(dataset: str, root: Path, preset: str = "paper") -> Any:
 
 
 SGD, ADAM = {"momentum": 0.9}, {"amsgrad": True}
-DENSENET, RESNET, RESNET18 = "densenet121", "resnet50", "resnet18"
+DENSENET, RESNET18 = "densenet121", "resnet18"
+PRETRAINED, RESNET = "densenet121.tv_in1k", "resnet50.tv_in1k"  # torchvision's, with weights
 BERT, DISTILBERT = "bert-base-uncased", "distilbert-base-uncased"
 WORST, AVERAGE, TENTH = "worst-group accuracy", "accuracy", "10th-percentile accuracy"
 PUBLISHED: dict[tuple[str, str], tuple[Any, ...]] = {
@@ -72,7 +73,7 @@ PUBLISHED: dict[tuple[str, str], tuple[Any, ...]] = {
         *(5, False, None),
     ),
     ("fmow", "paper"): (
-        *(DENSENET, "adam", {}, 1e-4, 64, 0.0, 0.01, 5, "plateau", None, AVERAGE, "best"),
+        *(PRETRAINED, "adam", {}, 1e-4, 64, 0.0, 0.01, 5, "plateau", None, AVERAGE, "best"),
         *(12, True, None),
     ),
     ("iwildcam", "paper"): (
@@ -99,7 +100,7 @@ PUBLISHED: dict[tuple[str, str], tuple[Any, ...]] = {
         *(5, False, 500),
     ),
     ("fmow", "authors-code"): (
-        *(DENSENET, "adam", ADAM, 1e-4, 64, 0.0, 0.01 / 5, 5, 24_000, None, WORST, "last"),
+        *(PRETRAINED, "adam", ADAM, 1e-4, 64, 0.0, 0.01 / 5, 5, 24_000, None, WORST, "last"),
         *(12, False, 500),
     ),
     ("iwildcam", "authors-code"): (

@@ -527,7 +527,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "test is a pair": ({"test": domain(0)}, "test must map names .*got tuple"),
     "best of nothing": ({"select": "best"}, "select='best'.*validation"),
     "patience with nothing": ({"patience": 3}, "patience .*validation"),
-    "plateau of nothing": ({"warm_start": "plateau"}, "warm_start='plateau' .*validation"),
+    "plateau of nothing": ({"warm_start": "plateau"}, "warm_start='plateau'.*validation"),
     "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must be a function"),
     "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
     "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),

@@ -62,7 +62,7 @@ LARGE = Sizes(
     {"batch_size": {"default": 32, "log2": [3, 5.5], "whole": True}},
     300,
     {"dropout": {"default": 0.0, "choice": [0.0, 0.1, 0.5]}},
-    "large",
+    size="large",
 )
 LARGE_SIDE = 128
 """Images are large if both sides have so many pixels."""
