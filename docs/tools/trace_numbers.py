@@ -32,6 +32,7 @@ PAGES = [
     "docs/comparison.md",
     "docs/evidence.md",
     "docs/findings.md",
+    "docs/own-data.md",
     "docs/report.md",
     "docs/scikit-learn.md",
     "docs/sweeps.md",
