@@ -342,7 +342,7 @@ CASES: dict[str, tuple[Make, Make, Make | None]] = {
     "gip-update": (
         lambda: tracks([RISING] * 3, [FLAT] * 3),
         lambda: tracks([FLAT] * 3, [RISING] * 3),
-        lambda: tracks([FLAT] * 3, [FLAT] * 3),
+        lambda: tracks([(0.2, 0.2, -0.005)] * 3, [FLAT] * 3),
     ),
     "gip-end": (
         lambda: tracks([RISING] * 3, [FLAT] * 3),
@@ -477,6 +477,26 @@ def test_one_seed_of_three_does_not_make_it_partly(name: str) -> None:
 )
 def test_whose_agreement_rises(fish: Side, erm: Side, verdict: str) -> None:
     assert judged("gip-rises", tracks([fish] * 3, [erm] * 3)).verdict == verdict
+
+
+@pytest.mark.parametrize("fish", [FLAT, (0.2, 0.2, -0.02)])
+def test_an_update_of_fish_that_lowers_it_as_much_refutes_the_difference(fish: Side) -> None:
+    assert judged("gip-update", tracks([fish] * 3, [FLAT] * 3)).verdict == DISAGREES
+
+
+def test_always_is_refuted_by_one_number_of_domains() -> None:
+    found = judged("cdsprites-train", sprites(train={("Fish", 5): 89.6, (SEVERAL, 10): 88}))
+    assert found.verdict == DISAGREES
+    assert "Fish, every N (6 of 7)" in found.reason
+
+
+def test_paths_that_never_leave_are_alike() -> None:
+    never = linear({"ERM": None, "IGA": None})
+    assert judged("linear-iga", never).verdict == AGREES
+
+
+def test_equal_means_are_apart_by_plus_zero() -> None:
+    assert "-0.0" not in judged("cdsprites-similar", sprites({("Fish", 5): 49.99})).ours
 
 
 def test_a_tracking_that_diverged_is_named() -> None:
