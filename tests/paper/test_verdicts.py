@@ -15,7 +15,7 @@ from shoal.experiments.record import RunRecord
 from shoal.paper import cdsprites, recipes, tables, tracking
 from shoal.paper.evidence import rules
 from shoal.paper.evidence.records import Kept, Records
-from shoal.paper.evidence.verdicts import AGREES, DISAGREES, PARTLY, TOLERANCE, Judged
+from shoal.paper.evidence.verdicts import AGREES, DISAGREES, NOT_JUDGED, PARTLY, TOLERANCE, Judged
 from shoal.paper.published import claims
 
 CLAIMS = {claim.id: claim for claim in rules.every_claim()}
@@ -513,6 +513,20 @@ def test_runs_that_diverged_never_agree(lost: int) -> None:
     assert found.verdict == (PARTLY if lost < 3 else DISAGREES)
     assert f"Fish, N = 10: {lost} diverged" in found.reason
     assert judged("grouping-cdsprites", sprites(diverged=gone)).verdict == found.verdict
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "usual"), [(1200, 100, True), (600, 100, False), (900, 500, True)]
+)
+def test_a_table_of_fewer_epochs_is_not_judged(steps: int, every: int, usual: bool) -> None:
+    runs = list(of_table("main", "wilds").runs)
+    for n, k in enumerate(runs):
+        if k.content.config.dataset == "fmow":  # 12 epochs; every 500 steps does not tell
+            config = replace(k.content.config, steps=steps, eval_every=every)
+            runs[n] = k._replace(content=replace(k.content, config=config))
+    found = judged("wilds", Records(runs))
+    assert found.verdict == (AGREES if usual else NOT_JUDGED)
+    assert usual or "fmow (fewer than 12 epochs)" in found.reason
 
 
 def test_a_run_of_a_table_that_diverged_is_named() -> None:

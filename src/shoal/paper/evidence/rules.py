@@ -478,6 +478,7 @@ def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> lis
         own, lost = ([r for r in mine if r.status == status] for status in ("finished", "diverged"))
         others = sorted({str(r.config.model) for r in own if r.config.model not in models})
         others += [f"{n:,} examples per split" for n in {r.config.eval_limit for r in own} if n]
+        others += sorted({text for r in own if (text := _shortened(r.config))})
         trials = [(r.config.seed, r.config.data_options.get("fold")) for r in own]
         others += ["several settings in one folder"] * (len(set(trials)) < len(trials))
         scale = 100 if is_share(metric) else 1
@@ -485,6 +486,15 @@ def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> lis
         cell = Cell(dataset, metric, label, values, paper.get(label), ", ".join(others), len(lost))
         result.append(cell)
     return result
+
+
+def _shortened(config: RunConfig) -> str:
+    """Whether it has fewer epochs than its recipe, where evaluations once an epoch tell."""
+    every = [recipes.settings(config.dataset, preset) for preset in recipes.PRESETS]
+    if config.eval_every is None or config.eval_every in [r.get("eval_every") for r in every]:
+        return ""
+    epochs = min(r["epochs"] for r in every)
+    return f"fewer than {epochs} epochs" if round(config.steps / config.eval_every) < epochs else ""
 
 
 def _protocol_cells(dataset: str, records: Sequence[RunRecord], table: str) -> list[Cell]:
