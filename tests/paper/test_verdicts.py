@@ -15,7 +15,16 @@ from shoal.experiments.record import RunRecord
 from shoal.paper import cdsprites, recipes, tables, tracking
 from shoal.paper.evidence import rules
 from shoal.paper.evidence.records import Kept, Records
-from shoal.paper.evidence.verdicts import AGREES, DISAGREES, NOT_JUDGED, PARTLY, TOLERANCE, Judged
+from shoal.paper.evidence.verdicts import (
+    AGREES,
+    DISAGREES,
+    NOT_JUDGED,
+    PARTLY,
+    TOLERANCE,
+    Check,
+    Judged,
+    together,
+)
 from shoal.paper.published import claims
 
 CLAIMS = {claim.id: claim for claim in rules.every_claim()}
@@ -488,6 +497,11 @@ def test_always_is_refuted_by_one_number_of_domains() -> None:
     found = judged("cdsprites-train", sprites(train={("Fish", 5): 89.6, (SEVERAL, 10): 88}))
     assert found.verdict == DISAGREES
     assert "Fish, every N (6 of 7)" in found.reason
+
+
+def test_what_has_no_record_does_not_count_against_always() -> None:
+    checks = [Check("a", True), Check("b", False), Check("c", None)]
+    assert together("every N", checks) == Check("every N (1 of 2, 1 without a record)", False)
 
 
 def test_paths_that_never_leave_are_alike() -> None:
