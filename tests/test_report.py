@@ -64,7 +64,7 @@ def test_judgement() -> None:
 def test_claims_are_complete() -> None:
     for claim in claims("cdsprites"):
         assert set(claim) == {"method", "domains", "split", "relation", "value", "words"}
-        assert claim["relation"] in ("about", "at least")
+        assert claim["relation"] in ("about", "at least", "below")
 
 
 def test_pictures_show_every_method_and_domain(tmp_path) -> None:  # type: ignore[no-untyped-def]

@@ -157,10 +157,8 @@ def test_the_reason_names_what_fails_and_what_is_missing() -> None:
 )
 def test_checks_that_stand_or_fall_together(each: list[bool | None], holds: bool | None) -> None:
     found = verdicts.together("all", [Check("one", h) for h in each])
-    assert (found.holds, found.what) == (
-        holds,
-        "all" if holds is not False else f"all ({each.count(True)} of 2)",
-    )
+    words = {(True, False): "all (1 of 2)", (None, False): "all (0 of 1, 1 without a record)"}
+    assert (found.holds, found.what) == (holds, words.get(tuple(each), "all"))
 
 
 def test_a_number_that_changes_the_verdict(tmp_path: Path) -> None:
@@ -194,6 +192,17 @@ def test_a_diverged_run_has_no_score_and_is_counted(tmp_path: Path) -> None:
     assert "Premises that do not: Fish, N = 10: 1 diverged." in found.reason
     row = next(r for r in found.rows if r[0] == "Fish")
     assert (row[2], row[4]) == ("100.0", "1 of 5, 1 diverged")
+
+
+def test_only_for_many_domains_is_read_before_them(tmp_path: Path, capsys: Any) -> None:
+    save_sprites(tmp_path, numbers=(30, 40), changes={("ERM", 30): 1.0})
+    numbers = ["--numbers", "30", "40"]
+    assert main(["reproduce", "cdsprites", *numbers, "--no-run", "--json", "--out", str(tmp_path)]) == 0
+    every = json.loads(capsys.readouterr().out)["rows"]
+    rows = [r for r in every if (r["part"], r["method"]) == ("Adam", "ERM")]
+    assert [r["verdict"] for r in rows] == ["test disagrees", "test agrees"]
+    assert ["only" in r["paper"] for r in rows] == [True, False]
+    assert ("ERM", 30, 95) not in cdsprites.marks("test")  # a bound from above is no point of the figure
 
 
 def test_one_record_has_one_reading(tmp_path: Path, capsys: Any) -> None:
@@ -705,6 +714,11 @@ def test_data_and_markdown_say_the_same(made: Path) -> None:
     text = (made / "evidence.md").read_text(encoding="utf-8")
     assert rows["cost"]["ours"] in text
     assert text.count("\n## ") == len(CLAIMS)
+    ours = sum(claim.ours for claim in CLAIMS.values())
+    assert text.count("\nWhat it is: ") == ours > 0
+    assert text.count("\nThe paper: ") == len(CLAIMS) - ours
+    page = (made / "evidence.html").read_text(encoding="utf-8")
+    assert page.count("<dt>What it is</dt>") == ours
 
 
 def test_a_changed_record_changes_the_page(made: Path, tmp_path: Path, capsys: Any) -> None:

@@ -15,7 +15,16 @@ from shoal.experiments.record import RunRecord
 from shoal.paper import cdsprites, recipes, tables, tracking
 from shoal.paper.evidence import rules
 from shoal.paper.evidence.records import Kept, Records
-from shoal.paper.evidence.verdicts import AGREES, DISAGREES, PARTLY, TOLERANCE, Judged
+from shoal.paper.evidence.verdicts import (
+    AGREES,
+    DISAGREES,
+    NOT_JUDGED,
+    PARTLY,
+    TOLERANCE,
+    Check,
+    Judged,
+    together,
+)
 from shoal.paper.published import claims
 
 CLAIMS = {claim.id: claim for claim in rules.every_claim()}
@@ -342,7 +351,7 @@ CASES: dict[str, tuple[Make, Make, Make | None]] = {
     "gip-update": (
         lambda: tracks([RISING] * 3, [FLAT] * 3),
         lambda: tracks([FLAT] * 3, [RISING] * 3),
-        lambda: tracks([FLAT] * 3, [FLAT] * 3),
+        lambda: tracks([(0.2, 0.2, -0.005)] * 3, [FLAT] * 3),
     ),
     "gip-end": (
         lambda: tracks([RISING] * 3, [FLAT] * 3),
@@ -479,6 +488,31 @@ def test_whose_agreement_rises(fish: Side, erm: Side, verdict: str) -> None:
     assert judged("gip-rises", tracks([fish] * 3, [erm] * 3)).verdict == verdict
 
 
+@pytest.mark.parametrize("fish", [FLAT, (0.2, 0.2, -0.02)])
+def test_an_update_of_fish_that_lowers_it_as_much_refutes_the_difference(fish: Side) -> None:
+    assert judged("gip-update", tracks([fish] * 3, [FLAT] * 3)).verdict == DISAGREES
+
+
+def test_always_is_refuted_by_one_number_of_domains() -> None:
+    found = judged("cdsprites-train", sprites(train={("Fish", 5): 89.6, (SEVERAL, 10): 88}))
+    assert found.verdict == DISAGREES
+    assert "Fish, every N (6 of 7)" in found.reason
+
+
+def test_what_has_no_record_does_not_count_against_always() -> None:
+    checks = [Check("a", True), Check("b", False), Check("c", None)]
+    assert together("every N", checks) == Check("every N (1 of 2, 1 without a record)", False)
+
+
+def test_paths_that_never_leave_are_alike() -> None:
+    never = linear({"ERM": None, "IGA": None})
+    assert judged("linear-iga", never).verdict == AGREES
+
+
+def test_equal_means_are_apart_by_plus_zero() -> None:
+    assert "-0.0" not in judged("cdsprites-similar", sprites({("Fish", 5): 49.99})).ours
+
+
 def test_a_tracking_that_diverged_is_named() -> None:
     records = replace(CASES["gip-end"][0](), diverged=[Path("cdsprites/3.json"), Path("elsewhere/3.json")])
     found = judged("gip-end", records)
@@ -493,6 +527,20 @@ def test_runs_that_diverged_never_agree(lost: int) -> None:
     assert found.verdict == (PARTLY if lost < 3 else DISAGREES)
     assert f"Fish, N = 10: {lost} diverged" in found.reason
     assert judged("grouping-cdsprites", sprites(diverged=gone)).verdict == found.verdict
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "usual"), [(1200, 100, True), (600, 100, False), (900, 500, True)]
+)
+def test_a_table_of_fewer_epochs_is_not_judged(steps: int, every: int, usual: bool) -> None:
+    runs = list(of_table("main", "wilds").runs)
+    for n, k in enumerate(runs):
+        if k.content.config.dataset == "fmow":  # 12 epochs; every 500 steps does not tell
+            config = replace(k.content.config, steps=steps, eval_every=every)
+            runs[n] = k._replace(content=replace(k.content, config=config))
+    found = judged("wilds", Records(runs))
+    assert found.verdict == (AGREES if usual else NOT_JUDGED)
+    assert usual or "fmow (fewer than 12 epochs)" in found.reason
 
 
 def test_a_run_of_a_table_that_diverged_is_named() -> None:

@@ -98,7 +98,8 @@ def linear_paths(records: Records, options: Options) -> Judged:
         elif name in paths and "than" in options:
             holds = until[name] > until[other]
         elif name in paths:
-            holds = abs(until[name] - until[other]) <= options["within"]
+            both = until[name], until[other]  # neither may leave: ∞ − ∞ is no number
+            holds = both[0] == both[1] or abs(both[0] - both[1]) <= options["within"]
         what = f"{name} {_slashed(values[name])}" if values else name
         checks.append(Check(what, holds, name in premises))
     there = [name for name in ([] if values else [other]) + list(values or options["rows"]) if name in paths]
@@ -278,6 +279,10 @@ def _of_sprites(records: Records, judged: Judged) -> Judged:
     return replace(judged, data=records.sprites, unusual=why)
 
 
+def _signed(gap: float) -> str:
+    return f"{round(gap, 1) + 0.0:+.1f}"  # adding 0 makes −0.0 a 0.0
+
+
 def sprites_similar(records: Records, options: Options) -> Judged:
     """That the means of two methods are near each other; a third may be ``shown``."""
     runs_of, names = records.sprites, [options["one"], options["other"], *options.get("shown", {})]
@@ -292,13 +297,13 @@ def sprites_similar(records: Records, options: Options) -> Judged:
         if one and other:
             gaps.append(statistics.fmean(one) - statistics.fmean(other))
             counts += [len(one), len(other)]
-            holds, shown = abs(gaps[-1]) <= TOLERANCE, f"{gaps[-1]:+.1f}"
+            holds, shown = abs(gaps[-1]) <= TOLERANCE, _signed(gaps[-1])
         checks.append(Check(f"N = {number}", holds, number in options.get("premises", ())))
         cells = [plus_minus(one), plus_minus(other), shown, sign(checks[-1]), *map(plus_minus, rest)]
         lost = {name: runs_of.diverged(own) for name, own in zip(names[:2], runs, strict=False)}
         checks += [Check(f"{n}, N = {number}: {k} diverged", False, True) for n, k in lost.items() if k]
         rows.append([str(number), *cells])
-    ours = f"apart by {min(gaps):+.1f} to {max(gaps):+.1f} points" if gaps else "–"
+    ours = f"apart by {_signed(min(gaps))} to {_signed(max(gaps))} points" if gaps else "–"
     beside = [f"{title}, not counted (%)" for title in options.get("shown", {}).values()]
     columns = ("N", f"{options['one']} (%)", f"{options['other']} (%)", "difference", HOLDS, *beside)
     return _of_sprites(records, Judged(checks, ours, span(counts), columns, rows, used, planned))
@@ -362,6 +367,8 @@ def _tracked(results: Results, options: Options) -> tuple[str, list[Check]]:
             each += [DIRECTIONS[asked["relation"]](v, within) for v in values]
         if "than" in asked:
             each += [a - b > within for a, b in zip(values, measured[asked["than"]], strict=True)]
+        if "below" in asked:
+            each += [b - a > within for a, b in zip(values, measured[asked["below"]], strict=True)]
         words, premise = asked["words"], bool(asked.get("premise"))
         checks.append(together(words, [Check(words, holds) for holds in each], premise))
     digits = options["digits"]
@@ -471,6 +478,7 @@ def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> lis
         own, lost = ([r for r in mine if r.status == status] for status in ("finished", "diverged"))
         others = sorted({str(r.config.model) for r in own if r.config.model not in models})
         others += [f"{n:,} examples per split" for n in {r.config.eval_limit for r in own} if n]
+        others += sorted({text for r in own if (text := _shortened(r.config))})
         trials = [(r.config.seed, r.config.data_options.get("fold")) for r in own]
         others += ["several settings in one folder"] * (len(set(trials)) < len(trials))
         scale = 100 if is_share(metric) else 1
@@ -478,6 +486,15 @@ def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> lis
         cell = Cell(dataset, metric, label, values, paper.get(label), ", ".join(others), len(lost))
         result.append(cell)
     return result
+
+
+def _shortened(config: RunConfig) -> str:
+    """Whether it has fewer epochs than its recipe, where evaluations once an epoch tell."""
+    every = [recipes.settings(config.dataset, preset) for preset in recipes.PRESETS]
+    if config.eval_every is None or config.eval_every in [r.get("eval_every") for r in every]:
+        return ""
+    epochs = min(r["epochs"] for r in every)
+    return f"fewer than {epochs} epochs" if round(config.steps / config.eval_every) < epochs else ""
 
 
 def _protocol_cells(dataset: str, records: Sequence[RunRecord], table: str) -> list[Cell]:

@@ -84,7 +84,9 @@ def together(what: str, checks: Sequence[Check], premise: bool = False) -> Check
     """One check of several that stand or fall together, such as "regardless of N" or "with every seed"."""
     each = [c.holds for c in checks]
     if False in each:
-        return Check(f"{what} ({each.count(True)} of {len(each)})" if each[1:] else what, False, premise)
+        lacking = f", {each.count(None)} without a record" if None in each else ""
+        of = f" ({each.count(True)} of {len(each) - each.count(None)}{lacking})" if each[1:] else ""
+        return Check(what + of, False, premise)
     return Check(what, None if None in each or not each else True, premise)
 
 

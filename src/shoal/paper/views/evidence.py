@@ -119,7 +119,7 @@ def markdown(content: Content) -> str:
     for item in content.items:
         claim, judged = item.claim, item.judged
         rows = {
-            "The paper": f"{claim.words} ({claim.section})",
+            ("What it is" if claim.ours else "The paper"): f"{claim.words} ({claim.section})",
             "How it is judged": claim.rule,
             "Verdict": f"{judged.verdict}. {judged.reason}",
             "Records": item.records or "none",
