@@ -163,7 +163,8 @@ def setting(passes: int, size: int) -> str:
     epsilon = RESET["meta_lr"]
     return (
         f"{size}×{size} images, Adam {ADAM[1]['lr']:g}, batches of {BATCH}, {passes:,} minibatches per run "
-        f"(IDGM, equal updates: {UPDATES:,} updates).\nFish, Fish with random grouping and Reptile: ε = {epsilon:g}."
+        f"(IDGM, equal updates: {UPDATES:,} updates).\n"
+        f"Fish, Fish with random grouping and Reptile: ε = {epsilon:g}."
     )
 
 
