@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import shoal
 from references import naive
 from shoal.data import DomainBatchSampler
+from shoal.double_backward import FastDoubleBackward
 from shoal.errors import InputError
 from shoal.gradients import (
     and_mask,
@@ -1202,6 +1203,18 @@ def test_the_slope_of_the_gip_is_what_torch_gives(case):
     model.load_state_dict(state)
     torch.manual_seed(4)
     assert_close(match(losses, params).slope, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_group_norm_in_half_precision_is_as_exact_as_torchs(affine):
+    torch.manual_seed(0)
+    x, norm = torch.randn(5, 4, 6).bfloat16(), nn.GroupNorm(2, 4, affine=affine)
+    expected = norm(x)
+    with FastDoubleBackward():
+        found = norm(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert (found - expected).abs().max() <= expected.abs().max() * 2**-8  # at most the last bit
+    assert (found != expected).float().mean() < 0.05
 
 
 @pytest.mark.parametrize("method", ["exact", "finite-difference"])

@@ -162,13 +162,18 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    rows = input.reshape(1, input.shape[0] * num_groups, -1)
+    narrow = input.dtype if input.dtype in (torch.bfloat16, torch.float16) else None
+    wide = input if narrow is None else input.float()  # as torch does inside
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        narrow = None  # there torch's results are wide, too
+    rows = wide.reshape(1, input.shape[0] * num_groups, -1)
     if rows.shape[-1] == 1:  # allowed, unlike a batch normalisation of one value
         return functional.group_norm(input, num_groups, weight, bias, eps)
     normed = _batch_norm(rows, None, None, training=True, eps=eps).reshape(input.shape)
     shape = [1, -1, *[1] * (input.ndim - 2)]
     normed = normed if weight is None else normed * weight.reshape(shape)
-    return normed if bias is None else normed + bias.reshape(shape)
+    normed = normed if bias is None else normed + bias.reshape(shape)
+    return normed if narrow is None else normed.to(narrow)
 
 
 class _BatchNorm(Function):
