@@ -1205,6 +1205,16 @@ def test_the_slope_of_the_gip_is_what_torch_gives(case):
     assert_close(match(losses, params).slope, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("function", [idgm_backward, iga_backward])
+@METHODS
+def test_functions_that_share_one_forward_pass_are_refused(function, method):
+    model = mlp()
+    output = model(torch.randn(4, 4))
+    losses = {domain: lambda i=i: output[i].square().mean() for i, domain in enumerate("ab")}
+    with pytest.raises(InputError, match="every function must call the model itself"):
+        function(losses, model, method=method)
+
+
 @pytest.mark.parametrize("affine", [False, True])
 def test_a_group_norm_in_half_precision_is_as_exact_as_torchs(affine):
     torch.manual_seed(0)

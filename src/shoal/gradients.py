@@ -510,15 +510,16 @@ def idgm_backward(
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
     trained = _trained(params)
-    found = match(
-        _closures(losses, trained),
-        trained,
-        normalize=normalize,
-        method=method,
-        softening=softening,
-        model=_model(model, params),
-        average=average,
-    )
+    with _computed_anew():
+        found = match(
+            _closures(losses, trained),
+            trained,
+            normalize=normalize,
+            method=method,
+            softening=softening,
+            model=_model(model, params),
+            average=average,
+        )
     _check_numbers(losses, found.losses)
     _add_to_grad(zip(trained, found.gradient(-gamma, trust), strict=True))
     return found
@@ -544,14 +545,15 @@ def iga_backward(
     problem?, 2020.
     """
     trained = _trained(params)
-    found = match(
-        _closures(losses, trained),
-        trained,
-        measure="variance",
-        method=method,
-        model=_model(model, params),
-        average=average,
-    )
+    with _computed_anew():
+        found = match(
+            _closures(losses, trained),
+            trained,
+            measure="variance",
+            method=method,
+            model=_model(model, params),
+            average=average,
+        )
     _check_numbers(losses, found.losses)
     _add_to_grad(zip(trained, found.gradient(weight), strict=True))
     return found
@@ -559,6 +561,20 @@ def iga_backward(
 
 def _model(model: nn.Module | None, params: Trainable) -> nn.Module | None:
     return params if model is None and isinstance(params, nn.Module) else model
+
+
+@contextmanager
+def _computed_anew() -> Iterator[None]:
+    """Says what is wrong where functions of losses share what one of them has used up."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise InputError(
+            "losses: every function must call the model itself, such as lambda: loss(model(x), y); these use "
+            "outputs that were computed before, whose graph is gone."
+        ) from error
 
 
 def _closures(
