@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 
 import shoal
 from shoal.cli import COMMANDS, main
+from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, Store
 from shoal.experiments.run import _loaded
@@ -740,6 +741,17 @@ def test_reproduce_theorem(tmp_path: Path, capsys: Captured) -> None:
 def tiny(part: str) -> list[str]:
     small = ["--numbers", "2", "--seeds", "1", "--passes", "200", "--size", "32", "--device", "cpu"]
     return ["reproduce", "cdsprites", *small, "--parts", part]
+
+
+def test_passes_of_cdsprites_need_only_suit_the_parts_that_are_asked_for() -> None:
+    """Those of N = 10 do not matter where there is none."""
+    configs = cdsprites.figure([5], range(1), 300, 32, ["IDGM"])
+    assert [(c.steps, c.domains_per_step) for c in configs.pop("IDGM")] == [(60, 5)]
+    assert not configs
+    with pytest.raises(InputError, match="passes=300 must be a multiple of 200 for N=10"):
+        cdsprites.figure([5], range(1), 300, 32)
+    with pytest.raises(InputError, match="passes=50 must be a multiple of 100 for N=5"):
+        cdsprites.figure([5], range(1), 50, 32, ["IDGM"])
 
 
 def test_cdsprites_shows_what_is_there_and_names_what_is_missing(tmp_path: Path, capsys: Captured) -> None:

@@ -18,11 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import shoal
 from references import naive
 from shoal.data import DomainBatchSampler
+from shoal.double_backward import FastDoubleBackward
 from shoal.errors import InputError
 from shoal.gradients import (
     and_mask,
@@ -1081,6 +1083,22 @@ class Shared(nn.Module):
         return self.out(self.again(self.again(z).tanh()).mean(1))
 
 
+class Checkpointed(nn.Sequential):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Scaled(nn.Module):
+    """Changes its buffer in place, and then multiplies by it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        return x * self.scale.mul_(0.9)
+
+
 def images(*layers, channels=4):
     return nn.Sequential(nn.Conv2d(3, channels, 3, bias=False), *layers, nn.Flatten(), nn.LazyLinear(3))
 
@@ -1114,6 +1132,13 @@ SECOND = {
     "instance norm": lambda: images(nn.InstanceNorm2d(4, affine=True), nn.Tanh()),
     "weight norm": lambda: images(
         nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3)), nn.Tanh()
+    ),
+    "spectral norm": lambda: images(
+        nn.utils.parametrizations.spectral_norm(nn.Conv2d(4, 4, 3)), nn.BatchNorm2d(4), nn.Tanh()
+    ),
+    "group norm of single values": lambda: images(nn.Flatten(), nn.GroupNorm(144, 144), nn.Tanh()),
+    "checkpoint": lambda: images(
+        Checkpointed(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.GroupNorm(2, 4), nn.Tanh())
     ),
     "own function": lambda: images(nn.Dropout(0.5), nn.Tanh(), _Applied()),
     "words": Shared,
@@ -1163,6 +1188,55 @@ def test_second_derivatives_are_what_torch_gives(case):
     assert_close(found, expected, rtol=1e-10, atol=1e-10)
     assert max(h.abs().max() for h in expected) > 1e-2
     assert all(f.stride() == p.stride() for f, p in zip(match(losses, params).slope, params, strict=True))
+
+
+@pytest.mark.parametrize("case", SECOND)
+def test_the_slope_of_the_gip_is_what_torch_gives(case):
+    """Where first derivatives are taken twice, and the second time only for their graph."""
+    model, params, losses = second_order_problem(case)
+    state = copy.deepcopy(model.state_dict())
+    torch.manual_seed(4)
+    with sdpa_kernel(SDPBackend.MATH):
+        one, two = (torch.autograd.grad(loss(), params, create_graph=True) for loss in losses)
+        expected = torch.autograd.grad(inner_product(one, two), params, allow_unused=True)
+    expected = [torch.zeros_like(p) if h is None else h for h, p in zip(expected, params, strict=True)]
+    model.load_state_dict(state)
+    torch.manual_seed(4)
+    assert_close(match(losses, params).slope, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("function", [idgm_backward, iga_backward])
+@METHODS
+def test_functions_that_share_one_forward_pass_are_refused(function, method):
+    model = mlp()
+    output = model(torch.randn(4, 4))
+    losses = {domain: lambda i=i: output[i].square().mean() for i, domain in enumerate("ab")}
+    with pytest.raises(InputError, match="every function must call the model itself"):
+        function(losses, model, method=method)
+
+
+@pytest.mark.parametrize("affine", [False, True])
+def test_a_group_norm_in_half_precision_is_as_exact_as_torchs(affine):
+    torch.manual_seed(0)
+    x, norm = torch.randn(5, 4, 6).bfloat16(), nn.GroupNorm(2, 4, affine=affine)
+    expected = norm(x)
+    with FastDoubleBackward():
+        found = norm(x)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    assert (found - expected).abs().max() <= expected.abs().max() * 2**-8  # at most the last bit
+    assert (found != expected).float().mean() < 0.05
+
+
+@pytest.mark.parametrize("method", ["exact", "finite-difference"])
+def test_a_buffer_that_forward_changes_in_place(method):
+    model = nn.Sequential(nn.Linear(4, 3), Scaled(), nn.Tanh())
+    losses = {domain: lambda: model(torch.ones(2, 4)).square().mean() for domain in "ab"}
+    if method == "exact":
+        with pytest.raises(InputError, match=r"changed in place .* a buffer .* method=\"finite-difference\""):
+            idgm_backward(losses, model)
+    else:
+        idgm_backward(losses, model, method=method)
+        assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 def test_parameters_stay_as_they_are():

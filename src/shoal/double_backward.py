@@ -21,13 +21,19 @@ class FastDoubleBackward(TorchFunctionMode):
     The values and the first derivatives are the same. For second derivatives torch computes a convolution's
     weight gradient as a convolution with a kernel as large as the image, and takes some thirty elementwise
     operations for a batch normalisation.
+
+    Torch's own functions are left where hooks on saved tensors are set, as in ``torch.utils.checkpoint``: it
+    calls the module again in the backward pass, outside of this block, and expects it to save the same.
     """
 
     graph_only: bool = False
-    """Set it once first derivatives are known: those by convolutions' weights are then zeros, with a graph
-    to differentiate."""
+    """Set it once first derivatives are known: those by convolutions' parameters are then zeros, with a graph
+    to differentiate. Not by weights that are computed from parameters, as weight normalisation does: there
+    second derivatives depend on the first."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch._C._autograd._top_saved_tensors_default_hooks(False):
+            return func(*args, **kwargs or {})
         if func in CONVOLUTIONS:
             return CONVOLUTIONS[func](self, *args, **kwargs or {})
         return REPLACED.get(func, func)(*args, **kwargs or {})
@@ -49,13 +55,14 @@ def _convolution(plain: Callable[..., Tensor], dimensions: int) -> Callable[...,
     ) -> Tensor:
         if isinstance(padding, str) or input.ndim != dimensions + 2:
             return plain(input, weight, bias, stride, padding, dilation, groups)
+        leaves = weight.is_leaf and (bias is None or bias.is_leaf)
         kind = input.device.type
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
             input, weight = input.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
         layout = (several(stride), several(padding), several(dilation), False, [0] * dimensions, groups)
-        y: Tensor = _Convolution.apply(input, weight, bias, layout, mode)
+        y: Tensor = _Convolution.apply(input, weight, bias, layout, mode if leaves else None)
         return y
 
     return convolution
@@ -64,7 +71,12 @@ def _convolution(plain: Callable[..., Tensor], dimensions: int) -> Callable[...,
 class _Convolution(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, layout: tuple[Any, ...], mode: FastDoubleBackward
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor | None,
+        layout: tuple[Any, ...],
+        mode: FastDoubleBackward | None,
     ) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.layout, ctx.mode = layout, mode
@@ -72,7 +84,8 @@ class _Convolution(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        graph_only = ctx.mode.graph_only and torch.is_grad_enabled()  # not where second derivatives get here
+        graph_only = ctx.mode is not None and ctx.mode.graph_only
+        graph_only = graph_only and torch.is_grad_enabled()  # not where second derivatives get here
         rest = ctx.layout, list(ctx.needs_input_grad[:3]), graph_only
         return *_ConvolutionBackward.apply(g, *ctx.saved_tensors, *rest), None, None
 
@@ -149,11 +162,18 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    rows = input.reshape(1, input.shape[0] * num_groups, -1)
+    narrow = input.dtype if input.dtype in (torch.bfloat16, torch.float16) else None
+    wide = input if narrow is None else input.float()  # as torch does inside
+    if input.is_cuda and torch.is_autocast_enabled("cuda"):
+        narrow = None  # there torch's results are wide, too
+    rows = wide.reshape(1, input.shape[0] * num_groups, -1)
+    if rows.shape[-1] == 1:  # allowed, unlike a batch normalisation of one value
+        return functional.group_norm(input, num_groups, weight, bias, eps)
     normed = _batch_norm(rows, None, None, training=True, eps=eps).reshape(input.shape)
     shape = [1, -1, *[1] * (input.ndim - 2)]
     normed = normed if weight is None else normed * weight.reshape(shape)
-    return normed if bias is None else normed + bias.reshape(shape)
+    normed = normed if bias is None else normed + bias.reshape(shape)
+    return normed if narrow is None else normed.to(narrow)
 
 
 class _BatchNorm(Function):

@@ -510,15 +510,16 @@ def idgm_backward(
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """
     trained = _trained(params)
-    found = match(
-        _closures(losses, trained),
-        trained,
-        normalize=normalize,
-        method=method,
-        softening=softening,
-        model=_model(model, params),
-        average=average,
-    )
+    with _computed_anew():
+        found = match(
+            _closures(losses, trained),
+            trained,
+            normalize=normalize,
+            method=method,
+            softening=softening,
+            model=_model(model, params),
+            average=average,
+        )
     _check_numbers(losses, found.losses)
     _add_to_grad(zip(trained, found.gradient(-gamma, trust), strict=True))
     return found
@@ -544,14 +545,15 @@ def iga_backward(
     problem?, 2020.
     """
     trained = _trained(params)
-    found = match(
-        _closures(losses, trained),
-        trained,
-        measure="variance",
-        method=method,
-        model=_model(model, params),
-        average=average,
-    )
+    with _computed_anew():
+        found = match(
+            _closures(losses, trained),
+            trained,
+            measure="variance",
+            method=method,
+            model=_model(model, params),
+            average=average,
+        )
     _check_numbers(losses, found.losses)
     _add_to_grad(zip(trained, found.gradient(weight), strict=True))
     return found
@@ -559,6 +561,20 @@ def iga_backward(
 
 def _model(model: nn.Module | None, params: Trainable) -> nn.Module | None:
     return params if model is None and isinstance(params, nn.Module) else model
+
+
+@contextmanager
+def _computed_anew() -> Iterator[None]:
+    """Says what is wrong where functions of losses share what one of them has used up."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "backward through the graph a second time" not in str(error):
+            raise
+        raise InputError(
+            "losses: every function must call the model itself, such as lambda: loss(model(x), y); these use "
+            "outputs that were computed before, whose graph is gone."
+        ) from error
 
 
 def _closures(
@@ -646,9 +662,9 @@ def match(
         if i not in again:
             with _differentiable_twice() as mode:
                 value = parts[0][1]()
-            # The gradient's own graph takes as much memory again: but for the last it is made when needed.
-            last = i == len(domains) - 1
-            g = gradient(value, params, create_graph=last, retain_graph=True)
+                # The gradient's own graph takes as much memory again: but for the last, made when needed.
+                last = i == len(domains) - 1
+                g = gradient(value, params, create_graph=last, retain_graph=True)
             graphs[i] = _Graph(value, mode, g if last else None)
             value = value.detach()
         else:
@@ -713,10 +729,20 @@ class _Graph(NamedTuple):
     gradient: Gradient | None
 
     def hessian_product(self, params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
-        if self.gradient is not None:
-            return _derivative_along(self.gradient, params, v)
-        self.mode.graph_only = True  # its values are known
-        return _derivative_along(gradient(self.loss, params, create_graph=True), params, v)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # for checkpointed modules, computed again here
+                if self.gradient is not None:
+                    return _derivative_along(self.gradient, params, v)
+                self.mode.graph_only = True  # its values are known
+                return _derivative_along(gradient(self.loss, params, create_graph=True), params, v)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            raise InputError(
+                "exact second derivatives keep the graphs of all domains, and the forward pass of a later "
+                "domain changed in place a tensor that an earlier one's graph needs, such as a buffer of the "
+                'model. Use a copy of it in forward (buffer.clone()), or method="finite-difference".'
+            ) from error
 
 
 class Layout:
@@ -842,7 +868,10 @@ def curvature(
 
 @contextmanager
 def _differentiable_twice() -> Iterator[FastDoubleBackward]:
-    """In this block, losses are computed such that second derivatives exist and cost little."""
+    """In this block, losses are computed such that second derivatives exist and cost little.
+
+    Differentiate them in it, too: checkpointed modules are computed again then, and must save the same.
+    """
     with sdpa_kernel(SDPBackend.MATH), FastDoubleBackward() as mode:  # no other attention has any
         yield mode
 
@@ -850,8 +879,7 @@ def _differentiable_twice() -> Iterator[FastDoubleBackward]:
 def _hessian_product(loss: Callable[[], Tensor], params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:
     """H v of one loss."""
     with _differentiable_twice():
-        value = loss()
-    return _derivative_along(gradient(value, params, create_graph=True), params, v)
+        return _derivative_along(gradient(loss(), params, create_graph=True), params, v)
 
 
 def _derivative_along(g: Gradient, params: Sequence[Tensor], v: Sequence[Tensor]) -> Gradient:

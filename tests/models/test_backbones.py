@@ -161,6 +161,8 @@ class TestNamesOfWeights:
         for check in (lambda: made("resnet18.tv2_in1k"), lambda: options_of("resnet18.tv2_in1k")):
             with pytest.raises(InputError, match=words):
                 check()
+        with pytest.raises(InputError, match="'resnet18' has no weights '' in timm"):
+            made("resnet18.")
 
     def test_the_record_says_which(self, asked: list[tuple[str, bool]], tmp_path: Path) -> None:
         def weights(**options: Any) -> str | None:

@@ -205,6 +205,16 @@ def test_only_for_many_domains_is_read_before_them(tmp_path: Path, capsys: Any) 
     assert ("ERM", 30, 95) not in cdsprites.marks("test")  # a bound from above is no point of the figure
 
 
+@pytest.mark.parametrize("odd", [{"domains": 0}, {"domains": "five"}, {"domains": None}, {"seed": 10**9}])
+def test_records_of_impossible_runs_hide_no_other(tmp_path: Path, odd: dict[str, Any]) -> None:
+    save_sprites(tmp_path)
+    config = cdsprites.figure([10], range(1))["Adam"][0]
+    changed = {"seed": odd["seed"]} if "seed" in odd else {"data_options": {**config.data_options, **odd}}
+    before = judged("grouping-cdsprites", tmp_path)
+    Store(tmp_path / "cdsprites").save(record(replace(config, **changed), {"test": score(0.1)}))
+    assert judged("grouping-cdsprites", tmp_path).verdict == before.verdict
+
+
 def test_one_record_has_one_reading(tmp_path: Path, capsys: Any) -> None:
     """The table of `shoal reproduce cdsprites` and the page of claims, of the same runs."""
     save_sprites(tmp_path, numbers=(10,), seeds=5, changes={("ERM", 10): 0.5225, ("Fish", 10): 0.982})

@@ -25,9 +25,9 @@ def known(name: str) -> bool:
 
 def check_tag(name: str) -> None:
     """Refuses weights that timm does not have: the tag in a name such as ``resnet50.tv_in1k``."""
-    kind, _, tag = name.partition(".")
+    kind, dot, tag = name.partition(".")
     full = load_timm().list_pretrained(f"{kind}.*")
-    if tag and name not in full:
+    if dot and name not in full:
         tags = ", ".join(each.partition(".")[2] for each in full) or "none"
         raise InputError(f"model {kind!r} has no weights {tag!r} in timm; there are {tags}.")
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.statistics import plus_minus
@@ -85,8 +85,7 @@ def configs(
     common |= {"optimizer": optimizer[0], "optimizer_options": optimizer[1]}
     result = []
     for number in numbers:
-        if passes % (number * POINTS):
-            raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
+        _check_passes(passes, number)
         for seed in seeds:
             data = {
                 "domains": number,
@@ -105,6 +104,11 @@ def configs(
     return result
 
 
+def _check_passes(passes: int, number: int) -> None:
+    if passes % (number * POINTS):
+        raise InputError(f"passes={passes} must be a multiple of {number * POINTS} for N={number}.")
+
+
 def idgm_configs(
     method: Method,
     number: int,
@@ -121,9 +125,15 @@ def idgm_configs(
 
 
 def figure(
-    numbers: Sequence[int], seeds: Sequence[int], passes: int | None = None, size: int = 64
+    numbers: Sequence[int],
+    seeds: Sequence[int],
+    passes: int | None = None,
+    size: int = 64,
+    parts: Collection[str] | None = None,
 ) -> dict[str, list[RunConfig]]:
     """The runs of ``shoal reproduce cdsprites``, by the part of the figure they belong to.
+
+    ``parts`` are the names of those wanted; ``passes`` must be possible only for their N.
 
     With the same number of minibatches IDGM, whose update takes one of every domain, makes 1/N of Fish's
     updates. A second row gives it the same number of updates for every N. Both are evaluated at the same
@@ -140,22 +150,29 @@ def figure(
     def idgm(method: Method, updates: int | None = None) -> list[RunConfig]:
         result = []
         for number in ordered:
-            every = _divisor(math.gcd(passes // number, UPDATES), UPDATES // 10)
-            result += idgm_configs(method, number, seeds, updates or passes // number, every, **common)
+            updates_here = updates or passes // number
+            result += idgm_configs(method, number, seeds, updates_here, evaluated(number), **common)
         return result
 
-    every = _divisor(math.gcd(passes // 10, UPDATES), UPDATES // 10)
-    return {
+    def evaluated(number: int) -> int:
+        _check_passes(passes, number)
+        return _divisor(math.gcd(passes // number, UPDATES), UPDATES // 10)
+
+    every: dict[str, Callable[[], list[RunConfig]]] = {
         # ERM's steps are short, inner loops long: in parallel on a GPU they would wait for each other.
-        "Adam": every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
-        "IDGM": idgm(IDGM),
-        "IDGM, equal updates": idgm(IDGM_UPDATES, UPDATES),
-        "IDGM, N = 10": idgm_configs(IDGM_LONGER, 10, seeds, 4 * UPDATES, every, **common)
-        + idgm_configs(IDGM_LARGER, 10, seeds, UPDATES, every, batch=4 * BATCH, **common),
-        "plain SGD": configs((ERM, *CARRIED[:2]), **ten, optimizer=SGD),
-        "random palette": configs((ERM, FISH, REGROUPED), **ten, palette="random"),
-        "IDGM as printed": configs((IDGM_PRINTED,), **ten),
+        "Adam": lambda: every_number(FISH, REGROUPED, REPTILE) + every_number(ERM),
+        "IDGM": lambda: idgm(IDGM),
+        "IDGM, equal updates": lambda: idgm(IDGM_UPDATES, UPDATES),
+        "IDGM, N = 10": lambda: (
+            idgm_configs(IDGM_LONGER, 10, seeds, 4 * UPDATES, evaluated(10), **common)
+            + idgm_configs(IDGM_LARGER, 10, seeds, UPDATES, evaluated(10), batch=4 * BATCH, **common)
+        ),
+        "plain SGD": lambda: configs((ERM, *CARRIED[:2]), **ten, optimizer=SGD),
+        "random palette": lambda: configs((ERM, FISH, REGROUPED), **ten, palette="random"),
+        "IDGM as printed": lambda: configs((IDGM_PRINTED,), **ten),
     }
+    check_names("part", parts or (), every)
+    return {part: configs_of() for part, configs_of in every.items() if part in (parts or every)}
 
 
 def setting(passes: int, size: int) -> str:

@@ -177,9 +177,8 @@ def _cdsprites(args: Any) -> int:
     from shoal.paper import cdsprites
     from shoal.paper.views.figures import cdsprites_figure, samples_figure
 
-    parts = cdsprites.figure(args.numbers or cdsprites.NUMBERS, range(args.seeds), args.passes, args.size)
-    check_names("part", args.parts or (), parts)
-    parts = {k: v for k, v in parts.items() if k in (args.parts or parts)}
+    numbers = args.numbers or cdsprites.NUMBERS
+    parts = cdsprites.figure(numbers, range(args.seeds), args.passes, args.size, args.parts)
     every = [c for configs in parts.values() for c in configs]
     store = Store(args.out / "cdsprites")
     there_already = {r.config.identity for r in cdsprites.with_shorter(every, store.all())}

@@ -181,17 +181,21 @@ class Sprites:
         return sorted({c.data_options["domains"] for c in self.parts.get("Adam", ())})
 
 
+def _count(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
 def find_sprites(runs: Sequence[Kept]) -> Sprites:
     """In the experiment's own setting where there is any such run, else in the most frequent other one."""
     known = {
         k.content.config.identity: k
         for k in runs
-        if k.content.config.dataset == "cdsprites" and "domains" in k.content.config.data_options
+        if k.content.config.dataset == "cdsprites" and _count(k.content.config.data_options.get("domains"))
     }
     contents = [k.content for k in known.values()]
     mine = [r.config for r in contents]
     sources = {cdsprites.but_for_length(k.content.config): k for k in known.values()}
-    seeds = range(max([SEEDS, *(c.seed + 1 for c in mine)]))
+    seeds = sorted({*range(SEEDS), *(c.seed for c in mine)})
 
     def planned(numbers: Sequence[int], passes: int | None, size: int) -> dict[str, list[RunConfig]] | None:
         """What there should be; ``None`` where nothing of it is there."""
