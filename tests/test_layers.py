@@ -18,7 +18,7 @@ LAYERS = (
         "settings",
         "registry",
         "replay",
-        "dual",
+        "double_backward",
         "tensors",
         "gradients",
         "penalties",
