@@ -1066,7 +1066,7 @@ def test_domains_of_examples_that_cannot_be_right(losses, domain, message):
         losses_by_domain(losses, domain)
 
 
-# Second derivatives in forward mode
+# Second derivatives by double backward
 
 
 class Shared(nn.Module):
