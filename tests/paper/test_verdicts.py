@@ -543,6 +543,26 @@ def test_a_table_of_fewer_epochs_is_not_judged(steps: int, every: int, usual: bo
     assert usual or "fmow (fewer than 12 epochs)" in found.reason
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"optimizer_options": {"lr": 0.02}}, "a learning rate of 0.02"),
+        ({"optimizer_options": {"lr": 1e-4}}, ""),
+        ({"precision": "bf16"}, "in bf16"),
+        ({"precision": "fp32"}, ""),
+    ],
+    ids=str,
+)
+def test_wilds_in_another_setting_is_not_judged(change: dict[str, Any], words: str) -> None:
+    runs = list(of_table("main", "wilds").runs)
+    for place, k in enumerate(runs):
+        if k.content.config.dataset == "fmow":
+            runs[place] = k._replace(content=replace(k.content, config=replace(k.content.config, **change)))
+    found = judged("wilds", Records(runs))
+    assert found.verdict == (NOT_JUDGED if words else AGREES)
+    assert words in found.reason
+
+
 def test_a_run_of_a_table_that_diverged_is_named() -> None:
     runs = list(of_table("main", "wilds").runs)
     fish = next(k for k in runs if k.content.config.name == "Fish" and k.content.config.dataset == "fmow")
