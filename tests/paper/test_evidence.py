@@ -473,7 +473,8 @@ def save_fmow(folder: Path, fish: float, erm: float, model: str | None = None) -
     for label, algorithm, value in (("Fish", "fish", fish), ("erm", "erm", erm)):
         for seed in range(3):
             name = model or recipes.settings("fmow", "paper")["model"]
-            config = RunConfig("fmow", algorithm, 10, label=label, seed=seed, model=name)
+            own = {"seed": seed, "model": name, "optimizer_options": {"lr": 1e-4}}
+            config = RunConfig("fmow", algorithm, 10, label=label, **own)
             scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
             store.save(record(config, scores))
 
@@ -562,7 +563,8 @@ def test_the_ranks_of_domainbed(tmp_path: Path) -> None:
 def save_ablation(folder: Path, table: str, values: Mapping[str, float]) -> None:
     for label, value in values.items():
         name = recipes.settings("fmow", "paper")["model"]
-        config = RunConfig("fmow", "fish", 10, label=label, model=name, settings={"meta_lr": value})
+        own = {"model": name, "optimizer_options": {"lr": 1e-4}, "settings": {"meta_lr": value}}
+        config = RunConfig("fmow", "fish", 10, label=label, **own)
         scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
         Store(folder / table).save(record(config, scores))
 

@@ -193,9 +193,9 @@ def of_wilds(fish: Side, erm: Side) -> Records:
 
 
 def recipe(dataset: str, folder: str, label: str, value: float, metric: str, number: int) -> Kept:
-    config = RunConfig(
-        dataset, "fish", 10 + number, label=label, model=recipes.settings(dataset, "paper")["model"]
-    )
+    known = recipes.settings(dataset, "paper")
+    own = {"model": known["model"], "optimizer_options": {"lr": known["optimizer_options"]["lr"]}}
+    config = RunConfig(dataset, "fish", 10 + number, label=label, **own)
     scale = 100 if tables.is_share(metric) else 1
     scores = {"metric": "accuracy", "average": 0.5, "domains": {}, "metrics": {metric: value / scale}}
     return run(config, folder, test=scores)
