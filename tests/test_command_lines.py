@@ -18,6 +18,7 @@ from shoal.cli import COMMANDS, main
 from shoal.cli.arguments import Parser, values
 from shoal.data import sets
 from shoal.errors import InputError
+from shoal.experiments.run import _loaded
 
 VALUES = (
     *("", " ", "0", "-1", "1", "2", "3.5", "0,5", "1e400", "1e-400", "nan", "inf", "-inf", "1_000", "٣", "½"),
@@ -84,6 +85,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise Reached("loaded")
 
     monkeypatch.setattr(sets, "load", load)
+    _loaded.cache_clear()  # an earlier test may have loaded the same
     monkeypatch.chdir(tmp_path)
 
 
