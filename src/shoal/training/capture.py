@@ -48,9 +48,13 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
 
 
 def draws(algorithm: Algorithm) -> list[str]:
-    """The modules that draw random numbers."""
+    """The modules that draw random numbers: dropout, and those with an attribute ``draws_numbers``."""
     own = [type(algorithm).__name__] if algorithm.draws_numbers else []
-    return own + [n for n, m in algorithm.named_modules() if "Dropout" in type(m).__name__]
+    return own + [
+        name
+        for name, module in algorithm.named_modules()
+        if "Dropout" in type(module).__name__ or (name and getattr(module, "draws_numbers", False))
+    ]
 
 
 class Replay:
