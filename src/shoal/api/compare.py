@@ -177,7 +177,8 @@ def compare(
         decimal: the decimal mark, where columns leave it open.
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         data_options: the dataset's options.
-        algorithms: which, or all (default: all, for data of your own a few and controls); fish:regrouped is
+        algorithms: which, or all (default: all, for data of your own a few and controls, for pretrained models
+            recipes such as erm++ too); fish:regrouped is
             the control of Fish with random grouping.
         baselines: whether scikit-learn's gradient boosting and the other baselines take part.
         held_out: domains to hold out (default: each that can be scored, or the dataset's own test domain).
@@ -225,7 +226,7 @@ def compare(
     from shoal.experiments import compare as protocol
     from shoal.experiments.config import RunConfig
     from shoal.experiments.execute import Store, make_executor
-    from shoal.experiments.search import with_rate
+    from shoal.experiments.search import is_pretrained, with_rate
     from shoal.training.processes import together
 
     if together():
@@ -257,12 +258,10 @@ def compare(
             raise InputError(
                 f"domains_per_step={domains_per_step}, but there are {where.domains} to train on."
             )
-        if not algorithms:
-            asked, everyone = _algorithms(where.usual["algorithms"])
         steps = steps or int(where.usual["steps"])
         base = RunConfig(
             dataset=dataset,
-            algorithm=protocol.parted(asked[0])[0],
+            algorithm=protocol.BASELINE,
             steps=steps,
             data_options=source.options,
             model=model,
@@ -278,6 +277,9 @@ def compare(
             metric=metric,
         )
         base, rate_note = with_rate(base, lr, schedule)
+        if not algorithms:
+            usual = protocol.PRETRAINED if source.own and is_pretrained(base) else where.usual["algorithms"]
+            asked, everyone = _algorithms(usual)
         unable = protocol.unable(asked, where)
         able = [name for name in asked if name not in unable]
         design = protocol.Design(base, able, where.left_out, seeds, search, folds)
@@ -321,9 +323,12 @@ def _algorithms(asked: str | Sequence[str] | None) -> tuple[list[str], bool]:
 def _spelled(names: Sequence[str], what: str) -> list[str]:
     from shoal.algorithms import registry
     from shoal.data import sets
+    from shoal.training.recipes import find_recipe
 
     for name in names:
-        (registry if what == "algorithms" else sets.registry).module(name.partition(":")[0])
+        own = name.partition(":")[0]
+        if what != "algorithms" or find_recipe(own) is None:
+            (registry if what == "algorithms" else sets.registry).module(own)
     return list(dict.fromkeys(name.lower().replace("_", "-") for name in names))
 
 

@@ -41,6 +41,7 @@ from shoal.training.loop import Training
 from shoal.training.metrics import METRICS, Own
 from shoal.training.options import OptimizerMaker, Options, ScheduleMaker, Split
 from shoal.training.processes import Processes
+from shoal.training.recipes import find_recipe
 from shoal.training.summary import describe, summary
 
 if TYPE_CHECKING:
@@ -260,7 +261,9 @@ def fit(
         labels = run.predict(new_images)
 
     Args:
-        algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
+        algorithm: a name (``shoal list algorithms``), a subclass of :class:`~shoal.algorithms.Algorithm`, or
+            a recipe for a pretrained model (``"auto"``, ``"erm++"``, ``"swad"``, ``"lp-ft"``, ``"miro"``). A
+            recipe sets the options that are left at their defaults here.
         model: any network; its initial weights are yours.
         train, validation, test: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset``
             or list of examples, as :func:`~shoal.data.from_dataset` takes them; or one
@@ -282,7 +285,11 @@ def fit(
     All other arguments are the fields of :class:`~shoal.training.options.Options`, which says what each of
     them means; ``steps`` must be given. Random state outside is left as it was found.
     """
-    options = Options(**{name: value for name, value in locals().items() if name in OPTIONS})
+    given = {name: value for name, value in locals().items() if name in OPTIONS}
+    label = None
+    if (recipe := find_recipe(algorithm)) is not None:
+        algorithm, label, given = recipe.algorithm, recipe.name, recipe.fill(given, DEFAULTS)
+    options = Options(**given)
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
@@ -296,14 +303,14 @@ def fit(
     if folder is None:
         if resume or wandb or options.predictions:
             raise InputError("resume, wandb and predictions need the folder of the run.")
-        return run(Training(algorithm, model, data, options))
+        return run(Training(algorithm, model, data, options, label))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
     started, finished = Processes(options.device).told((kept.started, kept.finished))
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
-    training = Training(algorithm, model, data, options)
+    training = Training(algorithm, model, data, options, label)
     config = describe(training)
     going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
     with Journal(
@@ -320,6 +327,7 @@ def fit(
 
 
 OPTIONS = {each.name for each in fields(Options)}
+DEFAULTS = {name: each.default for name, each in inspect.signature(fit).parameters.items()}
 
 
 def run(training: Training, journal: Journal | None = None) -> Fit:

@@ -211,7 +211,8 @@ def train(
     What `shoal train` does. To train a model and a loss of your own, see :func:`shoal.fit`.
 
     Args:
-        algorithm: an algorithm or a baseline; see `shoal list algorithms`.
+        algorithm: an algorithm, a baseline, or a recipe for a pretrained model such as auto or erm++; see
+            `shoal list algorithms`.
         data: a dataset (`shoal list datasets`), a table (.csv, .tsv, .parquet, .xlsx), or a folder of images
             as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), columns by name, or a
             Hugging Face dataset.
@@ -300,8 +301,11 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
-    from shoal.experiments.search import with_rate
+    from shoal.experiments.search import with_model_options, with_rate
+    from shoal.training.recipes import find_recipe
 
+    if (recipe := find_recipe(options["algorithm"])) is not None:
+        options = {**recipe.fill(options, defaults()), "algorithm": recipe.algorithm}
     algorithm, chosen = options["algorithm"].lower().replace("_", "-"), ""
     if algorithm in baselines.SPACES:
         _refuse_options(algorithm, options)
@@ -323,8 +327,11 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
             options["steps"],
             source.options,
             model_options=of_model,
+            label=recipe.name if recipe else "",
             **same,
         )
+        if recipe is not None:
+            config = with_model_options(recipe, config)
         config, chosen = with_rate(config, options["lr"], options["schedule"])
     check(config)
     return config, source, chosen

@@ -11,13 +11,17 @@ from shoal.cli.showing import show
 from shoal.errors import InputError, check_names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.settings import Setting, Size
+    from shoal.training.recipes import Recipe
 
 SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2^U{}"}
 SIZES: tuple[Size, ...] = ("small", "large")
 LARGE = "for large images and pretrained models"
 FOOTNOTE = """\
 Baselines for tables, which `shoal train` takes too: {baselines}.
+Recipes for pretrained models, likewise: {recipes}.
 step: time of a step relative to ERM's on the same examples ({measured}).
 batches: domains = one batch from each of S domains; pooled = from all examples together;
   balanced = mixed, every domain with the same share; one-domain = S batches of one.
@@ -34,10 +38,12 @@ def run(args: Any) -> None:
     from shoal.algorithms import registry as algorithms
     from shoal.data.sets import registry as datasets
     from shoal.experiments.baselines import SUMMARIES
+    from shoal.training.recipes import recipes
 
     listed = args.what == "algorithms"
     registry, baselines = (algorithms, SUMMARIES) if listed else (datasets, {})
-    check_names(registry.kind, args.names, [*registry.names(), *baselines])
+    named = recipes() if listed else {}
+    check_names(registry.kind, args.names, [*registry.names(), *baselines, *named])
     chosen = [n for n in registry.names() if not args.names or n in args.names]
     costs = algorithms_costs()
     problems = {} if args.names else registry.problems()
@@ -53,9 +59,11 @@ def run(args: Any) -> None:
         package = registry.package_of(name)
         entries.append(entry | ({"package": str(package)} if package else {}))
     entries += [_baseline(name) for name in baselines if name in args.names]
+    entries += [_recipe(recipe) for name, recipe in named.items() if name in args.names]
     text = _in_full(entries)
     if listed and not args.names:
-        text = f"{_table(entries)}\n\n{FOOTNOTE.format(baselines=', '.join(SUMMARIES), **costs)}"
+        others = {"baselines": ", ".join(SUMMARIES), "recipes": ", ".join(named)}
+        text = f"{_table(entries)}\n\n{FOOTNOTE.format(**others, **costs)}"
     text += "".join(f"\n\nNot available: {problem}" for problem in problems.values())
     show({args.what: entries, "problems": problems}, text, args)
 
@@ -125,6 +133,22 @@ def _baseline(name: str) -> dict[str, Any]:
 
     about = {"name": name, "summary": SUMMARIES[name], "family": "baseline"}
     return {**about, **_settings(settings(SETTINGS[name]))}
+
+
+def _recipe(recipe: Recipe) -> dict[str, Any]:
+    def listed(options: Mapping[str, Any]) -> list[str]:
+        return [f"{name}={value}" for name, value in options.items()]
+
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "family": "recipe",
+        "paper": recipe.reference,
+        "algorithm": recipe.algorithm,
+        "training": listed(recipe.options),
+        "model": listed(recipe.model),
+        "needs": ["pretrained weights"] if recipe.pretrained else [],
+    }
 
 
 def _dataset(name: str) -> dict[str, Any]:

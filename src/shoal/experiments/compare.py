@@ -29,21 +29,24 @@ from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, judged
 from shoal.experiments.run import prepare, run
-from shoal.experiments.search import candidates, draw
+from shoal.experiments.search import candidates, draw, with_model_options
 from shoal.experiments.selection import lower_is_better
 from shoal.experiments.statistics import mean_of, paired_interval, spread, t_limit
 from shoal.training.metrics import metric as metric_of
+from shoal.training.recipes import find_recipe
 
 BASELINE, MAJORITY = "erm", "majority"
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
 """What is compared on the user's own data by default, beside the baselines: plain training, one algorithm of
 each kind, and the controls that explain a gain (equal weight for every domain, random grouping)."""
+PRETRAINED = ("erm", "swad", "miro", "erm++", "auto", "fish", "fish:regrouped", "coral")
+"""The same for a pretrained model: how one fine-tunes matters more than the algorithm (docs/pretrained.md)."""
 COMPLEXITY = (
     (baselines.LOGISTIC, baselines.RIDGE),
     (baselines.BOOSTING,),
     (BASELINE,),
-    ("reweighted", "erm-by-domain"),
-    ("mixup",),
+    ("reweighted", "erm-by-domain", "swad", "lp-ft"),
+    ("mixup", "erm++", "auto", "miro"),
 )
 """From simple to complex; every other algorithm comes last."""
 CONTROLS = (MAJORITY, ":regrouped")
@@ -190,7 +193,8 @@ def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:
     reasons = {}
     for name in algorithms:
         try:
-            cls = algorithm_class(parted(name)[0])
+            recipe = find_recipe(parted(name)[0])
+            cls = algorithm_class(recipe.algorithm if recipe else parted(name)[0])
         except InputError as error:  # one of all, from a package that cannot be imported
             reasons[name] = str(error).rstrip(".")
             continue
@@ -302,7 +306,11 @@ def _tried(own: RunConfig, row: str, search: int) -> list[RunConfig]:
         count = max(1, search) if space else 1
         return [replace(plain, settings=draw(space, own.seed, n) if n else {}) for n in range(count)]
     algorithm, way = parted(row)
-    own = replace(own, algorithm=algorithm, draw=way, label=row, select="best")
+    own = replace(own, draw=way, label=row, select="best")
+    if (recipe := find_recipe(algorithm)) is not None:
+        own = with_model_options(recipe, replace(own, **recipe.options))
+        algorithm = recipe.algorithm
+    own = replace(own, algorithm=algorithm)
     return [
         replace(own, settings=settings, optimizer_options={**own.optimizer_options, **rate})
         for settings, rate in candidates(own, search)

@@ -45,6 +45,7 @@ from shoal.training.loop import Training
 from shoal.training.options import Options
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
+from shoal.training.recipes import recipes
 from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
 from shoal.training.world import world
@@ -345,7 +346,7 @@ def check(config: RunConfig) -> None:
         baselines.check_baseline(config)
         return
     if str(config.algorithm).lower().replace("_", "-") not in (known := registry.names()):
-        raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES])
+        raise unknown_name(registry.kind, config.algorithm, [*known, *baselines.SPACES, *recipes()])
     algorithm = algorithm_class(config.algorithm)
     check_settings(algorithm, config.settings)
     sets.check_options(config.dataset, config.data_options)

@@ -16,6 +16,7 @@ from shoal.data.sampler import key
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.settings import Size, search_space
+from shoal.training.recipes import Recipe
 
 Space = Mapping[str, Mapping[str, Any]]
 """Setting → ``default`` and one of ``choice``, ``uniform``, ``log10``, ``log2``. ``whole`` rounds down, as
@@ -87,6 +88,22 @@ def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tupl
         warm = f", with a warm-up of {steps:,} step{'s' * (steps > 1)}" if steps else ""
         message = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
     return chosen, message
+
+
+def with_model_options(recipe: Recipe, config: RunConfig) -> RunConfig:
+    """``config`` with the options that a recipe has for a model that is built by its name.
+
+    Raises:
+        InputError: the recipe is for pretrained weights, and there are none.
+    """
+    if recipe.pretrained and not is_pretrained(config):
+        raise InputError(
+            f"{recipe.name!r} is for pretrained models: name one with its weights, such as "
+            "model='resnet50.tv_in1k', or give weights= a file."
+        )
+    known = models.options_of(config.model) if config.model else []
+    own = {name: value for name, value in recipe.model.items() if name in known}
+    return replace(config, model_options={**own, **config.model_options})
 
 
 def draw(space: Space, seed: int, number: int) -> dict[str, Any]:
