@@ -177,9 +177,8 @@ def compare(
         decimal: the decimal mark, where columns leave it open.
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         data_options: the dataset's options.
-        algorithms: which, or all (default: all, for data of your own a few and controls, for pretrained models
-            recipes such as erm++ too); fish:regrouped is
-            the control of Fish with random grouping.
+        algorithms: which, or all (default: all; for data of your own a few and controls, and for a pretrained
+            model recipes such as erm++); fish:regrouped is the control of Fish with random grouping.
         baselines: whether scikit-learn's gradient boosting and the other baselines take part.
         held_out: domains to hold out (default: each that can be scored, or the dataset's own test domain).
         folds: hold domains out in so many groups (default: one by one up to ten, else ten).

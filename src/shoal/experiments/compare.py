@@ -40,7 +40,7 @@ ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro"
 """What is compared on the user's own data by default, beside the baselines: plain training, one algorithm of
 each kind, and the controls that explain a gain (equal weight for every domain, random grouping)."""
 PRETRAINED = ("erm", "swad", "miro", "erm++", "auto", "fish", "fish:regrouped", "coral")
-"""The same for a pretrained model: how one fine-tunes matters more than the algorithm (docs/pretrained.md)."""
+"""The same for a pretrained model, with recipes for fine-tuning."""
 COMPLEXITY = (
     (baselines.LOGISTIC, baselines.RIDGE),
     (baselines.BOOSTING,),
