@@ -468,13 +468,18 @@ def test_short_tracking_is_not_judged(tmp_path: Path) -> None:
     assert judged("gip-end", tmp_path).verdict == NOT_JUDGED
 
 
+def as_in_fmow(model: str | None = None) -> dict[str, Any]:
+    """What the preset says of a run."""
+    known = recipes.settings("fmow", "paper")
+    own = {"model": model or known["model"], "model_options": known["model_options"]}
+    return {**own, "optimizer_options": known["optimizer_options"], "batch_size": known["batch"]}
+
+
 def save_fmow(folder: Path, fish: float, erm: float, model: str | None = None) -> None:
     store = Store(folder / "wilds")
     for label, algorithm, value in (("Fish", "fish", fish), ("erm", "erm", erm)):
         for seed in range(3):
-            name = model or recipes.settings("fmow", "paper")["model"]
-            own = {"seed": seed, "model": name, "optimizer_options": {"lr": 1e-4}}
-            config = RunConfig("fmow", algorithm, 10, label=label, **own)
+            config = RunConfig("fmow", algorithm, 10, label=label, seed=seed, **as_in_fmow(model))
             scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
             store.save(record(config, scores))
 
@@ -562,9 +567,7 @@ def test_the_ranks_of_domainbed(tmp_path: Path) -> None:
 
 def save_ablation(folder: Path, table: str, values: Mapping[str, float]) -> None:
     for label, value in values.items():
-        name = recipes.settings("fmow", "paper")["model"]
-        own = {"model": name, "optimizer_options": {"lr": 1e-4}, "settings": {"meta_lr": value}}
-        config = RunConfig("fmow", "fish", 10, label=label, **own)
+        config = RunConfig("fmow", "fish", 10, settings={"meta_lr": value}, label=label, **as_in_fmow())
         scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
         Store(folder / table).save(record(config, scores))
 
