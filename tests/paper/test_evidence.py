@@ -468,6 +468,24 @@ def test_short_tracking_is_not_judged(tmp_path: Path) -> None:
     assert judged("gip-end", tmp_path).verdict == NOT_JUDGED
 
 
+def test_kept_records_give_the_table_of_the_results(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    shutil.unpack_archive(results / "records" / "2026-11-17.tar.gz", tmp_path, filter="data")
+    found = collect([tmp_path])
+    assert (len(found.runs), len(found.tracks), list(found.broken)) == (45, 2, [])
+    lines = (results / "2026-11-17-evidence-2.md").read_text(encoding="utf-8").splitlines()
+    table = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")
+    ]
+    ours = {row[0].removesuffix(" (ours)"): row[2:5] for row in table if len(row) == 6}
+    claimed = [claim for claim in CLAIMS.values() if claim.title in ours]
+    assert len(claimed) == 10
+    for claim in claimed:
+        result = rules.judge(claim, found)
+        verdict = f"{view.MARKS[result.verdict]} {result.verdict}"
+        assert ours[claim.title] == [result.ours, result.seeds, verdict]
+
+
 def as_in_fmow(model: str | None = None) -> dict[str, Any]:
     """What the preset says of a run."""
     known = recipes.settings("fmow", "paper")
