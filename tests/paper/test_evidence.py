@@ -468,13 +468,36 @@ def test_short_tracking_is_not_judged(tmp_path: Path) -> None:
     assert judged("gip-end", tmp_path).verdict == NOT_JUDGED
 
 
+def test_kept_records_give_the_table_of_the_results(tmp_path: Path) -> None:
+    results = Path(__file__).parents[2] / "benchmarks" / "results"
+    shutil.unpack_archive(results / "records" / "2026-11-17.tar.gz", tmp_path, filter="data")
+    found = collect([tmp_path])
+    assert (len(found.runs), len(found.tracks), list(found.broken)) == (45, 2, [])
+    lines = (results / "2026-11-17-evidence-2.md").read_text(encoding="utf-8").splitlines()
+    table = [
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line.startswith("|")
+    ]
+    ours = {row[0].removesuffix(" (ours)"): row[2:5] for row in table if len(row) == 6}
+    claimed = [claim for claim in CLAIMS.values() if claim.title in ours]
+    assert len(claimed) == 10
+    for claim in claimed:
+        result = rules.judge(claim, found)
+        verdict = f"{view.MARKS[result.verdict]} {result.verdict}"
+        assert ours[claim.title] == [result.ours, result.seeds, verdict]
+
+
+def as_in_fmow(model: str | None = None) -> dict[str, Any]:
+    """What the preset says of a run."""
+    known = recipes.settings("fmow", "paper")
+    own = {"model": model or known["model"], "model_options": known["model_options"]}
+    return {**own, "optimizer_options": known["optimizer_options"], "batch_size": known["batch"]}
+
+
 def save_fmow(folder: Path, fish: float, erm: float, model: str | None = None) -> None:
     store = Store(folder / "wilds")
     for label, algorithm, value in (("Fish", "fish", fish), ("erm", "erm", erm)):
         for seed in range(3):
-            name = model or recipes.settings("fmow", "paper")["model"]
-            own = {"seed": seed, "model": name, "optimizer_options": {"lr": 1e-4}}
-            config = RunConfig("fmow", algorithm, 10, label=label, **own)
+            config = RunConfig("fmow", algorithm, 10, label=label, seed=seed, **as_in_fmow(model))
             scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
             store.save(record(config, scores))
 
@@ -562,9 +585,7 @@ def test_the_ranks_of_domainbed(tmp_path: Path) -> None:
 
 def save_ablation(folder: Path, table: str, values: Mapping[str, float]) -> None:
     for label, value in values.items():
-        name = recipes.settings("fmow", "paper")["model"]
-        own = {"model": name, "optimizer_options": {"lr": 1e-4}, "settings": {"meta_lr": value}}
-        config = RunConfig("fmow", "fish", 10, label=label, **own)
+        config = RunConfig("fmow", "fish", 10, settings={"meta_lr": value}, label=label, **as_in_fmow())
         scores = {"test": score(0.5) | {"metrics": {"worst-group accuracy": value}}}
         Store(folder / table).save(record(config, scores))
 

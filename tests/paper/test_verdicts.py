@@ -160,8 +160,14 @@ RISING, FLAT = (0.1, 0.4, 0.01), (0.2, 0.2, -0.01)
 def tracked(dataset: str, seeds: int) -> list[RunConfig]:
     if dataset == "cdsprites":
         return tracking.plan(dataset, seeds)
-    model = recipes.settings(dataset, "paper")["model"]
-    return [RunConfig(dataset, "fish", 1000, seed=n, model=model) for n in range(seeds)]
+    return [RunConfig(dataset, "fish", 1000, seed=n, **usual(dataset)) for n in range(seeds)]
+
+
+def usual(dataset: str) -> dict[str, Any]:
+    """What the preset says of a run."""
+    known = recipes.settings(dataset, "paper")
+    own = {"optimizer_options": {"lr": known["optimizer_options"]["lr"]}, "batch_size": known["batch"]}
+    return {**own, "model": known["model"], "model_options": known["model_options"]}
 
 
 def tracks(fish: Sequence[Side], erm: Sequence[Side], *datasets: str) -> Records:
@@ -193,9 +199,7 @@ def of_wilds(fish: Side, erm: Side) -> Records:
 
 
 def recipe(dataset: str, folder: str, label: str, value: float, metric: str, number: int) -> Kept:
-    known = recipes.settings(dataset, "paper")
-    own = {"model": known["model"], "optimizer_options": {"lr": known["optimizer_options"]["lr"]}}
-    config = RunConfig(dataset, "fish", 10 + number, label=label, **own)
+    config = RunConfig(dataset, "fish", 10 + number, label=label, **usual(dataset))
     scale = 100 if tables.is_share(metric) else 1
     scores = {"metric": "accuracy", "average": 0.5, "domains": {}, "metrics": {metric: value / scale}}
     return run(config, folder, test=scores)
@@ -550,6 +554,14 @@ def test_a_table_of_fewer_epochs_is_not_judged(steps: int, every: int, usual: bo
         ({"optimizer_options": {"lr": 1e-4}}, ""),
         ({"precision": "bf16"}, "in bf16"),
         ({"precision": "fp32"}, ""),
+        ({"batch_size": 32}, "batches of 32"),
+        ({"batch_size": 16, "domains_per_step": 5}, "batches of 16"),
+        ({"batch_size": 64, "domains_per_step": 5}, ""),
+        ({"algorithm": "coral", "batch_size": 8, "domains_per_step": 8}, ""),
+        ({"algorithm": "coral", "batch_size": 8, "domains_per_step": 2}, "batches of 16"),
+        ({"model_options": {}}, "other options of the model"),
+        ({"data_options": {"size": 64}}, "size=64"),
+        ({"data_options": {"size": 224, "folder": "elsewhere", "group_by": "year"}}, ""),
     ],
     ids=str,
 )
@@ -561,6 +573,18 @@ def test_wilds_in_another_setting_is_not_judged(change: dict[str, Any], words: s
     found = judged("wilds", Records(runs))
     assert found.verdict == (NOT_JUDGED if words else AGREES)
     assert words in found.reason
+
+
+def test_a_tracking_on_wilds_in_another_setting_is_not_judged() -> None:
+    records = of_wilds(RISING, FLAT)
+    kept_runs = list(records.tracks)
+    for place, k in enumerate(kept_runs):
+        if k.content["config"]["dataset"] == "fmow":
+            config = {**k.content["config"], "batch_size": 4}
+            kept_runs[place] = k._replace(content={**k.content, "config": config})
+    found = judged("gip-wilds", replace(records, tracks=kept_runs))
+    assert found.verdict == NOT_JUDGED
+    assert "fmow" in found.reason
 
 
 def test_a_run_of_a_table_that_diverged_is_named() -> None:

@@ -20,6 +20,8 @@ PRESETS = ("paper", "authors-code")
 ALGORITHMS = ("fish", "smoothfish", "irm", "coral", "reweighted", "groupdro", "erm")
 """Those of the paper's table and SmoothFish, in its order."""
 ABLATIONS = ("warm-start", "rates", "meta-steps", "smoothfish")
+NEUTRAL = frozenset({"folder", "version", "fold", "group_by", "bad", "cache", "pad_to"})
+"""Options of datasets that say where files are and how they are read, or whose value a recipe's rows vary."""
 SHARES: dict[str, float | str] = {"10 % of the data": 0.1, "50 % of the data": 0.5, "converged": "plateau"}
 
 
@@ -114,6 +116,31 @@ def differences(names: Sequence[str], preset: str) -> list[str]:
         title = ", ".join(own) if "of" in entry else "all"
         lines += [f"{title}: {entry['what']} ({entry['why']})."] * bool(own)
     return lines
+
+
+def changed(config: RunConfig, *, any_rate: bool = False) -> list[str]:
+    """In which batches, learning rate, options of model and data, and precision a run is unlike every preset.
+
+    ``any_rate`` allows every learning rate.
+    """
+    every = [settings(config.dataset, preset) for preset in PRESETS]
+    inner_loop = "meta_lr" in settings_of(algorithm_class(config.algorithm))
+    batch = config.batch_size * (1 if inner_loop else config.domains_per_step or 1)
+    found = [] if batch in {r["batch"] for r in every} else [f"batches of {batch:,}"]
+    rate = None if any_rate else config.optimizer_options.get("lr")
+    if rate is not None and rate not in {r["optimizer_options"]["lr"] for r in every}:
+        found.append(f"a learning rate of {rate:g}")
+    options = config.model_options
+    if config.model in {r["model"] for r in every} and options not in [r["model_options"] for r in every]:
+        found.append("other options of the model")
+    own = inspect.signature(sets.registry.module(config.dataset).load).parameters
+    for name in sorted(config.data_options.keys() - NEUTRAL):
+        usual = [r.get("data_options", {}).get(name, own[name].default) for r in every if name in own]
+        if config.data_options[name] not in usual:
+            found.append(f"{name}={config.data_options[name]}")
+    if config.precision not in (None, "fp32"):
+        found.append(f"in {config.precision}")
+    return found
 
 
 def headline(dataset: str) -> str:

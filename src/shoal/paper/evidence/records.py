@@ -73,7 +73,8 @@ def _usual_track(content: Mapping[str, Any]) -> bool:
 
     config = RunConfig.from_dict(content)
     if config.dataset in recipes.datasets():
-        return config.model in {recipes.settings(config.dataset, p)["model"] for p in recipes.PRESETS}
+        models = {recipes.settings(config.dataset, p)["model"] for p in recipes.PRESETS}
+        return config.model in models and not recipes.changed(config)
     return config.identity in {c.identity for c in tracking.plan(config.dataset, config.seed + 1)}
 
 

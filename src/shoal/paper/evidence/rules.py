@@ -479,11 +479,8 @@ def _recipe_cells(table: str, dataset: str, records: Sequence[RunRecord]) -> lis
         others = sorted({str(r.config.model) for r in own if r.config.model not in models})
         others += [f"{n:,} examples per split" for n in {r.config.eval_limit for r in own} if n]
         others += sorted({text for r in own if (text := _shortened(r.config))})
-        others += sorted(
-            {f"in {r.config.precision}" for r in own if r.config.precision not in (None, "fp32")}
-        )
-        if table != "rates":
-            others += sorted({text for r in own if (text := _other_rate(r.config))})
+        rates = table == "rates"
+        others += sorted({text for r in own for text in recipes.changed(r.config, any_rate=rates)})
         trials = [(r.config.seed, r.config.data_options.get("fold")) for r in own]
         others += ["several settings in one folder"] * (len(set(trials)) < len(trials))
         scale = 100 if is_share(metric) else 1
@@ -500,14 +497,6 @@ def _shortened(config: RunConfig) -> str:
         return ""
     epochs = min(r["epochs"] for r in every)
     return f"fewer than {epochs} epochs" if round(config.steps / config.eval_every) < epochs else ""
-
-
-def _other_rate(config: RunConfig) -> str:
-    """A learning rate of neither recipe."""
-    rate = config.optimizer_options.get("lr")
-    every = [recipes.settings(config.dataset, preset) for preset in recipes.PRESETS]
-    known = {r["optimizer_options"]["lr"] for r in every} | {r["fish_lr"] for r in every if "fish_lr" in r}
-    return "" if rate is None or rate in known else f"a learning rate of {rate:g}"
 
 
 def _protocol_cells(dataset: str, records: Sequence[RunRecord], table: str) -> list[Cell]:
