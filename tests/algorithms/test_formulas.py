@@ -120,6 +120,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "pcgrad": ({}, plain(naive.PCGrad)),
     "eqrm": ({"quantile": 0.9, "start": 0}, plain(naive.EQRM, "quantile")),
     "sam": ({"rho": 0.3}, plain(naive.SAM, "rho")),
+    "sagm": ({"rho": 0.3, "alpha": 0.2}, plain(naive.SAGM, "rho", "alpha")),
     "erm-by-domain": ({}, plain(naive.MeanOfMeans)),
     "reweighted": ({}, plain(naive.Pooled)),
 }
