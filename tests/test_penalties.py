@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import cross_entropy, mse_loss
 
 import shoal
+from references.naive import quantile_of
 from shoal import penalties
 from shoal.algorithms import algorithm_class
 from shoal.data import DomainBatchSampler, Domains
@@ -98,6 +99,10 @@ def naive_irm(logits: Tensor, y: Tensor, domain: Tensor, slope: Any = slope_of_c
 def naive_vrex(losses: Tensor, domain: Tensor) -> Tensor:
     each = [mean(rows) for rows in of_domains(losses, domain).values()]
     return mean((loss - mean(each)) ** 2 for loss in each)
+
+
+def naive_quantile(losses: Tensor, domain: Tensor) -> Tensor:
+    return quantile_of([mean(rows) for rows in of_domains(losses, domain).values()], 0.9)
 
 
 class NaiveGroupDRO:
@@ -384,6 +389,11 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective], Callable[[], Obj
         lambda: of_losses(with_state(penalties.group_dro, weights=GroupWeights(DOMAINS, 0.5)), None),
         lambda: of_losses(NaiveGroupDRO(DOMAINS, 0.5), None),
     ),
+    "eqrm": (
+        {"quantile": 0.9, "start": 0},
+        lambda: of_losses(with_state(penalties.quantile_risk, quantile=0.9), None),
+        lambda: of_losses(naive_quantile, None),
+    ),
     "fishr": (
         {"weight": 100.0, "start": 0, "ema": 0.8},
         lambda: of_all(
@@ -507,6 +517,10 @@ PENALTIES: dict[str, tuple[Penalty, Penalty]] = {
     "group_dro": (
         lambda b: penalties.group_dro(b["losses"], b["domain"], GroupWeights(DOMAINS, 0.5)),
         lambda b: NaiveGroupDRO(DOMAINS, 0.5)(b["losses"], b["domain"]),
+    ),
+    "quantile_risk": (
+        lambda b: penalties.quantile_risk(b["losses"], b["domain"], 0.9),
+        lambda b: naive_quantile(b["losses"], b["domain"]),
     ),
     "fishr": (
         lambda b: penalties.fishr(b["logits"], b["features"], b["y"], b["domain"]),
@@ -700,6 +714,7 @@ USES = {
     "irm": ("logits", "y"),
     "vrex": ("losses",),
     "group_dro": ("losses",),
+    "quantile_risk": ("losses",),
     "fishr": ("features", "logits", "y"),
     "smoothed fishr": ("features", "logits", "y"),
     "discriminator": ("features",),
@@ -760,7 +775,7 @@ class TestBadInput:
 
     def test_one_domain_only(self, name: str) -> None:
         one = torch.full((12,), 2)
-        if name in ("irm", "group_dro", "discriminator", "discriminator with classes"):
+        if name in ("irm", "group_dro", "quantile_risk", "discriminator", "discriminator with classes"):
             assert PENALTIES[name][0](batch() | {"domain": one}).isfinite()
         else:
             self.refused(

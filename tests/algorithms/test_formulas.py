@@ -118,7 +118,9 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
     "sand-mask": ({"tau": 0.5, "k": 10.0}, plain(naive.Masked, "tau", "k")),
     "sand-mask with a soft edge": ({"tau": 0.1, "k": 1e-3}, plain(naive.Masked, "tau", "k")),
     "pcgrad": ({}, plain(naive.PCGrad)),
+    "eqrm": ({"quantile": 0.9, "start": 0}, plain(naive.EQRM, "quantile")),
     "sam": ({"rho": 0.3}, plain(naive.SAM, "rho")),
+    "sagm": ({"rho": 0.3, "alpha": 0.2}, plain(naive.SAGM, "rho", "alpha")),
     "erm-by-domain": ({}, plain(naive.MeanOfMeans)),
     "reweighted": ({}, plain(naive.Pooled)),
 }
@@ -236,7 +238,9 @@ class TestFormulas:
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("case", ["irm", "vrex", "mmd", "iga", "fishr", "groupdro", "dann", "cdann", "mixup"])
+@pytest.mark.parametrize(
+    "case", ["irm", "vrex", "mmd", "iga", "fishr", "groupdro", "dann", "cdann", "mixup", "eqrm"]
+)
 def test_steps_of_single_examples(case: str) -> None:
     pair = Pair(case, OPTIMIZERS["sgd"])
     for step in range(2):

@@ -15,8 +15,8 @@ from shoal.settings import Size, search_space
 SHARES = [0.0, 1e-9, 0.1, 0.249, 0.251, 1 / 3 - 1e-9, 1 / 3 + 1e-9, 0.499, 0.5, 0.7, 0.999, 1 - 2**-53]
 NOT_THERE = {"mldg": {"inner_lr"}}
 """Searched here and not in DomainBed, whose virtual step has the learning rate of the others."""
-OTHER_DEFAULTS = {("sand-mask", "tau"): 0.5}
-"""With DomainBed's 1.0 nothing is learned."""
+OTHER_DEFAULTS = {("sand-mask", "tau"): 0.5, ("eqrm", "quantile_lr"): None}
+"""With DomainBed's 1.0 nothing is learned; and a sweep's first trial takes EQRM's 1e-6 (see `TestPlan`)."""
 
 every_size = pytest.mark.parametrize("size", ["small", "large"])
 
@@ -98,6 +98,11 @@ class TestPlan:
         assert {c.settings["beta1"] for c in self.configs(name, protocol.LARGE, 20)[1:]} == {0.0, 0.5}
         (plain,) = self.configs(name, protocol.SMALL, 1, optimizer="sgd")
         assert plain.optimizer_options == {"lr": 1e-3}  # SGD has no betas
+
+    def test_eqrm_has_its_own_learning_rate_after_the_start(self) -> None:
+        first, *others = self.configs("eqrm", protocol.LARGE)
+        assert first.settings == {"quantile_lr": 1e-6}
+        assert all(1e-7 <= c.settings["quantile_lr"] <= 1e-5 for c in others)
 
     @pytest.mark.parametrize("name", ["erm", "sam"])
     def test_pooled_ones_get_a_batch_of_each_domain(self, name: str) -> None:

@@ -190,6 +190,54 @@ class SAM(Pooled):
         return there
 
 
+class SAGM(Pooled):
+    def __init__(self, model: nn.Module, loss: Loss, rho: float, alpha: float) -> None:
+        super().__init__(model, loss)
+        self.rho, self.alpha = rho, alpha
+
+    def gradient(self, batches: Batches) -> list[Tensor]:
+        here = super().gradient(batches)
+        length = sum(float((g**2).sum()) for g in here) ** 0.5
+        start = [p.detach().clone() for p in self.params]
+        for p, g in zip(self.params, here, strict=True):
+            p.data = p.data + self.rho * g / length - self.alpha * g
+        there = super().gradient(batches)
+        for p, s in zip(self.params, start, strict=True):
+            p.data = s
+        return [(a + b) / 2 for a, b in zip(here, there, strict=True)]
+
+
+def quantile_of(losses: Sequence[Tensor], quantile: float) -> Tensor:
+    """The root k of F(k) = α by bisection, and its slope −(∂F/∂L_i)/(∂F/∂k), by autograd of F."""
+
+    def distribution(at: Tensor, each: Sequence[Tensor]) -> Tensor:
+        count, middle = len(each), mean(each)
+        sigma = (sum((x - middle) ** 2 for x in each) / (count - 1)) ** 0.5
+        width = 1.06 * sigma * count ** (-1 / 5)
+        return mean([(1 + torch.erf((at - x) / width / 2**0.5)) / 2 for x in each])
+
+    values = [loss.detach().clone().requires_grad_() for loss in losses]
+    low, high = float(min(losses).detach()) - 100, float(max(losses).detach()) + 100
+    for _ in range(100):
+        middle = (low + high) / 2
+        below = bool(distribution(torch.tensor(middle, dtype=values[0].dtype), values) < quantile)
+        low, high = (middle, high) if below else (low, middle)
+    root = torch.tensor(low, dtype=values[0].dtype, requires_grad=True)
+    at, *slopes = torch.autograd.grad(distribution(root, values), [root, *values])
+    return root.detach() - sum(
+        slope / at * (loss - loss.detach()) for slope, loss in zip(slopes, losses, strict=True)
+    )
+
+
+class EQRM(Reference):
+    def __init__(self, model: nn.Module, loss: Loss, quantile: float) -> None:
+        super().__init__(model, loss)
+        self.quantile = quantile
+
+    def objective(self, batches: Batches) -> Tensor:
+        return quantile_of(self.each(batches), self.quantile)
+
+
 class IRM(Reference):
     def penalty(self, batches: Batches) -> Tensor:
         squares = []

@@ -47,7 +47,9 @@ S, B = 3, 8
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Settings with which a penalty counts from the first step on, and not for much more than the loss.
 ACTIVE: dict[str, dict[str, Any]] = {
+    "eqrm": {"start": 0, "quantile": 0.9},
     "fishr": {"start": 0, "weight": 1.0},
+    "gga": {"start": 1, "end": 3, "trials": 4, "radius": 0.1},
     "iga": {"weight": 0.1},
     "irm": {"start": 0, "weight": 3.0},
     "vrex": {"start": 0, "weight": 3.0},
@@ -58,6 +60,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "idgm by differences": ("idgm", {"method": "finite-difference"}),
     "idgm of products": ("idgm", {"normalize": False, "trust": None, "gamma": 0.1}),
     "iga by differences": ("iga", {"method": "finite-difference", "weight": 0.1}),
+    "eqrm, later": ("eqrm", {"start": 3, "quantile_lr": 0.02}),
     "irm, later": ("irm", {"start": 3, "ramp": 2, "weight": 3.0}),
     "mldg, exact": ("mldg", {"order": "exact"}),
     "mixup of features": ("mixup", {"where": "features"}),

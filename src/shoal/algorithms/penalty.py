@@ -57,8 +57,8 @@ class PenaltyWeight(nn.Module):
         super().__init__()
         self.weight = weight
         self.before = min(before, self.weight)
-        self.start = _steps(start, steps)
-        self.ramp = _steps(ramp, steps)
+        self.start = in_steps(start, steps)
+        self.ramp = in_steps(ramp, steps)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def next(self) -> Tensor:
@@ -69,7 +69,7 @@ class PenaltyWeight(nn.Module):
         return self.before + (self.weight - self.before) * share
 
 
-def _steps(count: float, steps: int | None) -> int:
+def in_steps(count: float, steps: int | None) -> int:
     """Down, as DomainBed's ``int`` does; 0.29 of 100 steps, 28.999999999999996, is 29."""
     return math.floor(count * (steps or USUAL_STEPS) + 1e-9) if isinstance(count, float) else count
 

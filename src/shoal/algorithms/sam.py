@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Loss
+from shoal.algorithms.base import Algorithm, Batches, Engine, Gradients, Log, Loss
 from shoal.data.batch import Task, pool
 from shoal.gradients import inner_product, moved
 from shoal.replay import leaves_no_trace, random_state
@@ -44,11 +44,18 @@ class SAM(Algorithm):
         self.rho = rho
 
     def gradient(self, batches: Batches, engine: Engine) -> Gradients:
+        _, there, log = self.here_and_there(batches, engine)
+        return there, log
+
+    def here_and_there(
+        self, batches: Batches, engine: Engine, descent: float = 0.0
+    ) -> tuple[list[Tensor], list[Tensor], Log]:
+        """The gradient g at θ and that at θ + (ρ/‖g‖ − ``descent``) g, with the same dropout masks."""
         whole = [pool(batches)]
         before = random_state(self.model)
         g, log = engine.gradients(self, whole)
         length = inner_product(g, g).sqrt()
-        by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length))
+        by = torch.where(length == 0, 0.0, self.rho / torch.where(length == 0, 1.0, length)) - descent
         with moved(engine.params, g, by), leaves_no_trace(self.model, since=before):
             there, _ = engine.gradients(self, whole)
-        return there, log
+        return g, there, log

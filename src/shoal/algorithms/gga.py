@@ -1,0 +1,110 @@
+"""GGA: early in training, a search nearby for parameters where the domains' gradients agree."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
+from shoal.algorithms.penalty import Steps, in_steps
+from shoal.data.batch import Task
+from shoal.errors import InputError
+from shoal.gradients import cosine_matrix, moved
+from shoal.replay import leaves_no_trace, random_state
+from shoal.settings import Range, log10
+
+
+class GGA(Algorithm):
+    """Minimises the mean loss; in an early window, each step begins with a random search around θ.
+
+    In steps ``start`` to ``end`` − 1, ``trials`` perturbations θ' = θ + u are tried on the step's batches,
+    with u uniform in [−ρ, ρ] for each parameter. Of those with
+
+        mean L_i(θ') < mean L_i(θ) + tolerance    and    min_{i≠j} cos(g_i, g_j) larger than at θ
+
+    the one with the largest minimum is kept; without any, θ stays. An ordinary step from there follows. A
+    step of the window costs 1 + ``trials`` of the others, and one pass of each domain on its own.
+
+    The authors' program perturbs all but the first and the last layers of ResNet-50, and from where the last
+    perturbation that was refused has led; and it compares losses with that of the last one accepted. Here
+    every trial is around θ, of all trained parameters.
+
+    Args:
+        start, end: the window; a float is a share of the training. The authors have steps 100 to 200 of
+            5,000.
+        trials: perturbations per step.
+        radius: ρ.
+        tolerance: how much more the mean loss may be.
+
+    Reference: Ballas & Diou, Gradient-Guided Annealing for Domain Generalization, CVPR 2025.
+    """
+
+    family = "gradient matching"
+    reference = "Ballas & Diou 2025"
+    compares_domains = True
+    repeats_passes = True
+    draws_numbers = True
+
+    count: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        task: Task,
+        *,
+        start: Steps = 0.02,
+        end: Steps = 0.04,
+        trials: Annotated[int, Range(1, 10**6)] = 250,
+        radius: Annotated[float, Range(0, search=log10(-6, -4))] = 1e-6,
+        tolerance: Annotated[float, Range(0)] = 0.1,
+    ) -> None:
+        super().__init__(model, loss, task)
+        self.start, self.end = in_steps(start, task.steps), in_steps(end, task.steps)
+        if self.end < self.start:
+            raise InputError(
+                f"end of GGA must not be before start: end={end} is step {self.end:,} and start={start} "
+                f"step {self.start:,}."
+            )
+        self.trials, self.radius, self.tolerance = trials, radius, tolerance
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def step(self, batches: Batches, engine: Engine) -> Log:
+        if len(batches) > 1 and self.start <= int(self.count) < self.end:
+            self.search(batches, engine)
+        self.count += 1
+        return super().step(batches, engine)
+
+    @torch.no_grad()
+    def search(self, batches: Batches, engine: Engine) -> None:
+        """Moves the parameters to the best of the perturbations, if any is better than none."""
+        device = engine.params[0].device
+        seeds = engine.agree(torch.randint(2**62, (self.trials,)).to(device)).tolist()
+        before = random_state(self.model)
+        found = [self.agreement(batches, engine, before)]
+        for seed in seeds:
+            with moved(engine.params, self.noise(engine, seed), by=1.0):
+                found.append(self.agreement(batches, engine, before))
+        loss, cosine = torch.stack(found).unbind(1)
+        better = (loss < loss[0] + self.tolerance) & (cosine > cosine[0])
+        best = torch.where(better, cosine, -2.0).argmax() * better.any()  # 0 is θ itself
+        if chosen := int(engine.agree(best)):
+            for p, u in zip(engine.params, self.noise(engine, seeds[chosen - 1]), strict=True):
+                p.add_(u)
+
+    def agreement(self, batches: Batches, engine: Engine, since: list[Tensor]) -> Tensor:
+        """The mean loss and the least cosine of two domains' gradients, with the dropout masks of ``since``."""
+        with torch.enable_grad(), leaves_no_trace(self.model, since=since):
+            gradients, log = self.domain_gradients(batches, engine)
+        (losses,) = engine.average([log["losses"]])
+        cosine = cosine_matrix(gradients).min()
+        return torch.stack([losses.mean().to(cosine.dtype), cosine])
+
+    def noise(self, engine: Engine, seed: int) -> list[Tensor]:
+        """A perturbation, which is the same for the same seed: none has to be kept."""
+        draw = torch.Generator(engine.params[0].device).manual_seed(seed)
+        return [
+            torch.empty_like(p).uniform_(-self.radius, self.radius, generator=draw) for p in engine.params
+        ]
