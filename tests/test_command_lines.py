@@ -60,6 +60,7 @@ TRIED = (
     "predict",
     "score",
     "list",
+    "soup",
     "show",
     "resume",
     "results",

@@ -31,7 +31,7 @@ LAYERS = (
     ("algorithms",),
     ("training",),
     ("experiments",),
-    ("trained", "export"),
+    ("trained", "export", "soups"),
     ("report",),
     ("scoring",),
     ("api",),

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoal.api.report import Report as Report
     from shoal.api.report import report as report
     from shoal.api.results import results as results
+    from shoal.api.soup import Soup as Soup
+    from shoal.api.soup import soup as soup
     from shoal.api.sweep import Sweep as Sweep
     from shoal.api.sweep import sweep as sweep
     from shoal.api.train import Run as Run
@@ -46,6 +48,7 @@ _HOMES = {
     "shoal.api.fit": ("Fit", "fit"),
     "shoal.api.report": ("Report", "report"),
     "shoal.api.results": ("results",),
+    "shoal.api.soup": ("Soup", "soup"),
     "shoal.api.sweep": ("Sweep", "sweep"),
     "shoal.api.train": ("Run", "train"),
     "shoal.errors": ("InputError",),

@@ -34,6 +34,7 @@ GROUPS = {
     },
     "Runs": {
         "sweep": ("shoal.cli.sweep", "Compare algorithms on datasets by DomainBed's protocol."),
+        "soup": ("shoal.cli.soup", "Average the weights of several runs into one model."),
         "show": ("shoal.cli.show", "Show the progress or the result of the run in a folder."),
         "resume": ("shoal.cli.resume", "Resume an interrupted run, bit-identical to an uninterrupted one."),
         "results": ("shoal.cli.results", "Query results: a table, groups or CSV of all runs in a folder."),

@@ -311,7 +311,7 @@ def row_of(record: RunRecord) -> Row:
         "skipped": record.skipped,
         "device": record.environment.get("device"),
         "error": record.error or None,
-        "left_out": _left_out(record),
+        "left_out": left_out(record),
     }
     if record.history:
         scores = record.history[-1]["scores"]
@@ -324,7 +324,7 @@ def row_of(record: RunRecord) -> Row:
     return {sys.intern(name): value for name, value in row.items() if value is not None}
 
 
-def _left_out(record: RunRecord) -> str | None:
+def left_out(record: RunRecord) -> str | None:
     """The domains that were asked for, else those of the test split if they are few."""
     config = record.config
     asked = config.data_options.get("test", config.protocol.get("leave_out"))

@@ -76,6 +76,15 @@ def validated(data: DomainData, share: float) -> DomainData:
     return data.split_as(splits | {k: v for k, v in data.splits.items() if k not in splits}, notes)
 
 
+def data_of(config: RunConfig, device: torch.device) -> DomainData:
+    """The data of a run, in its splits."""
+    options = json.dumps(dict(config.data_options), sort_keys=True)
+    data = _loaded(config.dataset, options, config.holdout, device, os.environ.get(VARIABLE))
+    if config.protocol:  # not kept: all left-out domains and trials share the examples
+        data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
+    return data
+
+
 def prepare(
     config: RunConfig,
     device: str | None = None,
@@ -92,11 +101,8 @@ def prepare(
     check_names("option of how a run is done:", how or {}, own)
     processes = Processes(device)
     where = processes.device
-    options_of_data = json.dumps(dict(config.data_options), sort_keys=True)
     with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
-        data = _loaded(config.dataset, options_of_data, config.holdout, where, os.environ.get(VARIABLE))
-    if config.protocol:  # not kept: all left-out domains and trials share the examples
-        data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
+        data = data_of(config, where)
     name, options_of_model = config.model or data.model, dict(config.model_options)
     if config.weights and models.names_weights(name):
         options_of_model.setdefault("pretrained", False)  # a file's, in place of those that the name says

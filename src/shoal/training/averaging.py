@@ -1,10 +1,10 @@
-"""The mean of a training's weights, for any algorithm: it only looks at the parameters after each step."""
+"""Means of weights: along a training, for any algorithm, and over several models."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shoal.errors import InputError
 from shoal.models.calling import call
+from shoal.tensors import widest
 
 
 @dataclass
@@ -334,6 +335,60 @@ def _whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     return value
+
+
+@torch.no_grad()
+def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean of several models' weights, θ = (θ_1 + … + θ_n) / n, as one state dict.
+
+    Sums are in float64; the result has the types and devices of the first. Whole numbers and booleans must be
+    equal, but for single ones, which count something and are the first's. ``states`` are taken one at a time.
+
+    Reference: Wortsman et al., Model soups, ICML 2022; Ramé et al., Diverse Weight Averaging for
+    Out-of-Distribution Generalization, NeurIPS 2022.
+
+    >>> import torch
+    >>> average_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
+    {'w': tensor([2.5000])}
+    """
+    first: dict[str, Tensor] | None = None
+    sums: dict[str, Tensor] = {}
+    count = 0
+    for count, state in enumerate(states, 1):
+        if first is None:
+            first = {name: value.detach() for name, value in state.items()}
+            kinds = {name: torch.promote_types(v.dtype, widest(v.device)) for name, v in first.items()}
+            sums = {name: v.to(kinds[name], copy=True) for name, v in first.items() if _averaged(v)}
+            continue
+        if why := difference(first, state):
+            raise InputError(f"states 1 and {count} cannot be averaged: {why}.")
+        for name, total in sums.items():
+            total += state[name].to(total)
+    if first is None:
+        raise InputError("states is empty; give at least one state dict.")
+    return {
+        name: (sums[name] / count).to(value.dtype) if name in sums else value.clone()
+        for name, value in first.items()
+    }
+
+
+def difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
+    """What keeps two state dicts from being averaged: the first tensor that differs; else nothing."""
+    for name in dict.fromkeys([*first, *other]):
+        if name not in first or name not in other:
+            return f"only one of them has {name!r}"
+        a, b = first[name], other[name]
+        if a.shape != b.shape:
+            return f"{name!r} has shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        if _averaged(a) != _averaged(b):
+            return f"{name!r} has types {a.dtype} and {b.dtype}"
+        if not _averaged(a) and a.numel() > 1 and not torch.equal(a, b.to(a)):
+            return f"{name!r} holds whole numbers that differ"
+    return ""
+
+
+def _averaged(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 @contextmanager

@@ -93,14 +93,14 @@ class Selection:
         try:
             with applied(self.setup.engine.params, weights):
                 if has_batchnorm(model):
-                    self._refresh()
+                    self.refresh()
                 yield
         finally:
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         """BatchNorm's statistics from training data under the present weights."""
         setup = self.setup
         if self._refreshing is None:

@@ -1,0 +1,219 @@
+"""``shoal.soup``: the mean of the weights of several runs, as one model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from shoal.api.source import datasets_in, make_folder
+from shoal.errors import InputError
+from shoal.settings import Range, checked
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import nn
+
+    from shoal.data.batch import DomainData
+    from shoal.experiments.record import RunRecord
+    from shoal.report.tables import Table
+    from shoal.soups import Measured
+    from shoal.trained import Trained
+
+
+@dataclass(frozen=True)
+class Soup:
+    """The mean of several runs' weights, in a folder like any run's."""
+
+    folder: Path
+    record: RunRecord
+    """As any run has it, with one measurement."""
+    runs: tuple[Path, ...]
+    """All that were given."""
+    used: tuple[Path, ...]
+    """Those whose weights were averaged, in the order in which they were added."""
+    rows: tuple[Measured, ...]
+    """Scores of every run, of the uniform soup and, where it was asked for, of the greedy one."""
+
+    @property
+    def greedy(self) -> bool:
+        return bool(self.record.config.settings["greedy"])
+
+    def table(self) -> Table:
+        """A row for every run and soup: validation, test, and the worst test domain."""
+        from shoal.experiments.record import judged
+        from shoal.report.runs import number
+        from shoal.report.tables import Table
+
+        splits = [s for s in ("validation", "test") if any(s in row.scores for row in self.rows)]
+        scores = {s: [row.scores[s].to_dict() for row in self.rows] for s in splits}
+        heads = [f"{split} {judged(each[0])[0]}" for split, each in scores.items()]
+        worst = [f"worst {scores['test'][0]['metric']}", "worst domain"] if "test" in scores else []
+        table = Table(["weights", *["used"] * self.greedy, *heads, *worst])
+        for n, row in enumerate(self.rows):
+            cells = [{True: "yes", False: "no", None: ""}[row.used]] * self.greedy
+            cells += [number(judged(each[n])[1]) for each in scores.values()]
+            name, value = row.worst or ("–", None)
+            table.add(row.name, *cells, *([number(value), name] if worst else []))
+        return table
+
+    def load(self, model: nn.Module | None = None, device: str = "cpu") -> Trained:
+        """The model, ready to predict; ``model`` as in :func:`shoal.load`."""
+        from shoal.trained import load
+
+        return load(self.folder, model, device=device)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``--json`` prints it."""
+        return {
+            "folder": str(self.folder),
+            "greedy": self.greedy,
+            "runs": [str(folder) for folder in self.runs],
+            "used": [str(folder) for folder in self.used],
+            "rows": [row.to_dict() for row in self.rows],
+            "record": self.record.to_dict(),
+        }
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each model, split and domain."""
+        import pandas
+
+        rows = [
+            (row.name, split, domain, scores.metric, value)
+            for row in self.rows
+            for split, scores in row.scores.items()
+            for domain, value in zip(scores.names, scores.values, strict=True)
+        ]
+        return pandas.DataFrame(rows, columns=["weights", "split", "domain", "metric", "score"])
+
+    def __str__(self) -> str:
+        done = f"{self.record.config.name}: {self.record.rule}. Saved in {self.folder}."
+        if self.rows:
+            return "\n".join([self.table().text(), "", done, *self._better()])
+        why = "runs of shoal.fit keep no data. In Python, give them to shoal.soup as 'data'"
+        return f"{done}\nIt was not evaluated: {why}."
+
+    def _better(self) -> list[str]:
+        """What to know where the soup is not worth it."""
+        *_, soup = (row.scores.get("validation") for row in self.rows)
+        runs = [(row.name, row.scores["validation"]) for row in self.rows if row.used is not None and soup]
+        better = [name for name, scores in runs if soup and scores.better_than(soup)]
+        return [f"Better on validation than the soup: {', '.join(better)}."] if better else []
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return self.table().html() if self.rows else f"<p>{html.escape(str(self))}</p>"
+
+
+@checked
+def soup(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    greedy: bool = False,
+    out: str | Path | None = None,
+    data: DomainData | Mapping[str, Mapping[str, Any]] | None = None,
+    model: nn.Module | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    workers: Annotated[int, Range(0, 1000)] = 0,
+    predictions: bool = False,
+    progress: bool = True,
+) -> Soup:
+    """Averages the selected weights of finished runs into one model. ::
+
+        shoal.train("erm", "PACS", model="resnet50.tv_in1k", seeds=5, out="erm")
+        soup = shoal.soup("erm", greedy=True, out="erm-soup")
+        print(soup)
+        model = soup.load()
+
+    What `shoal soup` does. The runs must be of the same model on the same data with the same held-out
+    domains, and should have started from the same pretrained weights. The statistics of BatchNorm are
+    recomputed on training data, unless they were frozen. The result is the folder of a run, which all
+    functions and commands take that take a run's.
+
+    References: Wortsman et al., Model soups, ICML 2022 (greedy: recipe 1); Ramé et al., Diverse Weight
+    Averaging for Out-of-Distribution Generalization, NeurIPS 2022.
+
+    Args:
+        runs: folders of finished runs, or of several seeds, as `shoal train` or :func:`shoal.fit` made them.
+        greedy: add runs in the order of their validation scores, each only if the soup's validation score
+            does not get worse (default: average all runs).
+        out: the folder to write (default: one in runs/, named by the runs).
+        data: for runs of :func:`shoal.fit`, which keep no data: what they were given, as one
+            :class:`~shoal.data.DomainData` or as ``{"train": …, "validation": …, "test": …}``. Without it
+            their uniform soup is not evaluated, and a greedy one cannot be made.
+        model: for runs of a network of your own: one built as it was. It gets the soup's weights.
+        data_dir: where datasets are (default: $SHOAL_DATA).
+        device: to evaluate on: cpu, cuda, cuda:1 … (default: cuda where there is one).
+        workers: processes that read examples.
+        predictions: write the predictions in the format of WILDS' leaderboard.
+        progress: show progress on stderr.
+    """
+    from shoal import soups
+    from shoal.api.fit import as_domain_data
+    from shoal.errors import check_names
+    from shoal.experiments.record import PYTHON
+    from shoal.training.processes import together
+    from shoal.training.progress import Progress
+
+    if together():
+        raise InputError("a soup is made by one process; start it without torchrun.")
+    began = time.monotonic()
+    paths = [runs] if isinstance(runs, str | Path) else list(runs)
+    found = soups.read_ingredients([Path(path).expanduser() for path in paths])
+    first = found[0].config
+    if isinstance(data, Mapping):
+        check_names("split of data:", data, ("train", "validation", "test"))
+        data = as_domain_data(data.get("train", {}), data.get("validation"), data.get("test"))
+    unseen = first.dataset == PYTHON and data is None
+    if unseen and (greedy or predictions):
+        what = "a greedy soup" if greedy else "predictions="
+        raise InputError(
+            f"{what} needs the runs' data, and runs of shoal.fit keep none. In Python, give them to "
+            "shoal.soup as 'data'."
+        )
+    if greedy and len(metrics := {run.config.metric for run in found}) > 1:
+        names = ", ".join(sorted(str(each or "the dataset's own") for each in metrics))
+        raise InputError(f"a greedy soup needs runs that were selected by one metric; these were by {names}.")
+    name = f"soup-{first.dataset}-{soups.digest_of(found)}" + "-greedy" * greedy
+    folder = Path(out).expanduser() if out is not None else Path("runs") / name
+    if os.path.lexists(folder):
+        raise InputError(f"out={str(folder)!r} exists; choose another folder.")
+    soups.warn_of_start(found)
+    with _parent(folder, first.data_options.get("folder")):
+        training = None
+        if unseen:
+            mixed = soups.mix_unseen(found)
+        else:
+            shown = Progress("soup", len(found) * (2 if greedy else 1) + 1, progress)
+            with datasets_in(data_dir):
+                with shown.phase("reading data"):
+                    training = soups.make_training(found, data, model, device, workers)
+                mixed = soups.mix(found, training, greedy, shown)
+        record = soups.make_record(found, mixed, greedy, training, began)
+        with soups.new_folder(folder) as place:
+            if predictions and training is not None:
+                soups.predict(training, record.config, place)
+            record = soups.write(place, found, mixed, record, training)
+    used = tuple(found[n].folder for n in mixed.used)
+    return Soup(folder, record, tuple(run.folder for run in found), used, tuple(mixed.rows))
+
+
+@contextlib.contextmanager
+def _parent(folder: Path, data: str | None) -> Iterator[None]:
+    """Makes the folder that ``folder`` will be in, before the work; it goes again where the work fails."""
+    parent = folder.parent
+    made = not parent.exists()
+    make_folder(parent, data, run=True)
+    try:
+        yield
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        raise
