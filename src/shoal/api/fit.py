@@ -221,7 +221,7 @@ def fit(
     classes: int | None = None,
     draw: Draw | None = None,
     seed: int = 0,
-    warm_start: int | float | Literal["plateau"] | None = None,
+    warm_start: int | float | str | None = None,
     warm_select: Literal["best", "last"] | None = None,
     patience: int | None = None,
     eval_every: int | None = None,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shoal.api.source import OF_TABLE, Source, datasets_in, find_source, make_folder
 from shoal.errors import InputError, TableWarning
-from shoal.settings import Count, Few, Range, Rate, Seed, checked
+from shoal.settings import Count, Few, Head, Range, Rate, Seed, checked
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +29,7 @@ WarmStart = (
     Annotated[int, Range(1, 10**9, what="a number of steps")]
     | Annotated[float, Range(above=0, most=1, what="a share of the data")]
     | Literal["plateau"]
+    | Head
 )
 Positive = Annotated[float, Range(above=0)]
 
@@ -230,7 +231,8 @@ def train(
             timm's or torchvision's names.
         freeze_backbone: train only the head, on features that are computed once (images are not augmented).
         draw: how batches are drawn (default: the algorithm's own).
-        warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau.
+        warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau; or only the head,
+            with the rest frozen: head (for steps / 10) or head:500.
         warm_select: train on from the warm start's best weights on validation, or its last (default: the best
             of a plateau, else the last).
         seed: of the initial weights and the batches.

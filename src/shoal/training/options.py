@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
-from shoal.settings import Kind, Range, Seed, coerce, kinds_of
+from shoal.settings import Head, Kind, Range, Seed, coerce, kinds_of
 from shoal.training.averaging import SMA, SWAD, Average
 from shoal.training.callbacks import Callback
 from shoal.training.engine import HALF, Precision
@@ -34,6 +34,7 @@ WarmStart = (
     Annotated[int, Range(1, what="a number of steps")]
     | Annotated[float, Range(above=0, most=1, what="a share of the data")]
     | Literal["plateau"]
+    | Head
 )
 
 
@@ -66,7 +67,10 @@ class Options:
     """Fixes the order of the data and all random numbers of the training; the initial weights are yours."""
     warm_start: WarmStart | None = None
     """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
-    or until validation stops improving (``"plateau"``)."""
+    or until validation stops improving (``"plateau"``). ``"head"`` and ``"head:500"`` train only the model's
+    head (:func:`~shoal.models.head.find_head`), for a tenth of ``steps`` or 500, while the rest is frozen and
+    in evaluation mode: a linear probe before fine-tuning (Kumar et al., Fine-Tuning can Distort Pretrained
+    Features, 2022)."""
     warm_select: Literal["best", "last"] | None = None
     """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps,
     or from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
@@ -206,6 +210,11 @@ class Options:
         return None
 
     @property
+    def probes(self) -> bool:
+        """Whether the warm start trains only the head."""
+        return isinstance(self.warm_start, str) and self.warm_start.startswith("head")
+
+    @property
     def swad(self) -> bool:
         """Whether weights are averaged by the validation loss."""
         return self.average in ("swad", "swad-paper")
@@ -218,6 +227,9 @@ class Options:
     def warm_steps(self, examples: int) -> tuple[int, int]:
         """How many ERM steps to start with, and how many make one pass over the training examples."""
         one_pass = max(1, math.ceil(examples / self.batch_size))
+        if self.probes:
+            assert isinstance(self.warm_start, str)
+            return int(self.warm_start[5:] or max(1, self.steps // 10)), one_pass
         if self.warm_start == "plateau":
             return 100 * one_pass, one_pass
         if isinstance(self.warm_start, float):

@@ -32,6 +32,7 @@ from shoal.training.examine import (
 )
 from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
+from shoal.training.probing import only_trained, probed_head
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
@@ -51,7 +52,10 @@ NOT_WARM = (
 
 
 class Setup:
-    """The parts of a training. Everything is checked when it is made; nothing is trained."""
+    """The parts of a training. Everything is checked when it is made; nothing is trained.
+
+    ``only`` is the part of the model that is trained, if not all of it.
+    """
 
     def __init__(
         self,
@@ -62,9 +66,10 @@ class Setup:
         label: str | None = None,
         phase: str = "train",
         processes: Processes | None = None,
+        only: nn.Module | None = None,
     ) -> None:
         cls = algorithm_class(algorithm)
-        self.options, self.data, self.phase = options, data, phase
+        self.options, self.data, self.phase, self.only = options, data, phase, only
         self.processes = processes or Processes(options.device)
         self.device = self.processes.device
         self.model = model.to(self.device)
@@ -101,6 +106,10 @@ class Setup:
             made = build(algorithm, self.model, self.loss, self.task, **settings)
             self.algorithm = made.to(self.device)
             self.algorithm.check_input(found.x)
+            self.head: nn.Module | None = None
+            """What a linear probe trains, where there is to be one."""
+            if options.probes:
+                self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -119,7 +128,8 @@ class Setup:
         self.algorithm.check_step(self.sampler.domains_per_step)
         if options.loss is not None or found.weighted:
             check_loss(self.loss, found, self.algorithm, self._divided())
-        self.engine = self._make_engine()
+        with only_trained(self.model, only):
+            self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
         self.average = options.make_average()
