@@ -116,6 +116,7 @@ class TestConfig:
             "average": "sma",
             "average_start": 2,
             "average_ratio": 1.2,
+            "average_decay": 0.9,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

@@ -39,7 +39,7 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select")  # fmt: skip
+        "warm_select", "average_decay")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -174,9 +174,10 @@ def train(
     clip: Positive | None = None,
     accumulate: Count = 1,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
-    average: Literal["sma", "swad", "swad-paper"] | None = None,
+    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None,
     average_start: Count | None = None,
     average_ratio: Positive | None = None,
+    average_decay: Annotated[float, Range(above=0, below=1)] | None = None,
     select: Literal["best", "last"] | None = None,
     metric: str | None = None,
     patience: Count | None = None,
@@ -253,11 +254,13 @@ def train(
         clip: the largest norm of a gradient.
         accumulate: split each batch into this many parts, to save memory.
         precision: of the forward pass (default: fp32).
-        average: average the weights: sma; swad by the validation loss, as its authors' program does, or
-            swad-paper, as their paper says, with frequent evaluations.
+        average: average the weights: sma; ema, exponentially; swad by the validation loss, as its authors'
+            program does, or swad-paper, as their paper says, with frequent evaluations.
         average_start: the step at which sma begins (default: steps / 10).
         average_ratio: swad ends after 6 evaluations with a loss above this many times that at its start
             (default: 1.3).
+        average_decay: the share of the mean before in each mean of ema (default: 0.999, less in the first
+            steps).
         select: keep the weights that are best on validation, or the last.
         metric: what selects: "worst-group accuracy", AUC … (default: the dataset's metric).
         patience: stop after this many evaluations without an improvement.

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,8 @@ class Average(ABC):
 
     done: bool = False
     """Nothing will be added any more, so that training may end."""
+    running: ClassVar[bool] = True
+    """Whether the mean so far is what is evaluated and selected along the way."""
     _loaded: bool = False
     _mean: _Mean | None = None
     _settings: dict[str, Any]
@@ -155,6 +157,32 @@ class SMA(Average):
             self._mean = _added(self._mean, step, params)
 
 
+class EMA(Average):
+    """Exponential moving average of the weights: m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t.
+
+    d_t = min(``decay``, (1 + t) / (10 + t)), so that the first steps, which are far from the last, are soon
+    forgotten; t is the number of the step (Polyak & Juditsky, Acceleration of Stochastic Approximation by
+    Averaging, 1992; the warm-up is that of TensorFlow's ``ExponentialMovingAverage``).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise InputError(f"decay must be between 0 and 1, got {decay}.")
+        self.decay = float(decay)
+        self._settings = {"decay": self.decay}
+
+    @torch.no_grad()
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        self._settle(params)
+        if self._mean is None:
+            self._mean = _added(None, step, params)
+            return
+        mean, rate = self._mean, 1 - min(self.decay, (1 + step) / (10 + step))
+        if mean.tensors:
+            torch._foreach_lerp_(mean.tensors, [p.detach().to(_precision(p)) for p in params], rate)
+        mean.last, mean.count = step, mean.count + 1
+
+
 class SWAD(Average):
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021).
@@ -182,6 +210,8 @@ class SWAD(Average):
     program NaN counts as the lowest loss, and averaging that starts there never ends.) At most
     max(N_s, N_e) + 2 copies of the trained weights are kept, one less by the paper's rule.
     """
+
+    running = False
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
 from shoal.settings import Head, Kind, Range, Seed, coerce, kinds_of
-from shoal.training.averaging import SMA, SWAD, Average
+from shoal.training.averaging import EMA, SMA, SWAD, Average
 from shoal.training.callbacks import Callback
 from shoal.training.engine import HALF, Precision
 from shoal.training.metrics import Own, metric
@@ -104,8 +104,9 @@ class Options:
     """Take each domain's batch in so many pieces, one after the other: less memory, the same gradient."""
     schedule: ScheduleMaker | None = None
     """Makes a learning-rate scheduler from the optimizer; it steps once a step."""
-    average: Literal["sma", "swad", "swad-paper"] | None = None
-    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"swad"`` finds start and end by
+    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None
+    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, by
+    ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` finds start and end by
     the validation loss as its authors' program does, ``"swad-paper"`` as their paper says. See
     :class:`~shoal.training.averaging.SWAD`."""
     average_start: Count | None = None
@@ -113,6 +114,8 @@ class Options:
     average_ratio: Positive | None = None
     """Of SWAD: averaging ends after 6 evaluations whose loss is above so many times that at its start. By
     default 1.3; its authors took 1.2 for VLCS."""
+    average_decay: Annotated[float, Range(above=0, below=1)] | None = None
+    """Of ``"ema"``: the share of the mean before in each mean, by default 0.999; less in the first steps."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False
@@ -163,6 +166,8 @@ class Options:
             raise InputError(f"average_start={self.average_start} is for average='sma'.")
         if self.average_ratio is not None and not self.swad:
             raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
+        if self.average_decay is not None and self.average != "ema":
+            raise InputError(f"average_decay={self.average_decay:g} is for average='ema'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.warm_select is not None and self.warm_start is None:
@@ -205,6 +210,8 @@ class Options:
             return SWAD(
                 ratio=self.average_ratio or 1.3, rule="paper" if self.average == "swad-paper" else "released"
             )
+        if self.average == "ema":
+            return EMA(self.average_decay or 0.999)
         if self.average == "sma":
             return SMA(self.average_start or max(1, self.steps // 10))
         return None

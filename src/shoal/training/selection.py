@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
-from shoal.training.averaging import SMA, SWAD, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.averaging import SWAD, applied, has_batchnorm, refresh_batchnorm
 from shoal.training.callbacks import State
 from shoal.training.evaluate import snapshot
 from shoal.training.history import Point
@@ -85,7 +85,7 @@ class Selection:
     def _averaged(self, always: bool = False) -> Iterator[None]:
         """Within the block the model holds the running mean of its weights, if it is evaluated by that."""
         average, model = self.setup.average, self.setup.model
-        weights = average.weights() if average and (always or isinstance(average, SMA)) else None
+        weights = average.weights() if average and (always or average.running) else None
         if weights is None:
             yield
             return
@@ -125,13 +125,12 @@ class Selection:
         average, model = self.setup.average, self.setup.model
         if average is None or average.span is None:
             return
-        sma = isinstance(average, SMA)
-        if sma and self.best is not None:
+        if average.running and self.best is not None:
             return
         model.train()
         with self._averaged(always=True):
             point = self.history[-1]
-            if not sma:
+            if not average.running:
                 with self.watched("evaluating"):
                     point = replace(point, scores=self.setup.evaluator(model))
             self.final = (point, snapshot(model))
@@ -169,8 +168,9 @@ class Selection:
             of = f", {name} of steps {span[0]} to {span[1]}" if span else ""
             return self.final[0], "last step" + of + unfound
         if self.best is not None:
-            by, sma = f" by {selects.name}" if selects else "", isinstance(average, SMA)
-            return self.best[0], f"best on validation{by}" + (", sma" if sma and span else unfound)
+            by = f" by {selects.name}" if selects else ""
+            averaged = f", {name}" if average and average.running and span else unfound
+            return self.best[0], f"best on validation{by}{averaged}"
         return self.history[-1], "last step" + unfound
 
     def restore(self) -> Point:

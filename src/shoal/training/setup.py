@@ -46,6 +46,7 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
+    *("average_decay",),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
