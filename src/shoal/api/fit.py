@@ -239,6 +239,7 @@ def fit(
     average_start: int | None = None,
     average_ratio: float | None = None,
     average_decay: float | None = None,
+    wise_ft: float | Literal["validation"] | None = None,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
     compile: bool = False,
@@ -357,7 +358,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay"]
+    same += ["average_decay", "wise_ft"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -364,6 +364,37 @@ def _whole(name: str, value: int, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InputError(f"{name} must be a whole number of at least {least}, got {value!r}.")
     return value
+
+
+@torch.no_grad()
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """(1 − α) ``start`` + α ``end``, of two state dicts of the same model.
+
+    Floating tensors keep their type, and half-precision ones are interpolated in float32; integer buffers are
+    those of ``end``. The statistics of BatchNorm need :func:`refresh_batchnorm` afterwards. ::
+
+        start = copy.deepcopy(model.state_dict())
+        ...  # fine-tune the model
+        model.load_state_dict(interpolate(start, model.state_dict(), 0.5))
+
+    Reference: Wortsman et al., Robust fine-tuning of zero-shot models (WiSE-FT), 2022.
+    """
+    if isinstance(alpha, bool) or not 0 <= alpha <= 1:
+        raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
+    if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
+        raise InputError(
+            "start and end are of different models: names or shapes differ; give two state dicts of the same."
+        )
+    return {name: _between(start[name], to, alpha) for name, to in end.items()}
+
+
+def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
+    if not (end.is_floating_point() or end.is_complex()):
+        return end.clone()
+    start, kind = start.to(end.device, _precision(end)), end.dtype
+    end = end.to(_precision(end))
+    # Where both are equal also infinities stay, such as those of a mask.
+    return torch.where(start == end, end, torch.lerp(start, end, alpha)).to(kind)
 
 
 @contextmanager

@@ -144,6 +144,8 @@ class Training(Setup):
             self.callbacks.ours = [*self._ours, *session.journal.callbacks]
             state.folder = session.journal.folder.path
         self.monitor.begin()
+        if not state.step:
+            self.selection.begin()
         try:
             self.callbacks("on_start", state)
             if not self.selection.finished:

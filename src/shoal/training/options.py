@@ -116,6 +116,11 @@ class Options:
     default 1.3; its authors took 1.2 for VLCS."""
     average_decay: Annotated[float, Range(above=0, below=1)] | None = None
     """Of ``"ema"``: the share of the mean before in each mean, by default 0.999; less in the first steps."""
+    wise_ft: Literal["validation"] | Annotated[float, Range(0, 1)] | None = None
+    """The final weights are (1 − α) of those at the start, after a warm start, and α of the selected ones:
+    α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
+    (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
+    ``warm_start="head"`` first."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False

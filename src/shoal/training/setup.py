@@ -46,7 +46,7 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
-    *("average_decay",),
+    *("average_decay", "wise_ft"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -82,11 +82,11 @@ class Setup:
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
-        watches = watches or options.warm_select == "best"
+        watches = watches or options.warm_select == "best" or options.wise_ft == "validation"
         if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
                 "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
-                "warm_select='best' and patience need "
+                "warm_select='best', wise_ft='validation' and patience need "
                 "validation data; give some."
             )
         shown = options.progress is True and self.processes.main
@@ -144,6 +144,8 @@ class Setup:
         self.few_evaluations = self._few_evaluations()
         if self.few_evaluations and self.processes.main:
             warnings.warn(self.few_evaluations, stacklevel=3)
+        if options.wise_ft is not None and options.warm_start is None and phase == "train":
+            self._warn_of_new_head()
         self.unroll = self._unroll()
         self.tracking = self._make_tracking() if options.track_every is not None else None
 
@@ -215,6 +217,14 @@ class Setup:
             f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
             f"Set eval_every={max(1, steps // 50)}."
         )
+
+    def _warn_of_new_head(self) -> None:
+        if self.processes.main:
+            warnings.warn(
+                "wise_ft interpolates with the weights at the start. If the head is randomly initialised, "
+                "train it first with warm_start='head'.",
+                stacklevel=4,
+            )
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
         return Evaluator(
