@@ -87,10 +87,19 @@ class Range(NamedTuple):
         return " and".join(f"{words} {_number(end)}" for words, end in ends if end is not None)
 
 
+class Text(NamedTuple):
+    """The text that a setting may be: all that ``pattern`` matches, and that in ``words``."""
+
+    pattern: str
+    words: str
+
+
 Count = Annotated[int, Range(1, 10**9)]
 Few = Annotated[int, Range(1, 1000)]
 """Of what exists all at the same time, such as processes."""
 Seed = Annotated[int, Range(0, LARGEST_INT)]
+Head = Annotated[str, Text(r"head(:[1-9][0-9]{0,8})?", "'head' or 'head:STEPS'")]
+"""A warm start that trains the head alone, for so many steps."""
 Pixels = Annotated[int, Range(8, 10**4)]
 """The side of an image."""
 Rate = Annotated[float, Range(above=0, most=1e6)]
@@ -104,6 +113,7 @@ class Kind(NamedTuple):
     range: Range = Range()
     choices: tuple[Any, ...] = ()
     items: tuple[Kind, ...] = ()
+    text: Text | None = None
 
     def take(self, value: Any) -> Any:
         """``value`` as a plain one of this kind; raises TypeError or ValueError where it is none."""
@@ -118,6 +128,10 @@ class Kind(NamedTuple):
             raise TypeError
         if wanted in (int, float):
             return self._number(value)
+        if self.text is not None:
+            if not (isinstance(value, str) and re.fullmatch(self.text.pattern, value)):
+                raise ValueError
+            return value
         if wanted is list:
             if not isinstance(value, (list, tuple)):
                 raise TypeError
@@ -147,6 +161,8 @@ class Kind(NamedTuple):
             return " or ".join(map(repr, self.choices))
         if self.type is type(None):
             return "None (null on the command line)"
+        if self.text is not None:
+            return self.text.words
         if self.type is list:
             return f"a list of {' or '.join(item.words() for item in self.items) or 'values'}"
         if self.type in (int, float):
@@ -266,6 +282,8 @@ def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # no
     """What an annotation allows; nothing: anything."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
+        if text := next((a for a in args[1:] if isinstance(a, Text)), None):
+            return (Kind(str, text=text),)
         return kinds_of(args[0], next((a for a in args[1:] if isinstance(a, Range)), range))
     if origin in (Union, types.UnionType):
         parts = [kinds_of(arg, range) for arg in args]

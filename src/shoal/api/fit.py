@@ -222,7 +222,7 @@ def fit(
     classes: int | None = None,
     draw: Draw | None = None,
     seed: int = 0,
-    warm_start: int | float | Literal["plateau"] | None = None,
+    warm_start: int | float | str | None = None,
     warm_select: Literal["best", "last"] | None = None,
     patience: int | None = None,
     eval_every: int | None = None,
@@ -236,9 +236,11 @@ def fit(
     clip: float | None = None,
     accumulate: int = 1,
     schedule: ScheduleMaker | None = None,
-    average: Literal["sma", "swad", "swad-paper"] | None = None,
+    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None,
     average_start: int | None = None,
     average_ratio: float | None = None,
+    average_decay: float | None = None,
+    wise_ft: float | Literal["validation"] | None = None,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
     compile: bool = False,
@@ -364,6 +366,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
+    same += ["average_decay", "wise_ft"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

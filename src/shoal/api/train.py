@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shoal.api.source import OF_TABLE, Source, datasets_in, find_source, make_folder
 from shoal.errors import InputError, TableWarning
-from shoal.settings import Count, Few, Range, Rate, Seed, checked
+from shoal.settings import Count, Few, Head, Range, Rate, Seed, checked
 
 if TYPE_CHECKING:
     import pandas
@@ -29,6 +29,7 @@ WarmStart = (
     Annotated[int, Range(1, 10**9, what="a number of steps")]
     | Annotated[float, Range(above=0, most=1, what="a share of the data")]
     | Literal["plateau"]
+    | Head
 )
 Positive = Annotated[float, Range(above=0)]
 
@@ -38,7 +39,7 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select")  # fmt: skip
+        "warm_select", "average_decay", "wise_ft")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -173,9 +174,11 @@ def train(
     clip: Positive | None = None,
     accumulate: Count = 1,
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
-    average: Literal["sma", "swad", "swad-paper"] | None = None,
+    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None,
     average_start: Count | None = None,
     average_ratio: Positive | None = None,
+    average_decay: Annotated[float, Range(above=0, below=1)] | None = None,
+    wise_ft: Annotated[float, Range(0, 1)] | Literal["validation"] | None = None,
     select: Literal["best", "last"] | None = None,
     metric: str | None = None,
     patience: Count | None = None,
@@ -231,7 +234,8 @@ def train(
             timm's or torchvision's names.
         freeze_backbone: train only the head, on features that are computed once (images are not augmented).
         draw: how batches are drawn (default: the algorithm's own).
-        warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau.
+        warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau; or only the head,
+            with the rest frozen: head (for steps / 10) or head:500.
         warm_select: train on from the warm start's best weights on validation, or its last (default: the best
             of a plateau, else the last).
         seed: of the initial weights and the batches.
@@ -252,11 +256,15 @@ def train(
         clip: the largest norm of a gradient.
         accumulate: split each batch into this many parts, to save memory.
         precision: of the forward pass (default: fp32).
-        average: average the weights: sma; swad by the validation loss, as its authors' program does, or
-            swad-paper, as their paper says, with frequent evaluations.
+        average: average the weights: sma; ema, exponentially; swad by the validation loss, as its authors'
+            program does, or swad-paper, as their paper says, with frequent evaluations.
         average_start: the step at which sma begins (default: steps / 10).
         average_ratio: swad ends after 6 evaluations with a loss above this many times that at its start
             (default: 1.3).
+        average_decay: the share of the mean before in each mean of ema (default: 0.999, less in the first
+            steps).
+        wise_ft: interpolate: (1 - α) of the weights at the start, after a warm start, and α of the selected
+            ones; α itself, or validation to choose it there. A new head needs warm_start=head.
         select: keep the weights that are best on validation, or the last.
         metric: what selects: "worst-group accuracy", AUC … (default: the dataset's metric).
         patience: stop after this many evaluations without an improvement.

@@ -48,7 +48,13 @@ METAVARS = {
     **dict.fromkeys(("out", "data_dir"), "DIR"),
     **{"weights": "FILE", "held_out": "DOMAIN", "eval_splits": "SPLIT", "wandb": "PROJECT"},
     **{"clip": "NORM", "average_start": "STEP", "domains_per_step": "S", "jobs": "J", "warm_start": "W"},
-    **{"gpus_per_run": "G", "cpus_per_run": "C", "average_ratio": "RATIO"},
+    **{
+        "gpus_per_run": "G",
+        "cpus_per_run": "C",
+        "average_ratio": "RATIO",
+        "average_decay": "D",
+        "wise_ft": "ALPHA",
+    },
 }
 
 

@@ -64,6 +64,8 @@ class RunConfig:
     average: str | None = None
     average_start: int | None = None
     average_ratio: float | None = None
+    average_decay: float | None = None
+    wise_ft: float | str | None = None
     on_nan: str = "stop"
     weights: str | None = None
     """A file with the weights to start from; by default the model's own random ones."""

@@ -43,6 +43,8 @@ class RunRecord:
     """What a reader of the scores of a split must know."""
     agreement: tuple[Mapping[str, Any], ...] = ()
     """How well gradients agreed along the way, if that was tracked (see :mod:`shoal.training.agreement`)."""
+    interpolation: Mapping[str, Any] = field(default_factory=dict)
+    """Of WiSE-FT: the ``alpha`` of the weights and, by alpha, the validation ``scores`` that chose it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Checksums (SHA-256) of the model's files beside the record."""
     traceback: str = ""
@@ -142,7 +144,7 @@ _KINDS: Mapping[str, Any] = {
     **dict.fromkeys(("status", "rule", "error", "traceback"), str),
     **dict.fromkeys(("history", "warm_up", "agreement"), (list, tuple)),
     **dict.fromkeys(("selected", "skipped", "schema"), int),
-    **dict.fromkeys(("environment", "notes", "files"), Mapping),
+    **dict.fromkeys(("environment", "notes", "files", "interpolation"), Mapping),
     "seconds": (int, float),
 }
 _NEEDED = ("status", "history", "selected", "rule", "seconds", "environment")
@@ -163,6 +165,7 @@ def check_record(content: Any) -> Mapping[str, Any]:
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise _wrong(name, value)
     _numbers("record", {name: content.get(name) for name in ("selected", "skipped", "seconds")})
+    _check_interpolation(content.get("interpolation", {}))
     for name in ("environment", "notes", "files"):
         for value in content.get(name, {}).values():
             if not isinstance(value, str):
@@ -205,6 +208,13 @@ def check_scores(content: Any) -> None:
             raise _wrong("sizes", sizes)
         if sizes and not ({*map(type, sizes)} == {int} and 0 <= min(sizes) <= max(sizes) < 2**63):
             raise InputError(f"{_wrong('sizes', sizes)}, no whole numbers")
+
+
+def _check_interpolation(content: Mapping[str, Any]) -> None:
+    check_names("part of an interpolation:", content, ("alpha", "scores"))
+    if content:
+        _numbers("interpolation", {"alpha": content.get("alpha")})
+        _numbers("scores", content.get("scores") or {})
 
 
 def _check_agreement(point: Any) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,8 @@ class Average(ABC):
 
     done: bool = False
     """Nothing will be added any more, so that training may end."""
+    running: ClassVar[bool] = True
+    """Whether the mean so far is what is evaluated and selected along the way."""
     _loaded: bool = False
     _mean: _Mean | None = None
     _settings: dict[str, Any]
@@ -156,6 +158,32 @@ class SMA(Average):
             self._mean = _added(self._mean, step, params)
 
 
+class EMA(Average):
+    """Exponential moving average of the weights: m_1 = θ_1, then m_t = d_t m_{t−1} + (1 − d_t) θ_t.
+
+    d_t = min(``decay``, (1 + t) / (10 + t)), so that the first steps, which are far from the last, are soon
+    forgotten; t is the number of the step (Polyak & Juditsky, Acceleration of Stochastic Approximation by
+    Averaging, 1992; the warm-up is that of TensorFlow's ``ExponentialMovingAverage``).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise InputError(f"decay must be between 0 and 1, got {decay}.")
+        self.decay = float(decay)
+        self._settings = {"decay": self.decay}
+
+    @torch.no_grad()
+    def update(self, step: int, params: Sequence[Tensor]) -> None:
+        self._settle(params)
+        if self._mean is None:
+            self._mean = _added(None, step, params)
+            return
+        mean, rate = self._mean, 1 - min(self.decay, (1 + step) / (10 + step))
+        if mean.tensors:
+            torch._foreach_lerp_(mean.tensors, [p.detach().to(_precision(p)) for p in params], rate)
+        mean.last, mean.count = step, mean.count + 1
+
+
 class SWAD(Average):
     """Dense averaging between an overfit-aware start and end (Cha et al., SWAD: Domain Generalization by
     Seeking Flat Minima, 2021).
@@ -183,6 +211,8 @@ class SWAD(Average):
     program NaN counts as the lowest loss, and averaging that starts there never ends.) At most
     max(N_s, N_e) + 2 copies of the trained weights are kept, one less by the paper's rule.
     """
+
+    running = False
 
     def __init__(
         self,
@@ -389,6 +419,37 @@ def difference(first: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> str:
 
 def _averaged(value: Tensor) -> bool:
     return value.is_floating_point() or value.is_complex()
+
+
+@torch.no_grad()
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """(1 − α) ``start`` + α ``end``, of two state dicts of the same model.
+
+    Floating tensors keep their type, and half-precision ones are interpolated in float32; integer buffers are
+    those of ``end``. The statistics of BatchNorm need :func:`refresh_batchnorm` afterwards. ::
+
+        start = copy.deepcopy(model.state_dict())
+        ...  # fine-tune the model
+        model.load_state_dict(interpolate(start, model.state_dict(), 0.5))
+
+    Reference: Wortsman et al., Robust fine-tuning of zero-shot models (WiSE-FT), 2022.
+    """
+    if isinstance(alpha, bool) or not 0 <= alpha <= 1:
+        raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
+    if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
+        raise InputError(
+            "start and end are of different models: names or shapes differ; give two state dicts of the same."
+        )
+    return {name: _between(start[name], to, alpha) for name, to in end.items()}
+
+
+def _between(start: Tensor, end: Tensor, alpha: float) -> Tensor:
+    if not (end.is_floating_point() or end.is_complex()):
+        return end.clone()
+    start, kind = start.to(end.device, _precision(end)), end.dtype
+    end = end.to(_precision(end))
+    # Where both are equal also infinities stay, such as those of a mask.
+    return torch.where(start == end, end, torch.lerp(start, end, alpha)).to(kind)
 
 
 @contextmanager

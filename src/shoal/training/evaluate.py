@@ -235,6 +235,7 @@ class Evaluator:
         return self._pass(model, [what])[2][what]
 
     def _pass(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
+        modes = [(module, module.training) for module in model.modules()]
         training = model.training
         model.eval()
         try:
@@ -242,6 +243,8 @@ class Evaluator:
                 return self._passed(model, wanted)
         finally:
             model.train(training)
+            for module, mode in modes:  # one part may be trained and the rest not
+                module.training = mode
 
     def _passed(self, model: nn.Module, wanted: Sequence[str]) -> Passed:
         """For every split one number an example, the sum of the losses, and what else is wanted."""

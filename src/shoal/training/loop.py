@@ -16,6 +16,7 @@ from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.monitoring import Monitor, Window
 from shoal.training.options import Options
+from shoal.training.probing import only_trained, train_mode
 from shoal.training.processes import Processes
 from shoal.training.progress import Told
 from shoal.training.selection import Selection
@@ -44,8 +45,9 @@ class Training(Setup):
         label: str | None = None,
         phase: str = "train",
         processes: Processes | None = None,
+        only: nn.Module | None = None,
     ) -> None:
-        super().__init__(algorithm, model, data, options, label, phase, processes)
+        super().__init__(algorithm, model, data, options, label, phase, processes, only)
         main = self.processes.main
         optimizer = self.engine.optimizer
         self.state = State(self.label, phase, options.steps, self.model, optimizer, main=main)
@@ -59,9 +61,8 @@ class Training(Setup):
         self.callbacks = Callbacks(self._ours, options.callbacks)
         self.warm: Training | None = None
         if options.warm_start is not None:
-            self.warm = Training(
-                "erm", self.model, data, self.warm_options(), "warm start", "warm start", self.processes
-            )
+            name, given = "warm start", self.warm_options()
+            self.warm = Training("erm", self.model, data, given, name, name, self.processes, self.head)
         if options.compile and phase == "train":
             self.compile()
         self.session: Session | None = None
@@ -143,10 +144,13 @@ class Training(Setup):
             self.callbacks.ours = [*self._ours, *session.journal.callbacks]
             state.folder = session.journal.folder.path
         self.monitor.begin()
+        if not state.step:
+            self.selection.begin()
         try:
             self.callbacks("on_start", state)
             if not self.selection.finished:
-                yield from self._loop(session)
+                with only_trained(self.model, self.only):
+                    yield from self._loop(session)
             self.selection.finish()
             state.seconds = session.last.seconds_now
         except BaseException:
@@ -156,7 +160,7 @@ class Training(Setup):
 
     def _loop(self, session: Session) -> Iterator[None]:
         options, state, selection = self.options, self.state, self.selection
-        self.model.train()
+        train_mode(self.model, self.only)
         stepper = Stepper(self, state, self.callbacks)
         chunk, saved = 1, time.monotonic()
         while not selection.finished:

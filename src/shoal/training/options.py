@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from shoal.algorithms import Loss
 from shoal.data.sampler import Draw
 from shoal.errors import InputError
-from shoal.settings import Kind, Range, Seed, coerce, kinds_of
-from shoal.training.averaging import SMA, SWAD, Average
+from shoal.settings import Head, Kind, Range, Seed, coerce, kinds_of
+from shoal.training.averaging import EMA, SMA, SWAD, Average
 from shoal.training.callbacks import Callback
 from shoal.training.engine import HALF, Precision
 from shoal.training.metrics import Own, metric
@@ -34,6 +34,7 @@ WarmStart = (
     Annotated[int, Range(1, what="a number of steps")]
     | Annotated[float, Range(above=0, most=1, what="a share of the data")]
     | Literal["plateau"]
+    | Head
 )
 
 
@@ -66,7 +67,10 @@ class Options:
     """Fixes the order of the data and all random numbers of the training; the initial weights are yours."""
     warm_start: WarmStart | None = None
     """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
-    or until validation stops improving (``"plateau"``)."""
+    or until validation stops improving (``"plateau"``). ``"head"`` and ``"head:500"`` train only the model's
+    head (:func:`~shoal.models.head.find_head`), for a tenth of ``steps`` or 500, while the rest is frozen and
+    in evaluation mode: a linear probe before fine-tuning (Kumar et al., Fine-Tuning can Distort Pretrained
+    Features, 2022)."""
     warm_select: Literal["best", "last"] | None = None
     """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps,
     or from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
@@ -100,8 +104,9 @@ class Options:
     """Take each domain's batch in so many pieces, one after the other: less memory, the same gradient."""
     schedule: ScheduleMaker | None = None
     """Makes a learning-rate scheduler from the optimizer; it steps once a step."""
-    average: Literal["sma", "swad", "swad-paper"] | None = None
-    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"swad"`` finds start and end by
+    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None
+    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, by
+    ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` finds start and end by
     the validation loss as its authors' program does, ``"swad-paper"`` as their paper says. See
     :class:`~shoal.training.averaging.SWAD`."""
     average_start: Count | None = None
@@ -109,6 +114,13 @@ class Options:
     average_ratio: Positive | None = None
     """Of SWAD: averaging ends after 6 evaluations whose loss is above so many times that at its start. By
     default 1.3; its authors took 1.2 for VLCS."""
+    average_decay: Annotated[float, Range(above=0, below=1)] | None = None
+    """Of ``"ema"``: the share of the mean before in each mean, by default 0.999; less in the first steps."""
+    wise_ft: Literal["validation"] | Annotated[float, Range(0, 1)] | None = None
+    """The final weights are (1 − α) of those at the start, after a warm start, and α of the selected ones:
+    α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
+    (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
+    ``warm_start="head"`` first."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False
@@ -159,6 +171,8 @@ class Options:
             raise InputError(f"average_start={self.average_start} is for average='sma'.")
         if self.average_ratio is not None and not self.swad:
             raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
+        if self.average_decay is not None and self.average != "ema":
+            raise InputError(f"average_decay={self.average_decay:g} is for average='ema'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.warm_select is not None and self.warm_start is None:
@@ -201,9 +215,16 @@ class Options:
             return SWAD(
                 ratio=self.average_ratio or 1.3, rule="paper" if self.average == "swad-paper" else "released"
             )
+        if self.average == "ema":
+            return EMA(self.average_decay or 0.999)
         if self.average == "sma":
             return SMA(self.average_start or max(1, self.steps // 10))
         return None
+
+    @property
+    def probes(self) -> bool:
+        """Whether the warm start trains only the head."""
+        return isinstance(self.warm_start, str) and self.warm_start.startswith("head")
 
     @property
     def swad(self) -> bool:
@@ -218,6 +239,9 @@ class Options:
     def warm_steps(self, examples: int) -> tuple[int, int]:
         """How many ERM steps to start with, and how many make one pass over the training examples."""
         one_pass = max(1, math.ceil(examples / self.batch_size))
+        if self.probes:
+            assert isinstance(self.warm_start, str)
+            return int(self.warm_start[5:] or max(1, self.steps // 10)), one_pass
         if self.warm_start == "plateau":
             return 100 * one_pass, one_pass
         if isinstance(self.warm_start, float):

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import torch
@@ -13,14 +14,16 @@ from torch import Tensor
 
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
-from shoal.training.averaging import SMA, SWAD, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.averaging import SWAD, applied, has_batchnorm, interpolate, refresh_batchnorm
 from shoal.training.callbacks import State
-from shoal.training.evaluate import snapshot
+from shoal.training.evaluate import Scores, snapshot
 from shoal.training.history import Point
 from shoal.training.setup import Setup
 
 REFRESH_BATCHES = 100
 REFRESHING = "averaging BatchNorm statistics"
+ALPHAS = tuple(n / 10 for n in range(11))
+"""Between which ``wise_ft="validation"`` chooses."""
 Watched = Callable[[str], AbstractContextManager[None]]
 
 
@@ -34,6 +37,11 @@ class Selection:
         self.setup, self.state, self.watched = setup, state, watched
         self.best: tuple[Point, dict[str, Tensor]] | None = None
         self.final: tuple[Point, dict[str, Tensor]] | None = None
+        self.start: dict[str, Tensor] | None = None
+        """The weights at the start, if they are to be interpolated with (WiSE-FT)."""
+        self.interpolation: dict[str, Any] = {}
+        """By which ``alpha``, and the validation ``scores`` of those that were tried."""
+        self._rule = ""
         self._refreshing: MetaBatchLoader | None = None
 
     @property
@@ -85,7 +93,7 @@ class Selection:
     def _averaged(self, always: bool = False) -> Iterator[None]:
         """Within the block the model holds the running mean of its weights, if it is evaluated by that."""
         average, model = self.setup.average, self.setup.model
-        weights = average.weights() if average and (always or isinstance(average, SMA)) else None
+        weights = average.weights() if average and (always or average.running) else None
         if weights is None:
             yield
             return
@@ -120,18 +128,68 @@ class Selection:
             self.setup.watch(REFRESHING, number, len(batches))
             yield batch.x
 
+    def begin(self) -> None:
+        """Before the first step: notes the weights, if they are to be interpolated with."""
+        if self.setup.options.wise_ft is not None and self.start is None:
+            self.start = snapshot(self.setup.model)
+
     def finish(self) -> None:
-        """With averaged weights, what they are in the end."""
+        """What the selected weights are in the end, where they are averaged or interpolated."""
+        self._finish_average()
+        if self.start is not None:
+            self._interpolate(self.start)
+
+    def _interpolate(self, start: dict[str, Tensor]) -> None:
+        """WiSE-FT: (1 − α) of the weights at the start, α of the selected ones.
+
+        BatchNorm's statistics are computed anew, but for α = 0 and 1, which have their own.
+        """
+        setup, model, chosen = self.setup, self.setup.model, self.setup.options.wise_ft
+        point, rule = self.selected
+        kept = self.final or self.best
+        end = kept[1] if kept else snapshot(model)
+
+        def put(alpha: float) -> None:
+            model.load_state_dict(interpolate(start, end, alpha) if alpha else start)
+            model.train()
+            if 0 < alpha < 1 and has_batchnorm(model):
+                self._refresh()
+
+        if chosen == "validation":
+            limit = setup.options.eval_limit
+            evaluator = setup.evaluator_of(["validation"], {"validation": limit} if limit else None)
+            found: dict[float, Scores] = {}
+            alpha = ALPHAS[-1]
+            for each in reversed(ALPHAS):  # of equal ones the largest is kept
+                put(each)
+                with self.watched("evaluating"):
+                    found[each] = evaluator(model)["validation"]
+                if found[each].better_than(found[alpha]):
+                    alpha = each
+            evaluator.loader.close()
+            values = {a: found[a].judged for a in ALPHAS}
+            self.interpolation["scores"] = {f"{a:g}": v if isfinite(v) else None for a, v in values.items()}
+        else:
+            assert isinstance(chosen, float)
+            alpha = chosen
+        put(alpha)
+        if alpha < 1:
+            with self.watched("evaluating"):
+                point = replace(point, scores=setup.evaluator(model))
+        self.final = (point, snapshot(model))
+        self.interpolation["alpha"] = alpha
+        self._rule = f"{rule}, interpolated by {alpha:g} from the start"
+
+    def _finish_average(self) -> None:
         average, model = self.setup.average, self.setup.model
         if average is None or average.span is None:
             return
-        sma = isinstance(average, SMA)
-        if sma and self.best is not None:
+        if average.running and self.best is not None:
             return
         model.train()
         with self._averaged(always=True):
             point = self.history[-1]
-            if not sma:
+            if not average.running:
                 with self.watched("evaluating"):
                     point = replace(point, scores=self.setup.evaluator(model))
             self.final = (point, snapshot(model))
@@ -163,14 +221,17 @@ class Selection:
         if not self.history:
             raise RuntimeError("this training has not run yet.")
         name, average, selects = self.setup.options.average, self.setup.average, self.setup.selects
+        if self.final is not None and self._rule:
+            return self.final[0], self._rule
         span = average.span if average else None
         unfound = f" ({name} found no start)" if average and not (span and average.started) else ""
         if self.final is not None:
             of = f", {name} of steps {span[0]} to {span[1]}" if span else ""
             return self.final[0], "last step" + of + unfound
         if self.best is not None:
-            by, sma = f" by {selects.name}" if selects else "", isinstance(average, SMA)
-            return self.best[0], f"best on validation{by}" + (", sma" if sma and span else unfound)
+            by = f" by {selects.name}" if selects else ""
+            averaged = f", {name}" if average and average.running and span else unfound
+            return self.best[0], f"best on validation{by}{averaged}"
         return self.history[-1], "last step" + unfound
 
     def restore(self) -> Point:

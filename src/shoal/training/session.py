@@ -125,6 +125,7 @@ def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, A
             "optimizer": training.engine.optimizer.state_dict(),
             "auxiliary": {name: h.state_dict() for name, h in training.engine.auxiliary.items()},
             "average": training.average.state_dict() if training.average else None,
+            "start": training.selection.start,
             "callbacks": [callback.state_dict() for callback in training.callbacks.own],
             **{name: part.state_dict() for name, part in _parts(training).items() if part is not None},
         }
@@ -162,6 +163,8 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
         if name not in state.get("auxiliary", {}):
             raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
         _load_optimizer(optimizer, state["auxiliary"][name])
+    if state.get("start") is not None:
+        training.selection.start = {k: v.to(training.device) for k, v in state["start"].items()}
     if training.average is not None:
         training.average.load_state_dict(state["average"], engine.params)
     for name, part in _parts(training).items():
@@ -199,6 +202,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "select": training.select,
         "metric": training.selects.name if training.selects else None,
         "average": options.average,
+        "wise_ft": options.wise_ft,
         "schedule": type(training.schedule).__name__,
         "warm start": options.warm_start,
         "warm_select": options.warm_select,

@@ -32,6 +32,7 @@ from shoal.training.examine import (
 )
 from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
+from shoal.training.probing import only_trained, probed_head
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 
@@ -45,13 +46,17 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
+    *("average_decay", "wise_ft"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
 
 
 class Setup:
-    """The parts of a training. Everything is checked when it is made; nothing is trained."""
+    """The parts of a training. Everything is checked when it is made; nothing is trained.
+
+    ``only`` is the part of the model that is trained, if not all of it.
+    """
 
     def __init__(
         self,
@@ -62,9 +67,10 @@ class Setup:
         label: str | None = None,
         phase: str = "train",
         processes: Processes | None = None,
+        only: nn.Module | None = None,
     ) -> None:
         cls = algorithm_class(algorithm)
-        self.options, self.data, self.phase = options, data, phase
+        self.options, self.data, self.phase, self.only = options, data, phase, only
         self.processes = processes or Processes(options.device)
         self.device = self.processes.device
         self.model = model.to(self.device)
@@ -76,11 +82,11 @@ class Setup:
         self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
-        watches = watches or options.warm_select == "best"
+        watches = watches or options.warm_select == "best" or options.wise_ft == "validation"
         if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
                 "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
-                "warm_select='best' and patience need "
+                "warm_select='best', wise_ft='validation' and patience need "
                 "validation data; give some."
             )
         shown = options.progress is True and self.processes.main
@@ -101,6 +107,10 @@ class Setup:
             made = build(algorithm, self.model, self.loss, self.task, **settings)
             self.algorithm = made.to(self.device)
             self.algorithm.check_input(found.x)
+            self.head: nn.Module | None = None
+            """What a linear probe trains, where there is to be one."""
+            if options.probes:
+                self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -119,7 +129,8 @@ class Setup:
         self.algorithm.check_step(self.sampler.domains_per_step)
         if options.loss is not None or found.weighted:
             check_loss(self.loss, found, self.algorithm, self._divided())
-        self.engine = self._make_engine()
+        with only_trained(self.model, only):
+            self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
         self.average = options.make_average()
@@ -133,6 +144,8 @@ class Setup:
         self.few_evaluations = self._few_evaluations()
         if self.few_evaluations and self.processes.main:
             warnings.warn(self.few_evaluations, stacklevel=3)
+        if options.wise_ft is not None and options.warm_start is None and phase == "train":
+            self._warn_of_new_head()
         self.unroll = self._unroll()
         self.tracking = self._make_tracking() if options.track_every is not None else None
 
@@ -204,6 +217,14 @@ class Setup:
             f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
             f"Set eval_every={max(1, steps // 50)}."
         )
+
+    def _warn_of_new_head(self) -> None:
+        if self.processes.main:
+            warnings.warn(
+                "wise_ft interpolates with the weights at the start. If the head is randomly initialised, "
+                "train it first with warm_start='head'.",
+                stacklevel=4,
+            )
 
     def evaluator_of(self, splits: Sequence[str], limits: Mapping[str, int] | None) -> Evaluator:
         return Evaluator(

@@ -44,6 +44,7 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "skipped": len(training.skipped),
         "notes": {**training.data.notes, **training.selection.notes},
         "agreement": tuple(training.agreement),
+        "interpolation": training.selection.interpolation,
     }
 
 
