@@ -121,7 +121,10 @@ def test_what_is_kept_agrees_more() -> None:
     algorithm, engine = made(model, **WIDE | {"start": 0})
     before = measured(model, 0)
     torch.manual_seed(0)
-    algorithm.search(batches(0), engine)
+    shift = algorithm.search(batches(0), engine)
+    assert measured(model, 0) == before
+    for p, u in zip(model.parameters(), shift, strict=True):
+        p.data += u
     after = measured(model, 0)
     assert after[1] > before[1]
     assert after[0] < before[0] + 0.1
@@ -180,7 +183,7 @@ def test_it_leaves_no_trace_in_buffers_and_random_numbers() -> None:
     expected = torch.get_rng_state()
     before = copy.deepcopy(model.state_dict())
     torch.manual_seed(0)
-    algorithm.search(batches(0), engine)
+    assert algorithm.search(batches(0), engine) is None
     assert torch.equal(torch.get_rng_state(), expected)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     seen = []
@@ -188,6 +191,24 @@ def test_it_leaves_no_trace_in_buffers_and_random_numbers() -> None:
     algorithm.search(batches(0), engine)
     assert len(seen) == 1 + WIDE["trials"]
     assert all(torch.equal(s, seen[0]) for s in seen)
+
+
+def test_a_step_that_is_not_applied_moves_nothing() -> None:
+    """The search finds something, and then the loss of the step itself is not a number."""
+    model = network()
+    algorithm, engine = made(model, **WIDE | {"start": 0})
+    search, found = algorithm.search, []
+
+    def then_fail(*given: Any) -> Any:
+        found.append(search(*given))
+        algorithm.loss = lambda output, y: cross_entropy(output, y) * torch.nan
+        return found[-1]
+
+    algorithm.search = then_fail
+    torch.manual_seed(0)
+    engine.step(algorithm, batches(0))
+    assert found[0] is not None
+    close(model, network())
 
 
 def test_it_resumes_within_the_window() -> None:

@@ -72,14 +72,17 @@ class GGA(Algorithm):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def step(self, batches: Batches, engine: Engine) -> Log:
-        if len(batches) > 1 and self.start <= int(self.count) < self.end:
-            self.search(batches, engine)
+        searched = len(batches) > 1 and self.start <= int(self.count) < self.end
         self.count += 1
-        return super().step(batches, engine)
+        if not searched or (shift := self.search(batches, engine)) is None:
+            return super().step(batches, engine)
+        with moved(engine.params, shift, by=1.0):
+            gradients, log = self.gradient(batches, engine)
+        engine.apply(gradients, log["losses"], shift=shift)
+        return log
 
-    @torch.no_grad()
-    def search(self, batches: Batches, engine: Engine) -> None:
-        """Moves the parameters to the best of the perturbations, if any is better than none."""
+    def search(self, batches: Batches, engine: Engine) -> list[Tensor] | None:
+        """The best of the perturbations, if any is better than none."""
         device = engine.params[0].device
         seeds = engine.agree(torch.randint(2**62, (self.trials,)).to(device)).tolist()
         before = random_state(self.model)
@@ -90,13 +93,12 @@ class GGA(Algorithm):
         loss, cosine = torch.stack(found).unbind(1)
         better = (loss < loss[0] + self.tolerance) & (cosine > cosine[0])
         best = torch.where(better, cosine, -2.0).argmax() * better.any()  # 0 is θ itself
-        if chosen := int(engine.agree(best)):
-            for p, u in zip(engine.params, self.noise(engine, seeds[chosen - 1]), strict=True):
-                p.add_(u)
+        chosen = int(engine.agree(best))
+        return self.noise(engine, seeds[chosen - 1]) if chosen else None
 
     def agreement(self, batches: Batches, engine: Engine, since: list[Tensor]) -> Tensor:
-        """The mean loss and the least cosine of two domains' gradients, with the dropout masks of ``since``."""
-        with torch.enable_grad(), leaves_no_trace(self.model, since=since):
+        """The mean loss, and the least cosine of two domains' gradients; ``since`` decides dropout masks."""
+        with leaves_no_trace(self.model, since=since):
             gradients, log = self.domain_gradients(batches, engine)
         (losses,) = engine.average([log["losses"]])
         cosine = cosine_matrix(gradients).min()
