@@ -49,7 +49,7 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ACTIVE: dict[str, dict[str, Any]] = {
     "eqrm": {"start": 0, "quantile": 0.9},
     "fishr": {"start": 0, "weight": 1.0},
-    "gga": {"start": 1, "end": 3, "trials": 4, "radius": 0.1},
+    "gga": {"start": 0, "length": 2.0, "trials": 4, "radius": 0.1},
     "iga": {"weight": 0.1},
     "irm": {"start": 0, "weight": 3.0},
     "vrex": {"start": 0, "weight": 3.0},

@@ -81,11 +81,17 @@ class Engine(Protocol):
         """What the first process has, in all of them: for random numbers that must be the same."""
 
     def apply(
-        self, gradients: Sequence[Tensor], losses: Tensor | None = None, auxiliary: str | None = None
+        self,
+        gradients: Sequence[Tensor],
+        losses: Tensor | None = None,
+        auxiliary: str | None = None,
+        *,
+        shift: Sequence[Tensor] | None = None,
     ) -> None:
         """One step of the optimizer along these gradients; none where they or ``losses`` are not finite.
 
-        With ``auxiliary``, of the algorithm's own optimizer of that name.
+        With ``auxiliary``, of the algorithm's own optimizer of that name. ``shift`` is added to the
+        parameters before the step, if there is one.
         """
 
 

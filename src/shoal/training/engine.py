@@ -276,7 +276,12 @@ class Engine:
 
     @torch.no_grad()
     def apply(
-        self, gradients: Sequence[Tensor], losses: Tensor | None = None, auxiliary: str | None = None
+        self,
+        gradients: Sequence[Tensor],
+        losses: Tensor | None = None,
+        auxiliary: str | None = None,
+        *,
+        shift: Sequence[Tensor] | None = None,
     ) -> None:
         if auxiliary is not None:
             self._step_auxiliary(self.auxiliary[auxiliary], gradients)
@@ -302,6 +307,9 @@ class Engine:
             found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(self.params, found, strict=True):
             p.grad = g
+        if shift is not None:
+            for p, u in zip(self.params, shift, strict=True):
+                p.add_(u * ~bad)
         if self.walk is not None:
             self.walk.spoil(fatal)
         step_unless(self.optimizer, bad)
