@@ -220,7 +220,7 @@ def test_bash_completes(capsys: Any) -> None:
 
     assert completed("tra") == ["train", "track"]
     assert completed("train", "--batch") == ["--batch-size"]
-    assert completed("train", "fish", "linear", "--precision", "") == ["fp32", "bf16", "fp16"]
+    assert completed("train", "fish", "linear", "--precision", "") == ["fp32", "bf16", "fp16", "auto"]
     assert completed("data", "get", "pacs", "--mir") == ["--mirror"]
 
 

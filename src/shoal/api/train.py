@@ -38,7 +38,7 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select")  # fmt: skip
+        "warm_select", "memory_format")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -172,7 +172,8 @@ def train(
     schedule: str | None = None,
     clip: Positive | None = None,
     accumulate: Count = 1,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = None,
+    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
     average: Literal["sma", "swad", "swad-paper"] | None = None,
     average_start: Count | None = None,
     average_ratio: Positive | None = None,
@@ -250,7 +251,10 @@ def train(
             warmup:50,cosine.
         clip: the largest norm of a gradient.
         accumulate: split each batch into this many parts, to save memory.
-        precision: of the forward pass (default: fp32).
+        precision: of the forward pass; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32;
+            auto for pretrained models).
+        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous;
+            auto for pretrained models).
         average: average the weights: sma; swad by the validation loss, as its authors' program does, or
             swad-paper, as their paper says, with frequent evaluations.
         average_start: the step at which sma begins (default: steps / 10).
@@ -300,7 +304,7 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
-    from shoal.experiments.search import with_rate
+    from shoal.experiments.search import with_format, with_rate
 
     algorithm, chosen = options["algorithm"].lower().replace("_", "-"), ""
     if algorithm in baselines.SPACES:
@@ -325,7 +329,7 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
             model_options=of_model,
             **same,
         )
-        config, chosen = with_rate(config, options["lr"], options["schedule"])
+        config, chosen = with_rate(with_format(config), options["lr"], options["schedule"])
     check(config)
     return config, source, chosen
 
