@@ -202,7 +202,7 @@ REFUSED = {
     "draw": (["train", "fish", "linear", "--draw", "pool"], "Did you mean 'pooled'"),
     "warm start": (["train", "erm", "linear", "--warm-start", "-1"], "--warm-start must be"),
     "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),
-    "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16', got 'fp8'"),
+    "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16' or 'auto', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
     "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad' or 'swad-paper', got 'foo'"),
     "average start": ([*LINEAR, "--average-start", "5"], "--average-start 5 is for --average 'sma'"),

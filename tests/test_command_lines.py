@@ -183,7 +183,10 @@ def test_what_is_right_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
             "train fish linear --data per_domain=x",
             "per_domain of dataset 'linear' must be a multiple of",
         ),
-        ("compare linear --precision fp8", "--precision must be 'fp32' or 'bf16' or 'fp16', got 'fp8'"),
+        (
+            "compare linear --precision fp8",
+            "--precision must be 'fp32' or 'bf16' or 'fp16' or 'auto', got 'fp8'",
+        ),
         ("diagnose linear --budget nan", "--budget must be a number above 0, got 'nan'"),
     ],
 )

@@ -53,7 +53,18 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_public_functions_are_typed_and_documented() -> None:
     import inspect
 
-    for name in ("fit", "load", "score", "compare", "diagnose", "sweep", "report", "results", "soup", "train"):
+    for name in (
+        "fit",
+        "load",
+        "score",
+        "compare",
+        "diagnose",
+        "sweep",
+        "report",
+        "results",
+        "soup",
+        "train",
+    ):
         function = getattr(shoal, name)
         parameters = inspect.signature(function).parameters.values()
         assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], name
@@ -220,7 +231,7 @@ def test_bash_completes(capsys: Any) -> None:
 
     assert completed("tra") == ["train", "track"]
     assert completed("train", "--batch") == ["--batch-size"]
-    assert completed("train", "fish", "linear", "--precision", "") == ["fp32", "bf16", "fp16"]
+    assert completed("train", "fish", "linear", "--precision", "") == ["fp32", "bf16", "fp16", "auto"]
     assert completed("data", "get", "pacs", "--mir") == ["--mirror"]
 
 

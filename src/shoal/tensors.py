@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 WITHOUT_FLOAT64 = {"mps"}
 """Kinds of devices that have no such numbers."""
@@ -14,6 +15,14 @@ WITHOUT_FLOAT64 = {"mps"}
 def widest(device: torch.device) -> torch.dtype:
     """The floating type for sums: float64 where the device has it."""
     return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def like(tensor: Tensor, other: Tensor) -> Tensor:
+    """``tensor`` laid out in memory as ``other``, which has the same shape; itself where it is already."""
+    strides = zip(other.shape, tensor.stride(), other.stride(), strict=True)
+    if all(size == 1 or a == b for size, a, b in strides):
+        return tensor
+    return torch.empty_like(other, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 def map_nest(function: Callable[[Any], Any], x: Any) -> Any:

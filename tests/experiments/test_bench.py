@@ -110,6 +110,7 @@ class TestConfig:
             "select": "last",
             "patience": 3,
             "precision": "bf16",
+            "memory_format": "channels-last",
             "clip": 1.0,
             "accumulate": 2,
             "schedule": "cosine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shoal.errors import InputError
 from shoal.experiments import frozen
 from shoal.experiments.config import RunConfig, read_config
 from shoal.experiments.run import Turns, _factor, prepare, run
-from shoal.experiments.search import is_pretrained, with_rate
+from shoal.experiments.search import is_pretrained, with_format, with_rate
 from shoal.training.stopping import Signals
 
 BACKBONE = "mobilenetv2_035"
@@ -52,6 +53,31 @@ def test_the_rate_follows_the_model(fields: dict[str, Any], lr: Any, schedule: A
     assert (chosen.optimizer_options["lr"], chosen.schedule) == wanted
     assert bool(shown) is (lr is None and wanted[0] == 5e-5)
     assert with_rate(chosen, chosen.optimizer_options["lr"], chosen.schedule)[0] == chosen
+
+
+@pytest.mark.parametrize(
+    ("fields", "auto"),
+    [
+        ({}, False),
+        ({"weights": "w.pt"}, False),
+        ({"model": "small-cnn", "weights": "w.pt"}, False),
+        ({"model": "resnet18"}, False),
+        ({"model": "resnet18", "weights": "w.pt"}, True),
+        ({"model": "resnet50.tv_in1k"}, True),
+        ({"model": "resnet50.tv_in1k", "model_options": {"frozen": True}}, False),
+        ({"model": "bert-base-uncased"}, True),
+        ({"dataset": "amazon"}, True),
+        ({"dataset": "amazon", "model_options": {"pretrained": False}}, False),
+    ],
+)
+def test_backbones_are_computed_in_what_is_fastest(fields: dict[str, Any], auto: bool) -> None:
+    plain = RunConfig(**{"dataset": "linear", "algorithm": "erm", "steps": 9, **fields})
+    chosen = with_format(plain)
+    assert (chosen.precision, chosen.memory_format) == (("auto", "auto") if auto else (None, None))
+    assert (chosen.identity == plain.identity) is not auto
+    pinned = replace(plain, precision="fp32", memory_format="contiguous")
+    assert with_format(pinned) == pinned
+    assert pinned.identity == plain.identity
 
 
 def test_datasets_of_text_bring_a_pretrained_model() -> None:

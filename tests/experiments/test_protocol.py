@@ -268,6 +268,7 @@ class TestPlan:
         assert 8 <= min(sizes) < 12 < 28 < max(sizes) <= 32
         assert found[0].batch_size == 32
         assert max(c.optimizer_options["lr"] for c in found) <= 10**-3.5
+        assert {(c.precision, c.memory_format) for c in found} == {("fp32", "contiguous")}
         (others,) = {c.eval_every for c in protocol.plan({"pacs": {}}, ["erm"], trials=1, draws=2)}
         assert others == 300
         asked = protocol.plan({"domainnet": {}}, ["erm"], trials=1, draws=1, eval_every=7)

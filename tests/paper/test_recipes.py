@@ -147,6 +147,7 @@ def test_as_published(dataset: str, preset: str, data: Path) -> None:
         assert (config.metric, config.select or "best") == (metric, select)
         assert config.eval_splits == ["validation", "test"]
         assert config.clip is config.average is config.patience is None
+        assert (config.precision, config.memory_format) == ("fp32", "contiguous")
         epoch = math.ceil(examples / (batch * (slots if inner else 1)))
         if inner and preset == "authors-code":
             generator = random.Random(config.seed)

@@ -142,7 +142,8 @@ def compare(
     schedule: str | None = None,
     eval_every: Count | None = None,
     eval_limit: Count | None = None,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = None,
+    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
     out: str | Path | None = None,
     device: str | None = None,
     jobs: Few | None = None,
@@ -199,7 +200,10 @@ def compare(
         schedule: how it changes: constant, cosine, linear, step:0.96:1000, warmup:50, or warmup:50,cosine.
         eval_every: steps between evaluations (default: a tenth of all).
         eval_limit: score about so many examples of a split (default: all).
-        precision: of every run (default: fp32).
+        precision: of every run; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32; auto for
+            pretrained models).
+        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous;
+            auto for pretrained models).
         out: where runs and results go (default: shoal-compare, with a folder in it for data of yours).
         device: cpu, cuda, cuda:1 … (default: cuda where there is one).
         jobs: runs in parallel (default: one per core, or ten on CUDA).
@@ -225,7 +229,7 @@ def compare(
     from shoal.experiments import compare as protocol
     from shoal.experiments.config import RunConfig
     from shoal.experiments.execute import Store, make_executor
-    from shoal.experiments.search import is_pretrained, with_rate
+    from shoal.experiments.search import is_pretrained, with_format, with_rate
     from shoal.training.processes import together
 
     if together():
@@ -272,10 +276,11 @@ def compare(
             eval_every=eval_every or max(1, steps // 10),
             eval_limit=eval_limit,
             precision=precision,
+            memory_format=memory_format,
             holdout=where.holdout,
             metric=metric,
         )
-        base, rate_note = with_rate(base, lr, schedule)
+        base, rate_note = with_rate(with_format(base), lr, schedule)
         if not algorithms:
             usual = protocol.PRETRAINED if source.own and is_pretrained(base) else where.usual["algorithms"]
             asked, everyone = _algorithms(usual)

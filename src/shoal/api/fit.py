@@ -232,7 +232,8 @@ def fit(
     select: Literal["best", "last"] | None = None,
     device: str | torch.device | None = None,
     workers: int = 0,
-    precision: Precision | None = None,
+    precision: Precision | Literal["auto"] | None = None,
+    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
     clip: float | None = None,
     accumulate: int = 1,
     schedule: ScheduleMaker | None = None,
@@ -366,7 +367,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay", "wise_ft"]
+    same += ["average_decay", "wise_ft", "memory_format"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

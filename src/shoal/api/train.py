@@ -39,7 +39,7 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select", "average_decay", "wise_ft")  # fmt: skip
+        "warm_select", "average_decay", "wise_ft", "memory_format")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -173,7 +173,8 @@ def train(
     schedule: str | None = None,
     clip: Positive | None = None,
     accumulate: Count = 1,
-    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = None,
+    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
     average: Literal["sma", "ema", "swad", "swad-paper"] | None = None,
     average_start: Count | None = None,
     average_ratio: Positive | None = None,
@@ -255,7 +256,10 @@ def train(
             warmup:50,cosine.
         clip: the largest norm of a gradient.
         accumulate: split each batch into this many parts, to save memory.
-        precision: of the forward pass (default: fp32).
+        precision: of the forward pass; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32;
+            auto for pretrained models).
+        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous;
+            auto for pretrained models).
         average: average the weights: sma; ema, exponentially; swad by the validation loss, as its authors'
             program does, or swad-paper, as their paper says, with frequent evaluations.
         average_start: the step at which sma begins (default: steps / 10).
@@ -309,7 +313,7 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
-    from shoal.experiments.search import with_model_options, with_rate
+    from shoal.experiments.search import with_format, with_model_options, with_rate
     from shoal.training.recipes import find_recipe
 
     if (recipe := find_recipe(options["algorithm"])) is not None:
@@ -340,7 +344,7 @@ def configuration(options: Mapping[str, Any]) -> tuple[RunConfig, Source, str]:
         )
         if recipe is not None:
             config = with_model_options(recipe, config)
-        config, chosen = with_rate(config, options["lr"], options["schedule"])
+        config, chosen = with_rate(with_format(config), options["lr"], options["schedule"])
     check(config)
     return config, source, chosen
 

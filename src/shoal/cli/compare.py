@@ -34,6 +34,7 @@ GROUPS = {
     "every run": (
         *("steps", "batch_size", "domains_per_step", "model", "model_options", "weights", "freeze_backbone"),
         *("optimizer", "lr", "schedule", "metric", "eval_every", "eval_limit", "precision"),
+        "memory_format",
     ),
     "running": EXECUTION,
 }

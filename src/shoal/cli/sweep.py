@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_data(parser)
     add_data_dir(parser)
     add_model(parser)
-    names = ("seeds", "search", "steps", "eval_every", "precision", "domainbed", "out", "budget", *EXECUTION)
-    add_options(parser, names, sweep)
+    names = ("seeds", "search", "steps", "eval_every", "precision", "memory_format", "domainbed", "out")
+    add_options(parser, (*names, "budget", *EXECUTION), sweep)
     parser.add_argument("--plan", action="store_true", help="only say how many runs there are")
     parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
 

@@ -48,7 +48,7 @@ class MetaBatchLoader:
     transform draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the
     example's place in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the
     i-th of n shares of *each* batch: every n-th example of it. On CUDA the next batch is copied while the
-    current one is computed on.
+    current one is computed on. ``enter`` is applied to the inputs of a batch on the device.
     """
 
     def __init__(
@@ -62,13 +62,14 @@ class MetaBatchLoader:
         start: int = 0,
         stop: int,
         share: tuple[int, int] = (0, 1),
+        enter: Callable[[Any], Any] | None = None,
     ) -> None:
         if workers < 0:
             raise InputError(f"workers={workers}; it must be 0 (no processes) or more.")
         if not 0 <= start <= stop:
             raise InputError(f"start={start}, stop={stop}; it must be that 0 ≤ start ≤ stop.")
         self.dataset, self.sampler, self.device = dataset, sampler, device
-        self.start, self.stop, self.share = start, stop, share
+        self.start, self.stop, self.share, self.enter = start, stop, share, enter
         self._loader: DataLoader[Any] | None = None
         if isinstance(dataset, InMemory):
             return
@@ -137,6 +138,8 @@ class MetaBatchLoader:
 
     def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
         x, y, *weight = to_device(pair, self.device)
+        if self.enter is not None:
+            x = self.enter(x)
         return DomainBatch(x, y, domain, *weight)
 
 

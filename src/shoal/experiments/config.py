@@ -78,6 +78,9 @@ class RunConfig:
     """What selects weights; see :mod:`shoal.training.metrics`. By default what the dataset is judged by."""
     eval_splits: list[str] | None = None
     """Which are measured along the way, by default all that the dataset has."""
+    memory_format: str | None = None
+    """``contiguous`` (the default), ``channels-last`` or ``auto``, on which a trial on CUDA decides, as on a
+    precision of ``auto``. What it decides is part of the record and not of the run's identity."""
     label: str = ""
     """How tables call this row; no part of the run's identity."""
 
@@ -164,9 +167,11 @@ class RunConfig:
     def identity(self) -> str:
         """A short name for what is run, the same on every machine: changes whenever a field does.
 
-        Fields at their defaults do not count: one that comes with a later version changes no name.
+        Fields at their defaults do not count: one that comes with a later version changes no name. Nor do
+        those that say the default (:data:`SAME_AS_NONE`).
         """
         content = {name: getattr(self, name) for name in _TYPES}
+        content |= {name: None for name, usual in SAME_AS_NONE.items() if content[name] == usual}
         content = {k: v for k, v in content.items() if k in REQUIRED or v != _DEFAULTS[k]}
         content.pop("label", None)
         text = json.dumps(content, sort_keys=True, default=dict)
@@ -192,6 +197,8 @@ class RunConfig:
 
 
 REQUIRED = ("dataset", "algorithm", "steps")
+SAME_AS_NONE = {"precision": "fp32", "memory_format": "contiguous"}
+"""By field: the value that is meant where there is none."""
 _DEFAULTS: dict[str, Any] = {}
 _TYPES: dict[str, tuple[Any, str]] = {}
 """By field: what it may be in a file, and that in words."""

@@ -27,7 +27,7 @@ from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
 from shoal.data.splits import leave_out
 from shoal.errors import InputError, check_names
-from shoal.experiments.config import RunConfig
+from shoal.experiments.config import SAME_AS_NONE, RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.search import RATES, Space, changed, draw
 from shoal.settings import Size, search_space
@@ -161,6 +161,9 @@ def plan(
         sizes = sizes_of(dataset, data.input_shape)
         given = {"eval_every": eval_every or sizes.eval_every, "select": "last", **common}
         given["model"] = given.get("model") or sizes.network
+        given |= {
+            name: given.get(name) or usual for name, usual in SAME_AS_NONE.items()
+        }  # as DomainBed has it
         base = RunConfig(
             **given,
             dataset=dataset,

@@ -64,11 +64,27 @@ def is_pretrained(config: RunConfig) -> bool:
         return False
     if config.weights is not None or "pretrained" in config.model_options:
         return bool(config.weights is not None or config.model_options["pretrained"])
+    name = _backbone(config)
+    return name is not None and (models.language.known(name) or models.names_weights(name))
+
+
+def _backbone(config: RunConfig) -> str | None:
+    """The name of timm's or transformers' model that is trained, if it is one."""
     option = inspect.signature(sets.registry.module(config.dataset).load).parameters.get("tokenizer")
     name = config.model or (config.data_options.get("tokenizer", option.default) if option else None)
-    if not isinstance(name, str) or name in models.registry.names():
-        return False
-    return models.language.known(name) or models.names_weights(name)
+    return name if isinstance(name, str) and name not in models.registry.names() else None
+
+
+def with_format(config: RunConfig) -> RunConfig:
+    """``config`` with precision and memory format left to a trial, where they are not given and a pretrained
+    backbone of timm's or transformers' is trained.
+
+    Only what users start in their own name comes here: protocols that repeat published results compute as
+    these did, contiguous and in fp32.
+    """
+    if not is_pretrained(config) or _backbone(config) is None:
+        return config
+    return replace(config, precision=config.precision or "auto", memory_format=config.memory_format or "auto")
 
 
 def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:

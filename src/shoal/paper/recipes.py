@@ -195,7 +195,8 @@ def _run(
     same |= {"warm_select": warm_select, "select": recipe.get("select")}
     same |= {"optimizer": recipe["optimizer"], "optimizer_options": optimizer, "schedule": schedule}
     same |= {"model": changes.model or recipe["model"], "model_options": dict(options)}
-    same |= {"eval_limit": changes.eval_limit, "metric": recipe["metric"], "precision": changes.precision}
+    same |= {"eval_limit": changes.eval_limit, "metric": recipe["metric"]}
+    same |= {"precision": changes.precision or "fp32", "memory_format": "contiguous"}  # whatever the model
     return RunConfig(
         dataset,
         variant.algorithm,

@@ -141,8 +141,9 @@ class Tracking(Callback):
         count: int | None = None,
         workers: int = 0,
         share: tuple[int, int] = (0, 1),
+        enter: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.agreement, self.domains, self.every = agreement, domains, every
+        self.agreement, self.domains, self.every, self.enter = agreement, domains, every, enter
         self.sampler, self.examples, self.share, self.workers = sampler, examples, share, workers
         slots = sampler.domains_per_step
         if len(domains) < 2:
@@ -178,7 +179,8 @@ class Tracking(Callback):
         if not self.own:
             batches = self._next(step)
         elif batches is None:  # they are gathered on the device, and here once more
-            own = MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, share=self.share)
+            where: dict[str, Any] = {"share": self.share, "enter": self.enter}
+            own = MetaBatchLoader(self.examples, self.sampler, start=step, stop=step + 1, **where)
             batches = next(iter(own))
         chosen = list(batches)[: self.count]
         names = [self.domains.names[int(b.domain)] for b in chosen if b.domain is not None]
@@ -201,6 +203,7 @@ class Tracking(Callback):
                 start=first,
                 stop=first + 2**40,
                 share=self.share,
+                enter=self.enter,
             )
             self._drawn = iter(loader)
         return next(self._drawn)

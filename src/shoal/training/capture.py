@@ -137,9 +137,15 @@ class GatheredSteps:
     """Runs ``unroll`` consecutive steps at a time on examples in the device's memory."""
 
     def __init__(
-        self, algorithm: Algorithm, engine: Engine, examples: Any, sampler: DomainBatchSampler, unroll: int
+        self,
+        algorithm: Algorithm,
+        engine: Engine,
+        examples: Any,
+        sampler: DomainBatchSampler,
+        unroll: int,
+        enter: Callable[[Any], Any] = lambda x: x,
     ) -> None:
-        self.algorithm, self.engine = algorithm, engine
+        self.algorithm, self.engine, self.enter = algorithm, engine, enter
         self.examples, self.sampler, self.unroll = examples, sampler, unroll
         shape = (unroll, sampler.domains_per_step, sampler.batch_size)
         self.indices = torch.zeros(shape, dtype=torch.int64, device=examples.device)
@@ -178,7 +184,8 @@ class GatheredSteps:
         for u in range(self.unroll):
             drawn = [self.examples.batch(row) for row in self.indices[u]]
             numbers = [None] * len(drawn) if self.numbers is None else list(self.numbers[u])
-            batches = [DomainBatch(x, y, n, *w) for (x, y, *w), n in zip(drawn, numbers, strict=True)]
+            pairs = zip(drawn, numbers, strict=True)
+            batches = [DomainBatch(self.enter(x), y, n, *w) for (x, y, *w), n in pairs]
             logs.append(self.engine.step(self.algorithm, batches))
         return {k: torch.stack([log[k] for log in logs]) for k in logs[0]}
 

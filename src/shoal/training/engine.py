@@ -20,6 +20,7 @@ from shoal.gradients import gradient
 from shoal.losses import find_terms
 from shoal.optim import Walks, copy_where, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
+from shoal.tensors import like
 from shoal.training.processes import Processes
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -65,10 +66,7 @@ class Engine:
         self.accumulate = accumulate
         self.on_nan = on_nan
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
-        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-        if precision in HALF:
-            # Weights change within a step, so their half-precision copies must not outlive their use.
-            self.autocast = partial(torch.autocast, self.device.type, HALF[precision], cache_enabled=False)
+        self.compute_in(precision)
         self.scale = LossScale(self.device) if precision == "fp16" else None
         # With a loss scale an infinite gradient is nothing unusual, and says nothing of the objective.
         self.watched = ("losses", "objective") if self.scale else ("losses", "norms")
@@ -78,9 +76,20 @@ class Engine:
             for each in (optimizer, *self.auxiliary.values()):
                 _use_fused(each)
 
+    def compute_in(self, precision: Precision) -> None:
+        """Sets the precision of forward passes; fp16 needs the loss scale of an engine made for it."""
+        self.autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+        if precision in HALF:
+            # Weights change within a step, so their half-precision copies must not outlive their use.
+            self.autocast = partial(torch.autocast, self.device.type, HALF[precision], cache_enabled=False)
+
+    def begin(self) -> None:
+        """Forgets what passes before this step have found."""
+        self._norms, self._bad_loss = [], None
+
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
-        self._norms, self._bad_loss = [], None
+        self.begin()
         before = [t.detach().clone() for t in self._beside(algorithm)] if self.on_nan == "skip" else []
         log = _checked(algorithm, algorithm.step(batches, self))
         if self._norms:
@@ -117,7 +126,7 @@ class Engine:
 
     def forget(self) -> None:
         """Puts aside a step that was begun and never done."""
-        self._norms, self._bad_loss = [], None
+        self.begin()
         for optimizer in (self.optimizer, *self.auxiliary.values()):
             optimizer.zero_grad(set_to_none=True)
         if self.walk is not None:
@@ -306,7 +315,7 @@ class Engine:
         if self.clip is not None:
             found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))
         for p, g in zip(self.params, found, strict=True):
-            p.grad = g
+            p.grad = like(g, p) if g.ndim == 4 else g  # fused optimizers ask for the same layout
         if shift is not None:
             for p, u in zip(self.params, shift, strict=True):
                 p.add_(u * ~bad)

@@ -166,6 +166,7 @@ class Evaluator:
     Several ``processes`` take a share each. ``watch`` is called before each batch, in every process equally
     often, and may raise to abandon the evaluation. A batch that does not fit in memory is taken in pieces.
     ``selects`` is the one of ``metrics`` that selects weights; groups in ``uncounted`` are never the worst.
+    ``enter`` is applied to inputs on the device.
     """
 
     def __init__(
@@ -184,6 +185,7 @@ class Evaluator:
         selects: Metric | None = None,
         uncounted: frozenset[str] = frozenset(),
         watch: Watch | None = None,
+        enter: Callable[[Any], Any] | None = None,
     ) -> None:
         self.metrics, self.selects, self.uncounted = metrics, selects, uncounted
         self.truth: dict[str, np.ndarray] = {}
@@ -204,7 +206,12 @@ class Evaluator:
         # The first process has the most batches; the others wait for it in as many calls of ``watch``.
         self.rounds = sum(-(-len(w[::count]) // batch_size) for w in self.which.values())
         self.loader = MetaBatchLoader(
-            examples, order, workers=workers, device=self.processes.device, stop=len(order.batches)
+            examples,
+            order,
+            workers=workers,
+            device=self.processes.device,
+            stop=len(order.batches),
+            enter=enter,
         )
 
     @cached_property
@@ -282,7 +289,9 @@ class Evaluator:
         if self.loss is None:
             return torch.zeros(2, **place)
         if self.terms is None or (self.terms.plain and weight is None):
-            return torch.stack([self.loss(output, y).to(**place) * len(y), torch.tensor(len(y), **place)])
+            # torch.tensor would copy the number to the device, and wait for it there.
+            count = torch.full((), len(y), **place)
+            return torch.stack([self.loss(output, y).to(**place) * count, count])
         sums, counts = self.terms.sums(output, y).to(**place), self.terms.counts(y).to(**place)
         if weight is not None:
             sums, counts = sums * weight, counts * weight

@@ -12,6 +12,7 @@ from torch import nn
 from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.training.callbacks import Callback, Callbacks, State
+from shoal.training.formats import choose
 from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.monitoring import Monitor, Window
@@ -125,8 +126,9 @@ class Training(Setup):
 
     def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
         session = Session([t for t in (self.warm, self) if t is not None], journal, signals)
-        session.restore()
         try:
+            if not session.restore():
+                self._choose_format(session)
             for number, training in enumerate(session.trainings):
                 later = session.trainings[number + 1 :]
                 if any(t.state.step for t in later):
@@ -137,6 +139,13 @@ class Training(Setup):
         finally:
             for training in session.trainings:
                 training.selection.close()
+                training.give_back()
+
+    def _choose_format(self, session: Session) -> None:
+        """Where it is left to a trial, or may have to be given up."""
+        with self.progress.phase("timing memory formats and precisions"):
+            choice = choose(self, self.state.step)
+        session.use(choice)
 
     def _train(self, session: Session) -> Iterator[None]:
         self.session, state = session, self.state
@@ -148,6 +157,8 @@ class Training(Setup):
             self.selection.begin()
         try:
             self.callbacks("on_start", state)
+            if self.choice.trial and not state.step:
+                self._log({"phase": self.phase, "step": 0, "format": self.choice.state_dict()})
             if not self.selection.finished:
                 with only_trained(self.model, self.only):
                     yield from self._loop(session)

@@ -96,8 +96,13 @@ class Options:
     """By default CUDA where there is one."""
     workers: Annotated[int, Range(0, 1000)] = 0
     """Processes that read examples; whatever their number, the batches are the same."""
-    precision: Precision | None = None
-    """``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; what ``accelerate launch`` was told, if it was."""
+    precision: Precision | Literal["auto"] | None = None
+    """``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; what ``accelerate launch`` was told, if it was.
+    ``"auto"``: fp32 or bf16, whichever is faster on CUDA (see :mod:`shoal.training.formats`), else fp32."""
+    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None
+    """How images (B, c, h, w) and the weights of convolutions lie in memory while the model is trained:
+    ``"contiguous"`` (the default: as they are), ``"channels-last"``, or with ``"auto"`` whichever is faster
+    on CUDA, else contiguous. Results are the same up to rounding."""
     clip: Positive | None = None
     """The largest norm of a gradient that is applied; in Fish, of each inner step's."""
     accumulate: Count = 1
@@ -232,7 +237,7 @@ class Options:
         return self.average in ("swad", "swad-paper")
 
     @property
-    def chosen_precision(self) -> Precision:
+    def chosen_precision(self) -> Precision | Literal["auto"]:
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
         return self.precision or (launched if launched in HALF else "fp32")  # type: ignore[return-value]
 

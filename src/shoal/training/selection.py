@@ -153,7 +153,7 @@ class Selection:
             model.load_state_dict(interpolate(start, end, alpha) if alpha else start)
             model.train()
             if 0 < alpha < 1 and has_batchnorm(model):
-                self._refresh()
+                self.refresh()
 
         if chosen == "validation":
             limit = setup.options.eval_limit

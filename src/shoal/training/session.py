@@ -6,8 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from shoal.errors import InputError
+from shoal.tensors import like
 from shoal.training.checkpoint import Loaded
+from shoal.training.formats import Choice
 from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.stopping import Interrupted, Signals
@@ -55,21 +59,30 @@ class Session:
             _phase_state(t, self.last.seconds_now, n == at) for n, t in enumerate(self.trainings[: at + 1])
         ]
         state = dict.fromkeys(("warm start", "training"), None) | dict(zip(names, phases, strict=False))
-        return self.journal.checkpoint(self.done, {"made with": _fingerprint(self.last), **state}, kept)
+        state |= {"made with": _fingerprint(self.last), "format": self.last.choice.state_dict()}
+        return self.journal.checkpoint(self.done, state, kept)
 
-    def restore(self) -> None:
-        """Puts the trainings where the newest checkpoint was made; refuses that of another run."""
+    def use(self, choice: Choice) -> None:
+        """Computes in this format, in all trainings."""
+        for training in self.trainings:
+            training.use(choice)
+
+    def restore(self) -> bool:
+        """Puts the trainings where the newest checkpoint was made, if there is one; refuses another run's."""
         loaded = self.journal.restore() if self.journal else None
         if loaded is None:
-            return
+            return False
         was, now = loaded.state["made with"], _fingerprint(self.last)
         if different := [k for k in now if was.get(k) != now[k]]:
             changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
             raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
+        if "format" in loaded.state:
+            self.use(Choice.from_state(loaded.state["format"]))
         for training, name in zip(self.trainings[::-1], ("training", "warm start"), strict=False):
             if loaded.state[name] is not None:
                 self.last.seconds = max(self.last.seconds, loaded.state[name]["seconds"])
                 _load_phase(training, loaded.state[name], loaded)
+        return True
 
     def agreed(self, chunk: int, due: bool) -> tuple[int, bool, bool]:
         """What all processes will do alike: the main one's pace and clock, and anybody's signal."""
@@ -181,6 +194,9 @@ def _load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     if len(saved) == len(own):
         saved = [{**group, **mine} for group, mine in zip(saved, own, strict=True)]
     optimizer.load_state_dict({**state, "param_groups": saved})
+    for p, entry in optimizer.state.items():  # checkpoints are contiguous, the parameters may not be
+        same = {k: v for k, v in entry.items() if isinstance(v, Tensor) and v.shape == p.shape}
+        entry.update({k: like(v, p) for k, v in same.items()})
 
 
 def _fingerprint(training: Training) -> dict[str, Any]:
@@ -195,6 +211,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "domains_per_step": sampler.domains_per_step,
         "seed": options.seed,
         "precision": options.chosen_precision,
+        "memory_format": None if options.memory_format == "contiguous" else options.memory_format,
         "optimizer": type(getattr(optimizer, "inner", optimizer)).__name__,
         "lr": [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups],
         "clip": options.clip,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm, algorithm_class, build, check_settings, settings_of
 from shoal.algorithms.base import trained_parameters
@@ -22,7 +23,7 @@ from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SWAD
 from shoal.training.callbacks import each_step
 from shoal.training.capture import draws, why_not
-from shoal.training.engine import Engine, check_precision
+from shoal.training.engine import Engine, Precision, check_precision
 from shoal.training.evaluate import Evaluator
 from shoal.training.examine import (
     check_comparison,
@@ -30,6 +31,7 @@ from shoal.training.examine import (
     check_scored,
     examine,
 )
+from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
 from shoal.training.probing import only_trained, probed_head
@@ -38,6 +40,8 @@ from shoal.training.progress import Progress
 
 EVALUATION_NUMBERS, ON_CPU = 2**26, 2**22
 """The most that a batch may become in any operation of an evaluation; on the CPU, what its caches like."""
+OF_MEMORY = 512
+"""On CUDA it may be more: a number for so many bytes of the device's memory."""
 TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS = (10, 5, 4, 2, 1)
@@ -74,6 +78,10 @@ class Setup:
         self.processes = processes or Processes(options.device)
         self.device = self.processes.device
         self.model = model.to(self.device)
+        precision = options.chosen_precision
+        self.choice = Choice(Format("contiguous", "fp32" if precision == "auto" else precision))
+        """In what the model is computed; it may change before the first step (see :meth:`use`)."""
+        self._laid_out: list[Tensor] = []
         self.label = label or (algorithm if isinstance(algorithm, str) else cls.__name__)
         examples: Any = data.examples
         self.gathers = isinstance(examples, InMemory)
@@ -134,7 +142,7 @@ class Setup:
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
         self.average = options.make_average()
-        most = ON_CPU if self.device.type == "cpu" else EVALUATION_NUMBERS
+        most = _most_numbers(self.device)
         self.eval_batch = options.eval_batch or max(1, min(1024, most // found.numbers))
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
         if options.eval_limit is not None:
@@ -188,7 +196,7 @@ class Setup:
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
             share=len(range(self.processes.index, options.batch_size, count)) / options.batch_size,
-            precision=options.chosen_precision,
+            precision=self.choice.format.precision,
             clip=options.clip,
             accumulate=options.accumulate,
             on_nan=options.on_nan,
@@ -236,23 +244,50 @@ class Setup:
             workers=self.options.workers,
             limits=limits,
             processes=self.processes,
-            autocast=self.engine.autocast,
+            autocast=self._autocast,
+            enter=self.entering,
             metrics=self.metrics,
             selects=self.selects,
             uncounted=self.data.uncounted,
             watch=self.watch,
         )
 
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return self.engine.autocast()
+
+    def compute_in(self, precision: Precision) -> None:
+        """Sets the precision of forward passes, those of evaluations too."""
+        self.engine.compute_in(precision)
+        self.algorithm.autocast = self.engine.autocast
+
+    def use(self, choice: Choice) -> None:
+        """Computes in this format from now on."""
+        self.choice = choice
+        self.compute_in(choice.format.precision)
+        if choice.format.memory_format == "channels-last":
+            self._laid_out += lay_out(self.model)
+
+    def give_back(self) -> None:
+        """Lays the model's weights out as they were."""
+        for tensor in self._laid_out:
+            tensor.data = tensor.data.contiguous()
+        self._laid_out = []
+
+    def entering(self, x: Any) -> Any:
+        """Inputs, laid out in memory as the weights are."""
+        return channels_last(x) if self.choice.format.memory_format == "channels-last" else x
+
     def watch(self, split: str, done: int, total: int) -> None:
         """Called between two batches of an evaluation."""
 
-    def loader(self, sampler: Any, start: int, stop: int) -> MetaBatchLoader:
+    def loader(self, sampler: Any, start: int, stop: int, workers: int | None = None) -> MetaBatchLoader:
         """This process's share of the batches that a sampler plans."""
         return MetaBatchLoader(
             self.examples,
             sampler,
-            workers=self.options.workers,
+            workers=self.options.workers if workers is None else workers,
             device=self.device,
+            enter=self.entering,
             start=start,
             stop=stop,
             share=(self.processes.index, self.processes.count),
@@ -270,6 +305,7 @@ class Setup:
             count=options.track_domains,
             workers=options.workers,
             share=(self.processes.index, self.processes.count),
+            enter=self.entering,
         )
 
     def warm_options(self) -> Options:
@@ -322,3 +358,12 @@ class Setup:
             module._compiled_call_impl = torch.compile(
                 lambda *inputs, call=call, **named: call(*inputs, **named)
             )
+
+
+def _most_numbers(device: torch.device) -> int:
+    """What a batch may become in any operation of an evaluation."""
+    if device.type == "cpu":
+        return ON_CPU
+    if device.type != "cuda":
+        return EVALUATION_NUMBERS
+    return max(EVALUATION_NUMBERS, torch.cuda.get_device_properties(device).total_memory // OF_MEMORY)

@@ -89,7 +89,9 @@ class Stepper:
         aside = -step % setup.unroll
         whole = (setup.options.steps - step - aside) // setup.unroll
         for unroll, count in ((1, aside), (setup.unroll, whole)):
-            captured = GatheredSteps(setup.algorithm, setup.engine, setup.examples, setup.sampler, unroll)
+            captured = GatheredSteps(
+                setup.algorithm, setup.engine, setup.examples, setup.sampler, unroll, setup.entering
+            )
             for _ in range(count):
                 self.callbacks("before_step", self.state)
                 yield Taken(step, *captured.run(step))

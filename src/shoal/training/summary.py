@@ -38,7 +38,7 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "selected": history.index(chosen) if chosen is not None else -1,
         "rule": rule,
         "seconds": round(training.seconds, 3),
-        "environment": environment(training.device, training.processes.count),
+        "environment": environment(training.device, training.processes.count) | computed_in(training),
         "error": error,
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
         "skipped": len(training.skipped),
@@ -59,6 +59,14 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "processes": str(processes),
     }
+
+
+def computed_in(training: Training) -> dict[str, str]:
+    """The memory format and precision, where they were not the usual ones or were left to a trial."""
+    asked, choice = training.options, training.choice
+    if choice.format.memory_format == "contiguous" and "auto" not in (asked.precision, asked.memory_format):
+        return {}
+    return {k: v for k, v in choice.state_dict().items() if v}
 
 
 def surroundings(device: torch.device, processes: int = 1) -> dict[str, Any]:
