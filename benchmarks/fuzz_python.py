@@ -114,6 +114,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "average_ratio": ("None",),
     "average_decay": ("None",),
     "wise_ft": ("None", "0.5", "'validation'"),
+    "miro": ("None", "0.1"),
     "on_nan": ("'stop'", "'skip'"),
     "compile": ("False",),
     "progress": ("False",),

@@ -177,7 +177,12 @@ ALGORITHMS = Registry(
     "algorithm",
     "shoal.algorithms",
     support=frozenset({"base", "penalty"}),
-    reserved=frozenset({"all", "majority", "logistic-regression", "ridge-regression", "gradient-boosting"}),
+    reserved=frozenset(
+        {
+            *("all", "majority", "logistic-regression", "ridge-regression", "gradient-boosting"),
+            *("auto", "erm++", "lp-ft", "miro", "swad"),
+        }
+    ),
 )
 DATASETS = Registry(
     "dataset",
@@ -189,6 +194,8 @@ DATASETS = Registry(
 MODELS = Registry(
     "model",
     "shoal.models",
-    support=frozenset({"backbones", "calling", "feature_model", "features", "head", "language", "weights"}),
+    support=frozenset(
+        {"backbones", "calling", "feature_model", "features", "head", "language", "layers", "weights"}
+    ),
     needs=("build",),
 )

@@ -119,6 +119,7 @@ class TestConfig:
             "average_ratio": 1.2,
             "average_decay": 0.9,
             "wise_ft": 0.5,
+            "miro": 0.1,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

@@ -143,6 +143,8 @@ class Algorithm(nn.Module):
     """Examples may have weights: it takes every loss from :meth:`losses` or :meth:`domain_loss`."""
     instead: ClassVar[Sequence[str]] = ()
     """Algorithms to name where this one cannot be had."""
+    by_engine: ClassVar[bool] = True
+    """All its gradients come from ``engine.gradients``, where a penalty can be added."""
     second_order: ClassVar[bool] = False
     repeats_passes: ClassVar[bool] = False
     """Passes a minibatch through the model more than once a step (see :mod:`shoal.replay`)."""

@@ -43,6 +43,7 @@ class IDGM(Algorithm):
     compares_domains = True
     capturable = True
     second_order = True
+    by_engine = False
 
     def __init__(
         self,

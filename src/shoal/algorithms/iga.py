@@ -36,6 +36,7 @@ class IGA(Algorithm):
     compares_domains = True
     capturable = True
     second_order = True
+    by_engine = False
 
     def __init__(
         self,

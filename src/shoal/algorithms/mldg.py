@@ -34,6 +34,7 @@ class MLDG(Algorithm):
 
     family = "meta-learning"
     reference = "Li et al. AAAI 2018"
+    by_engine = False
     passes = "apart"
     compares_domains = True
     capturable = True

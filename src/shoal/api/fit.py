@@ -242,6 +242,7 @@ def fit(
     average_ratio: float | None = None,
     average_decay: float | None = None,
     wise_ft: float | Literal["validation"] | None = None,
+    miro: float | None = None,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
     compile: bool = False,
@@ -367,7 +368,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay", "wise_ft", "memory_format"]
+    same += ["average_decay", "wise_ft", "miro", "memory_format"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

@@ -54,6 +54,7 @@ METAVARS = {
         "average_ratio": "RATIO",
         "average_decay": "D",
         "wise_ft": "ALPHA",
+        "miro": "WEIGHT",
     },
 }
 

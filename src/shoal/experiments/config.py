@@ -66,6 +66,7 @@ class RunConfig:
     average_ratio: float | None = None
     average_decay: float | None = None
     wise_ft: float | str | None = None
+    miro: float | None = None
     on_nan: str = "stop"
     weights: str | None = None
     """A file with the weights to start from; by default the model's own random ones."""

@@ -23,7 +23,7 @@ SETTINGS = (
     *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
     *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
     *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
-    *("seed", "warm_select", "average_decay", "wise_ft", "memory_format"),
+    *("seed", "warm_select", "average_decay", "wise_ft", "miro", "memory_format"),
 )
 """What of a configuration the card lists, where it is set."""
 

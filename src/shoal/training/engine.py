@@ -21,6 +21,7 @@ from shoal.losses import find_terms
 from shoal.optim import Walks, copy_where, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
 from shoal.tensors import like
+from shoal.training.miro import Miro
 from shoal.training.processes import Processes
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -37,7 +38,8 @@ class Engine:
     On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``auxiliary`` are
     the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`). ``loss`` is the algorithm's:
     where its examples count differently (class weights, ``ignore_index``, sample weights), a piece of a batch
-    is divided by what the whole batch is divided by, so that pieces add up to the loss of the whole.
+    is divided by what the whole batch is divided by, so that pieces add up to the loss of the whole. ``miro``
+    is a penalty on the features of every forward pass that a gradient is taken of.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Engine:
         on_nan: Literal["stop", "skip"] = "stop",
         auxiliary: Mapping[str, Optimizer] | None = None,
         loss: Loss | None = None,
+        miro: Miro | None = None,
     ) -> None:
         self.optimizer = optimizer
+        self.miro = miro
         self.terms = None if loss is None else find_terms(loss)
         self.walk = optimizer if isinstance(optimizer, Walks) else None
         self.auxiliary = dict(auxiliary or {})
@@ -176,6 +180,10 @@ class Engine:
             total = list(torch._foreach_mul(total, 1 / self.scale.value))
         return total, merged
 
+    def _collecting(self) -> AbstractContextManager[None]:
+        """Forward passes in this block are compared with the pretrained model's, where that is asked for."""
+        return nullcontext() if self.miro is None else self.miro.collecting()
+
     def _scaled(self, loss: Tensor) -> Tensor:
         return loss if self.scale is None else loss * self.scale.value
 
@@ -185,7 +193,11 @@ class Engine:
         total: list[Tensor] = []
         merged: Log = {}
         for weight, part in self.parts(batches):
-            loss, log = _valued(objective, forward(part))
+            with self._collecting():
+                outputs = forward(part)
+            loss, log = _valued(objective, outputs)
+            if self.miro is not None:
+                loss = loss + self.miro.take()
             self._bad_loss = _or(self._bad_loss, ~loss.detach().isfinite())
             found = gradient(self._scaled(loss), self.params)
             if not total:
@@ -196,7 +208,7 @@ class Engine:
             else:
                 torch._foreach_add_(total, found, alpha=weight)
                 merged = {k: merged[k] + v * weight for k, v in log.items()}
-            del loss, found
+            del loss, found, outputs
         if self.processes > 1:
             assert self._bad_loss is not None
             *total, count = self.average([*total, self._bad_loss.to(total[0].dtype)])
@@ -214,7 +226,7 @@ class Engine:
         pieces = [part for _, part in self.parts(batches)]
         once = len(pieces) == 1
         before = random_state(algorithm.model)
-        with nullcontext() if once else torch.no_grad():
+        with self._collecting() if once else torch.no_grad():
             seen = [forward(piece) for piece in pieces]
         leaves, outputs = self._gathered(seen)
         loss, log = _valued(objective, outputs)
@@ -226,11 +238,18 @@ class Engine:
         at = [0] * len(leaves)
         with nullcontext() if once else leaves_no_trace(algorithm.model, since=before):
             for number, piece in enumerate(pieces):
-                tensors = _tensors(seen[number] if once else forward(piece))
+                if not once:
+                    with self._collecting():
+                        again = forward(piece)
+                tensors = _tensors(seen[number] if once else again)
                 ends = [a + len(t) for a, t in zip(at, tensors, strict=True)]
                 parts = [g[a:b] for g, a, b in zip(mine, at, ends, strict=True)]
                 at = ends
                 pairs = [(t, g) for t, g in zip(tensors, parts, strict=True) if t.requires_grad]
+                if self.miro is not None:
+                    share = sum(len(b.y) for b in piece) / sum(len(b.y) for p in pieces for b in p)
+                    penalty = self._scaled(self.miro.take() * (share * self.share))
+                    pairs.append((penalty, torch.ones_like(penalty)))
                 found = torch.autograd.grad(
                     [t for t, _ in pairs], self.params, [g for _, g in pairs], allow_unused=True
                 )

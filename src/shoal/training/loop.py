@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -113,7 +113,7 @@ class Training(Setup):
         Random numbers are a function of the step, so that the others' do not matter; see :func:`world`.
         """
         turns = self._stages(journal, signals)
-        with self.algorithm.recording():
+        with self.algorithm.recording(), self.miro.recording() if self.miro else nullcontext():
             while True:
                 self._began = time.monotonic()
                 try:

@@ -126,6 +126,9 @@ class Options:
     α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
     (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
     ``warm_start="head"`` first."""
+    miro: Annotated[float, Range(0)] | None = None
+    """λ: keep features close to those of the pretrained model, beside any algorithm; such as 0.1. See
+    :class:`~shoal.training.miro.Miro`. It costs a forward pass of the pretrained model."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False

@@ -19,6 +19,7 @@ from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
+from shoal.models.head import find_head
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SWAD
 from shoal.training.callbacks import each_step
@@ -33,6 +34,7 @@ from shoal.training.examine import (
 )
 from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.metrics import check_output, chosen
+from shoal.training.miro import Miro
 from shoal.training.options import Options
 from shoal.training.probing import only_trained, probed_head
 from shoal.training.processes import Processes
@@ -50,7 +52,7 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
-    *("average_decay", "wise_ft"),
+    *("average_decay", "wise_ft", "miro"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -119,6 +121,7 @@ class Setup:
             """What a linear probe trains, where there is to be one."""
             if options.probes:
                 self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
+            self.miro = self._make_miro(found.x) if options.miro and phase == "train" else None
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -166,6 +169,17 @@ class Setup:
         extractor.close()
         return extractor
 
+    def _make_miro(self, x: Any) -> Miro:
+        """As a part of the algorithm, with which it is moved, trained and saved."""
+        if not self.algorithm.by_engine:
+            raise InputError(
+                f"miro={self.options.miro:g} cannot be added to {type(self.algorithm).__name__}, which takes "
+                "gradients of its own; leave miro out."
+            )
+        made = Miro(self.model, find_head(self.model, x), self.options.miro or 0.0, x)
+        self.algorithm.add_module("miro", made)
+        return made
+
     def _divided(self) -> str | None:
         """Why batches are taken in pieces, if they are."""
         if self.options.accumulate > 1:
@@ -192,6 +206,8 @@ class Setup:
             )
         auxiliary = self.algorithm.auxiliary_optimizers()
         optimizer = options.make_optimizer(trained_parameters(self.algorithm, auxiliary))
+        if self.miro is not None:
+            self.miro.own_rate(optimizer)
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
@@ -202,6 +218,7 @@ class Setup:
             on_nan=options.on_nan,
             auxiliary=auxiliary,
             loss=self.loss,
+            miro=self.miro,
         )
 
     def _usual_eval_every(self) -> int:
@@ -266,6 +283,8 @@ class Setup:
         self.compute_in(choice.format.precision)
         if choice.format.memory_format == "channels-last":
             self._laid_out += lay_out(self.model)
+            if self.miro is not None:
+                lay_out(self.miro.pretrained)
 
     def give_back(self) -> None:
         """Lays the model's weights out as they were."""

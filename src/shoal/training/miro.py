@@ -1,0 +1,173 @@
+"""MIRO: features that stay close to those of the pretrained model, beside any algorithm."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim import Optimizer
+
+from shoal.data.batch import tensors_in
+from shoal.errors import InputError
+from shoal.models.calling import call
+from shoal.models.layers import find_layers
+from shoal.penalties import miro
+
+LAYERS = 5
+"""The most layers whose features are compared: with ResNet the stem and the four stages."""
+FIRST, LEAST, RATE = 0.1, 1e-5, 10.0
+"""The variances' first and least values, and by what their learning rate is multiplied."""
+
+
+class Miro(nn.Module):
+    """Adds λ Σ_l :func:`shoal.penalties.miro` (z_l, z₀_l, σ²_l) to the loss of a batch.
+
+    The z_l are the outputs of at most five layers of the model, evenly spaced among those that
+    :func:`~shoal.models.layers.find_layers` finds, and the z₀_l those of a frozen copy of them, in evaluation
+    mode, on the same inputs. σ²_l is one number per channel, trained with ten times the learning rate.
+
+    It is part of the algorithm, not of the model: trained and saved with it, and not exported.
+
+    Args:
+        model: with the pretrained weights.
+        head: its head.
+        weight: λ.
+        x: a batch of inputs, for the features' shapes.
+    """
+
+    def __init__(self, model: nn.Module, head: nn.Module, weight: float, x: Any) -> None:
+        super().__init__()
+        self.weight = weight
+        layers = [parts[-1][0] for parts in find_layers(model, head).layers]
+        if not layers:
+            raise InputError(
+                f"miro={weight:g} compares the features of layers, and {type(model).__name__} has none below "
+                "its head."
+            )
+        count = min(LAYERS, len(layers))
+        chosen = [layers[round(i * (len(layers) - 1) / max(1, count - 1))] for i in range(count)]
+        # What they have in common begins where the inputs are the same: after a random augmentation, say.
+        paths = [name.split(".")[:-1] for name in chosen]
+        inside = ".".join(parts[0] for parts in takewhile(_same, zip(*paths, strict=False)))
+        self.names = [name.removeprefix(inside).removeprefix(".") for name in chosen]
+        self._trained = (model.get_submodule(inside),)  # in a tuple: not a part of this module
+        self._found: list[tuple[int, Tensor]] = []
+        self._collects = False
+        self.pretrained = copy.deepcopy(self._trained[0]).requires_grad_(False)
+        self.train()
+        shapes = self._shapes(model, x)
+        begin = math.log(math.expm1(FIRST - LEAST))
+        like = next(model.parameters())
+        self.variances = nn.ParameterList(
+            torch.full(shape, begin, device=like.device, dtype=like.dtype) for shape in shapes
+        )
+
+    def train(self, mode: bool = True) -> Miro:
+        """The pretrained copy is always in evaluation mode."""
+        super().train(mode)
+        self.pretrained.eval()
+        return self
+
+    def _shapes(self, model: nn.Module, x: Any) -> list[tuple[int, ...]]:
+        """Of σ²: one number per channel, the second dimension of images and the last one of tokens."""
+        mode = model.training
+        with torch.no_grad(), _outputs(self._trained[0], self.names) as found:
+            call(model.eval(), x)
+        model.train(mode)
+        shapes = []
+        for z in found.values():
+            at = 1 if z.ndim == 4 else z.ndim - 1
+            shapes.append(tuple(n if i == at else 1 for i, n in enumerate(z.shape)))
+        if len(shapes) < len(self.names):
+            raise InputError(f"miro={self.weight:g}: some of the layers {self.names} return no tensor.")
+        return shapes
+
+    def own_rate(self, optimizer: Optimizer) -> None:
+        """Gives the variances their learning rate, in a group of parameters of their own."""
+        own = set(self.variances)
+        for group in list(optimizer.param_groups):
+            mine = [p for p in group["params"] if p in own]
+            if mine:
+                group["params"] = [p for p in group["params"] if p not in own]
+                optimizer.param_groups.append({**group, "params": mine, "lr": RATE * group["lr"]})
+        optimizer.param_groups[:] = [g for g in optimizer.param_groups if g["params"]]
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Hooks are attached to the model while it trains, and to no copy of it."""
+        trained = self._trained[0]
+        before = trained.register_forward_pre_hook(self._begin, with_kwargs=True)
+        after = trained.register_forward_hook(self._end, with_kwargs=True)
+        self._open: ExitStack | None = None
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self._collects:
+            self._open = ExitStack()
+            self._outputs = self._open.enter_context(_outputs(module, self.names))
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self._open is None:
+            return
+        self._open.close()
+        self._open = None
+        with torch.no_grad(), _outputs(self.pretrained, self.names) as known:
+            self.pretrained(*args, **kwargs)
+        parts = [
+            miro(self._outputs[name], known[name], softplus(b) + LEAST)
+            for name, b in zip(self.names, self.variances, strict=True)
+        ]
+        self._found.append((len(self._outputs[self.names[0]]), torch.stack(parts).sum()))
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Within the block, forward passes of the model add to what :meth:`take` returns."""
+        self._found, self._collects = [], True
+        try:
+            yield
+        finally:
+            self._collects = False
+
+    def take(self) -> Tensor:
+        """The penalty of the passes that were collected: the mean over examples, times λ."""
+        found, self._found = self._found, []
+        if not found:
+            raise InputError("miro: no forward pass of the layers was seen; do not compile the model.")
+        total = sum(size for size, _ in found)
+        return self.weight * torch.stack([value * (size / total) for size, value in found]).sum()
+
+
+def _same(parts: Sequence[str]) -> bool:
+    return len(set(parts)) == 1
+
+
+@contextmanager
+def _outputs(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """What the layers called ``names`` return in a forward pass of ``module``, by name."""
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str, output: Any) -> None:
+        first = next(iter(tensors_in(output)), None)
+        if first is not None and first.ndim > 1:
+            found[name] = first
+
+    handles = [
+        module.get_submodule(name).register_forward_hook(lambda m, x, y, name=name: keep(name, y))
+        for name in names
+    ]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
