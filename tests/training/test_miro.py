@@ -51,7 +51,7 @@ class Naive:
     def __init__(self) -> None:
         self.net = model()
         self.frozen = copy.deepcopy(self.net).requires_grad_(False).eval()
-        begin = torch.tensor(0.1 - 1e-5).double().expm1().log()
+        begin = torch.tensor(0.1 - 1e-5, dtype=torch.float64).expm1().log()
         self.spreads = [begin.repeat(1, c, 1, 1).requires_grad_() for c in (4, 6)]
         self.params: list[Tensor] = [*self.net.parameters(), *self.spreads]
         self.rates = [LR] * len([*self.net.parameters()]) + [10 * LR] * 2
