@@ -112,6 +112,8 @@ OPTIONS: dict[str, Sequence[str]] = {
     "average": ("None", "'sma'"),
     "average_start": ("None",),
     "average_ratio": ("None",),
+    "head_lr": ("None", "0.1"),
+    "layer_decay": ("None", "0.5"),
     "on_nan": ("'stop'", "'skip'"),
     "compile": ("False",),
     "progress": ("False",),

@@ -116,6 +116,8 @@ class TestConfig:
             "average": "sma",
             "average_start": 2,
             "average_ratio": 1.2,
+            "head_lr": 0.1,
+            "layer_decay": 0.5,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

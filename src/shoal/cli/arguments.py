@@ -49,6 +49,7 @@ METAVARS = {
     **{"weights": "FILE", "held_out": "DOMAIN", "eval_splits": "SPLIT", "wandb": "PROJECT"},
     **{"clip": "NORM", "average_start": "STEP", "domains_per_step": "S", "jobs": "J", "warm_start": "W"},
     **{"gpus_per_run": "G", "cpus_per_run": "C", "average_ratio": "RATIO"},
+    **{"head_lr": "LR", "layer_decay": "D"},
 }
 
 

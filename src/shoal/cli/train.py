@@ -33,7 +33,7 @@ GROUPS = {
     "optimization": (
         *("optimizer", "lr", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
         "average_ratio",
-        *("select", "metric", "patience", "on_nan"),
+        *("select", "metric", "patience", "on_nan", "head_lr", "layer_decay"),
     ),
     "running": (
         *("out", "workers", *EXECUTION, "eval_every", "eval_limit", "eval_splits", "predictions"),

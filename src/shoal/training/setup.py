@@ -30,6 +30,7 @@ from shoal.training.examine import (
     check_scored,
     examine,
 )
+from shoal.training.fine_tuning import Rates, head_for
 from shoal.training.metrics import check_output, chosen
 from shoal.training.options import Options
 from shoal.training.processes import Processes
@@ -101,6 +102,7 @@ class Setup:
             made = build(algorithm, self.model, self.loss, self.task, **settings)
             self.algorithm = made.to(self.device)
             self.algorithm.check_input(found.x)
+            self.head = head_for(options, self.model, found.x)
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -122,6 +124,8 @@ class Setup:
         self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
+        if self.rates is not None:
+            self.rates.check(self.schedule)
         self.average = options.make_average()
         most = ON_CPU if self.device.type == "cpu" else EVALUATION_NUMBERS
         self.eval_batch = options.eval_batch or max(1, min(1024, most // found.numbers))
@@ -171,6 +175,7 @@ class Setup:
             )
         auxiliary = self.algorithm.auxiliary_optimizers()
         optimizer = options.make_optimizer(trained_parameters(self.algorithm, auxiliary))
+        self.rates = None if self.head is None else Rates(optimizer, options, self.model, self.head)
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
@@ -182,6 +187,11 @@ class Setup:
             auxiliary=auxiliary,
             loss=self.loss,
         )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now, of what has none of its own."""
+        return self.rates.now if self.rates else float(self.engine.optimizer.param_groups[0]["lr"])
 
     def _usual_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
