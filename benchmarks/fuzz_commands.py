@@ -144,7 +144,7 @@ OF_NETWORKS = {
         "checkpoint_every",
         "keep",
     ),
-    *("deterministic", "jobs", "metric"),
+    *("deterministic", "jobs", "metric", "head_lr", "layer_decay"),
 }
 HOLDS = {
     "numeric": ("age", "blood"),

@@ -115,6 +115,8 @@ OPTIONS: dict[str, Sequence[str]] = {
     "average_decay": ("None",),
     "wise_ft": ("None", "0.5", "'validation'"),
     "miro": ("None", "0.1"),
+    "head_lr": ("None", "0.1"),
+    "layer_decay": ("None", "0.5"),
     "on_nan": ("'stop'", "'skip'"),
     "compile": ("False",),
     "progress": ("False",),

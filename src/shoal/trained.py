@@ -424,6 +424,7 @@ OPTIONS = (
     *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
     *("average_ratio", "select", "metric", "patience", "on_nan", "eval_every", "warm_select"),
     *("average_decay", "wise_ft", "miro", "memory_format"),
+    *("head_lr", "layer_decay"),
 )
 """What of a configuration `shoal train` takes under an option of the same name."""
 

@@ -218,6 +218,8 @@ def fit(
     settings: Mapping[str, Any] = MappingProxyType({}),
     optimizer: OptimizerMaker | None = None,
     lr: float | None = None,
+    head_lr: float | None = None,
+    layer_decay: float | None = None,
     loss: Loss | None = None,
     classes: int | None = None,
     draw: Draw | None = None,
@@ -365,10 +367,12 @@ def _config(training: Training) -> RunConfig:
     kind = type(getattr(optimizer, "inner", optimizer)).__name__
     names = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
     first = optimizer.param_groups[0]
-    settings: dict[str, Any] = {"lr": float(first.get("initial_lr", first["lr"]))}
+    lr = training.rates.base if training.rates else first.get("initial_lr", first["lr"])
+    settings: dict[str, Any] = {"lr": float(lr)}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
     same += ["average_decay", "wise_ft", "miro", "memory_format"]
+    same += ["head_lr", "layer_decay"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)
     return RunConfig(

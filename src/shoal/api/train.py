@@ -39,7 +39,8 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select", "average_decay", "wise_ft", "miro", "memory_format")  # fmt: skip
+        "warm_select", "average_decay", "wise_ft", "miro", "memory_format",
+        "head_lr", "layer_decay")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
 OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "held_out", "settings", "seed",
@@ -170,6 +171,8 @@ def train(
     day_first: bool | None = None,
     optimizer: Literal["adam", "adamw", "sgd"] = "adam",
     lr: Rate | None = None,
+    head_lr: Rate | None = None,
+    layer_decay: Annotated[float, Range(above=0, most=1)] | None = None,
     schedule: str | None = None,
     clip: Positive | None = None,
     accumulate: Count = 1,
@@ -253,6 +256,9 @@ def train(
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         optimizer: the optimizer.
         lr: learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models).
+        head_lr: learning rate of the model's head, which is new where the rest is pretrained (default: lr).
+        layer_decay: the learning rate of what is k layers below the head is multiplied by this to the power
+            of k, such as 0.75.
         schedule: of the learning rate: constant, cosine, linear, step:0.96:1000, warmup:50 or
             warmup:50,cosine.
         clip: the largest norm of a gradient.

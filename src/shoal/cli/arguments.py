@@ -55,6 +55,8 @@ METAVARS = {
         "average_decay": "D",
         "wise_ft": "ALPHA",
         "miro": "WEIGHT",
+        "head_lr": "LR",
+        "layer_decay": "D",
     },
 }
 

@@ -34,6 +34,7 @@ GROUPS = {
         *("optimizer", "lr", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
         *("average_ratio", "average_decay", "wise_ft", "miro", "memory_format"),
         *("select", "metric", "patience", "on_nan"),
+        *("head_lr", "layer_decay"),
     ),
     "running": (
         *("out", "workers", *EXECUTION, "eval_every", "eval_limit", "eval_splits", "predictions"),

@@ -45,6 +45,8 @@ class RunConfig:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer: str = "adam"
     optimizer_options: Mapping[str, Any] = field(default_factory=lambda: {"lr": 1e-3})
+    head_lr: float | None = None
+    layer_decay: float | None = None
     batch_size: int = 32
     domains_per_step: int | None = None
     draw: str | None = None

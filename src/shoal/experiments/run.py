@@ -134,6 +134,7 @@ SAME = (
     *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
     *("average_ratio", "on_nan", "metric", "warm_select"),
     *("average_decay", "wise_ft", "miro", "memory_format"),
+    *("head_lr", "layer_decay"),
 )
 """What a run's configuration and a training's options call by the same name."""
 

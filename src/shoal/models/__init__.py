@@ -15,11 +15,12 @@ from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
+from shoal.models.layers import parameter_groups
 from shoal.registry import MODELS as registry
 from shoal.registry import spelled
 from shoal.settings import check, checked, settings
 
-__all__ = ["FeatureExtractor", "FeatureModel", "build", "options_of", "registry"]
+__all__ = ["FeatureExtractor", "FeatureModel", "build", "options_of", "parameter_groups", "registry"]
 
 
 @checked

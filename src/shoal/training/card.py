@@ -24,6 +24,7 @@ SETTINGS = (
     *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
     *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
     *("seed", "warm_select", "average_decay", "wise_ft", "miro", "memory_format"),
+    *("head_lr", "layer_decay"),
 )
 """What of a configuration the card lists, where it is set."""
 

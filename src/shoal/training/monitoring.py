@@ -155,7 +155,7 @@ class Monitor:
             "loss": window.mean,
             "losses": self._losses,
             **{name: total / window.steps for name, total in window.more.items()},
-            "lr": float(self.setup.engine.optimizer.param_groups[0]["lr"]),
+            "lr": self.setup.lr,
             **({"gradient_norm": window.norm / window.norms} if window.norms else {}),
             "skipped": len(self.skipped),
             "examples_per_second": round(self._pace, 1),
@@ -200,11 +200,10 @@ class Monitor:
         every = [None, *self.state.history, point]
         *earlier, now = (below(p, before) for before, p in pairwise(every) if p is not None)
         if now and not any(earlier):
-            rate = setup.engine.optimizer.param_groups[0]["lr"]
             warnings.warn(
                 f"after {point.step:,} of {options.steps:,} steps the accuracy on the training domains "
                 f"is {point.scores['train'].average:.1%}; always guessing the most frequent class gives "
-                f"{majority:.1%}. Lower the learning rate ({rate:g}), or check the labels.",
+                f"{majority:.1%}. Lower the learning rate ({setup.lr:g}), or check the labels.",
                 stacklevel=2,
             )
 

@@ -30,6 +30,7 @@ Split = Literal["train", "id_validation", "validation", "id_test", "test", "orac
 
 Count = Annotated[int, Range(1)]
 Positive = Annotated[float, Range(above=0, below=1e30, what="positive, a number")]
+Share = Annotated[float, Range(above=0, most=1)]
 WarmStart = (
     Annotated[int, Range(1, what="a number of steps")]
     | Annotated[float, Range(above=0, most=1, what="a share of the data")]
@@ -54,6 +55,12 @@ class Options:
     ``lambda p: torch.optim.SGD(p, 0.1)``. Default: Adam."""
     lr: Positive | None = None
     """Learning rate of the default optimizer (1e-3 if not given) or of an optimizer class (its own)."""
+    head_lr: Positive | None = None
+    """Learning rate of the model's head: that of a :class:`~shoal.models.FeatureModel`, or its last linear
+    layer. Of an optimizer's own groups of parameters each keeps its other settings."""
+    layer_decay: Share | None = None
+    """What is k layers below the head is trained with the learning rate times ``layer_decay`` to the power of
+    k; see :func:`shoal.models.layers.find_layers`. BEiT and others take 0.65 to 0.9 for transformers."""
     loss: Loss | None = None
     """``loss(output, y)``, a mean over examples. Default: cross-entropy for classes, binary cross-entropy for
     several labels, else squares. Those of torch, and a ``functools.partial`` of one of

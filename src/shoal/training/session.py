@@ -214,6 +214,8 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "memory_format": None if options.memory_format == "contiguous" else options.memory_format,
         "optimizer": type(getattr(optimizer, "inner", optimizer)).__name__,
         "lr": [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups],
+        "head_lr": options.head_lr,
+        "layer_decay": options.layer_decay,
         "clip": options.clip,
         "accumulate": options.accumulate,
         "select": training.select,

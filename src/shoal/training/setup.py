@@ -32,6 +32,7 @@ from shoal.training.examine import (
     check_scored,
     examine,
 )
+from shoal.training.fine_tuning import Rates, head_for
 from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.metrics import check_output, chosen
 from shoal.training.miro import Miro
@@ -122,6 +123,7 @@ class Setup:
             if options.probes:
                 self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
             self.miro = self._make_miro(found.x) if options.miro and phase == "train" else None
+            self.tuned_head = head_for(options, self.model, found.x)
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -144,6 +146,8 @@ class Setup:
             self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
         self.schedule = options.make_schedule(self.engine.optimizer)
+        if self.rates is not None:
+            self.rates.check(self.schedule)
         self.average = options.make_average()
         most = _most_numbers(self.device)
         self.eval_batch = options.eval_batch or max(1, min(1024, most // found.numbers))
@@ -208,6 +212,9 @@ class Setup:
         optimizer = options.make_optimizer(trained_parameters(self.algorithm, auxiliary))
         if self.miro is not None:
             self.miro.own_rate(optimizer)
+        self.rates = (
+            None if self.tuned_head is None else Rates(optimizer, options, self.model, self.tuned_head)
+        )
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
@@ -220,6 +227,11 @@ class Setup:
             loss=self.loss,
             miro=self.miro,
         )
+
+    @property
+    def lr(self) -> float:
+        """The learning rate now, of what has none of its own."""
+        return self.rates.now if self.rates else float(self.engine.optimizer.param_groups[0]["lr"])
 
     def _usual_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""

@@ -1,0 +1,302 @@
+"""Fine-tuning of pretrained models, with any algorithm: each option against a plain loop in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import lr_scheduler
+
+import shoal
+from shoal.errors import InputError
+from shoal.gradients import pcgrad
+from shoal.models import FeatureModel, parameter_groups
+from shoal.models.layers import find_layers
+from shoal.training.callbacks import Callback, State
+from shoal.vision import load_timm
+
+STEPS, META_LR = 5, 0.3
+ALGORITHMS = ("erm", "fish", "pcgrad")
+
+
+class Net(nn.Module):
+    """A stem, two blocks and a head."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.stem = nn.Linear(4, 6)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+            self.norm = nn.LayerNorm(6)
+            self.fc = nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu_()
+        for block in self.blocks:
+            x = x + block(x)
+        found: Tensor = self.fc(self.norm(x))
+        return found
+
+
+def domain(number: int, examples: int = 24) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(number)
+    y = torch.arange(examples) % 2
+    x = torch.randn(examples, 4, generator=draw, dtype=torch.float64)
+    return x + torch.stack([2.0 * y, -1.0 * y, 0 * y + number, 0 * y], 1), y
+
+
+TRAIN = {f"d{n}": domain(n) for n in range(3)}
+
+
+class Batches(Callback):
+    """Keeps what every step was trained on."""
+
+    def __init__(self) -> None:
+        self.found: list[list[tuple[Tensor, Tensor]]] = []
+
+    def before_step(self, state: State) -> None:
+        assert state.batches is not None
+        self.found.append([(b.x.clone(), b.y.clone()) for b in state.batches])
+
+
+def fit(algorithm: str, model: nn.Module, **options: Any) -> shoal.Fit:
+    settings = {"meta_lr": META_LR} if algorithm == "fish" else {}
+    given = {"steps": STEPS, "batch_size": 6, "device": "cpu", "progress": False, "settings": settings}
+    if "optimizer" not in options:
+        given["lr"] = 0.05
+    return shoal.fit(algorithm, model, TRAIN, **given | options)
+
+
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def plain_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return cross_entropy(model(x), y)
+
+
+def by_hand(
+    algorithm: str,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[list[tuple[Tensor, Tensor]]],
+    loss: Loss = plain_loss,
+    pull: Callable[[nn.Parameter], Tensor] = torch.zeros_like,
+) -> None:
+    """Trains as the formulas say; ``pull`` is added to the gradient of each parameter before it is used."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+
+    def apply(gradients: Iterable[Tensor]) -> None:
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g + pull(p).detach()
+        optimizer.step()
+
+    def gradient(x: Tensor, y: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(loss(model, x, y), params, allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(params, found, strict=True)]
+
+    for batches in steps:
+        if algorithm == "erm":
+            x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            apply(gradient(x, y))
+        elif algorithm == "pcgrad":
+            apply(pcgrad([gradient(x, y) for x, y in batches]))
+        else:
+            before = [p.detach().clone() for p in params]
+            for x, y in batches:
+                apply(gradient(x, y))
+            with torch.no_grad():
+                for p, start in zip(params, before, strict=True):
+                    p.copy_(start + META_LR * (p - start))
+
+
+def assert_same(one: nn.Module, other: nn.Module, limit: float = 1e-10) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert (a - b).abs().max() <= limit, name
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+class Stop(Callback):
+    """Stops a training in the middle, as a crash does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_checkpoint(self, state: State) -> None:
+        if state.phase == "train" and state.step == self.step:
+            raise KeyboardInterrupt
+
+
+def interrupted(algorithm: str, folder: Path, make: Callable[[], nn.Module], **options: Any) -> nn.Module:
+    """The model of a training that was stopped after two steps and resumed, from other initial weights."""
+    given = {"folder": folder, "checkpoint_every": 2, **options}
+    with pytest.raises(KeyboardInterrupt):
+        fit(algorithm, make(), callbacks=[Stop(2)], **given)
+    model = make()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1.0)
+    fit(algorithm, model, resume=True, **given)
+    return model
+
+
+class TestLayers:
+    def layers(self, model: nn.Module, head: nn.Module) -> list[list[str]]:
+        found = find_layers(model, head)
+        return [[name for name, _ in layer] for layer in [*found.layers, found.top]]
+
+    def test_blocks_between_stem_and_norm(self) -> None:
+        model = Net()
+        assert self.layers(model, model.fc) == [["stem"], ["blocks.0"], ["blocks.1"], ["norm", "fc"][:1]]
+
+    def test_stages_by_number(self) -> None:
+        class Stages(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.conv1, self.bn1, self.relu = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()
+                self.layer1 = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+                self.layer2 = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+                self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(4, 2)
+
+        model = Stages()
+        stages = [["conv1", "bn1", "relu"], ["layer1"], ["layer2", "pool"], []]
+        assert self.layers(model, model.fc) == stages
+        wrapped = FeatureModel(nn.Sequential(model), model.fc)
+        wrapped.features[0].fc = nn.Identity()
+        prefixed = [[f"features.0.{name}" for name in layer] for layer in stages]
+        prefixed[2].append("features.0.fc")
+        assert self.layers(wrapped, wrapped.head) == prefixed
+
+    def test_a_sequential_of_layers(self) -> None:
+        model = nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)
+        )
+        assert self.layers(model, model[5]) == [["0", "1", "2"], ["3", "4"], []]
+
+    def test_nothing_but_a_head(self) -> None:
+        model = FeatureModel(nn.Flatten(), nn.Linear(4, 2))
+        assert self.layers(model, model.head) == [[]]
+
+    @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "mobilenetv2_100"])
+    def test_of_timm(self, name: str) -> None:
+        try:
+            load_timm()
+        except InputError:
+            pytest.skip("there is no timm")
+        model = shoal.models.build(name, input_shape=(3, 224, 224), classes=2, seed=0, pretrained=False)
+        names = [layer[0].removeprefix("features.body.") for layer in self.layers(model, model.head)[:-1]]
+        expected = {
+            "resnet18": ["conv1", "layer1", "layer2", "layer3", "layer4"],
+            "vit_tiny_patch16_224": ["patch_embed", *(f"blocks.{n}" for n in range(12))],
+            "mobilenetv2_100": ["conv_stem", *(f"blocks.{n}" for n in range(7)), "conv_head"],
+        }
+        assert names == expected[name]
+
+    def test_of_transformers(self) -> None:
+        transformers = pytest.importorskip("transformers")
+        config = transformers.BertConfig(
+            hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8
+        )
+        model = FeatureModel(transformers.BertModel(config), nn.Linear(8, 2))
+        blocks = [["features.embeddings"], *([f"features.encoder.layer.{n}"] for n in range(3))]
+        assert self.layers(model, model.head) == [*blocks, ["features.pooler"], []]
+
+
+def groups_of(model: Net, lr: float, head_lr: float | None, decay: float) -> list[dict[str, Any]]:
+    rates = {
+        model.stem: lr * decay**3,
+        model.blocks[0]: lr * decay**2,
+        model.blocks[1]: lr * decay,
+        model.norm: lr,
+        model.fc: head_lr or lr,
+    }
+    return [{"params": list(part.parameters()), "lr": rate} for part, rate in rates.items()]
+
+
+class TestLearningRates:
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @pytest.mark.parametrize(("head_lr", "decay"), [(None, 0.5), (0.2, None), (0.2, 0.5)])
+    def test_as_by_hand(self, algorithm: str, head_lr: float | None, decay: float | None) -> None:
+        model, batches = Net(), Batches()
+        other = copy.deepcopy(model)
+        fit(algorithm, model, head_lr=head_lr, layer_decay=decay, callbacks=[batches])
+        optimizer = torch.optim.Adam(groups_of(other, 0.05, head_lr, decay or 1.0))
+        by_hand(algorithm, other, optimizer, batches.found)
+        assert_same(model, other)
+
+    def test_public_groups_are_the_same(self) -> None:
+        model = Net()
+        found = parameter_groups(model, 0.05, head_lr=0.2, layer_decay=0.5, x=TRAIN["d0"][0])
+        assert [group["lr"] for group in found] == [0.05 / 8, 0.05 / 4, 0.05 / 2, 0.05, 0.2]
+        expected = groups_of(model, 0.05, 0.2, 0.5)
+        for one, other in zip(found, expected, strict=True):
+            assert list(map(id, one["params"])) == list(map(id, other["params"]))
+
+    def test_frozen_parameters_are_in_no_group(self) -> None:
+        model = FeatureModel(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 2))
+        (group,) = parameter_groups(model, 0.1, layer_decay=0.5)
+        assert list(map(id, group["params"])) == list(map(id, model.head.parameters()))
+
+    def test_an_optimizer_function_with_groups_and_a_schedule(self) -> None:
+        seen: list[list[tuple[float, float]]] = []
+
+        class Watch(Callback):
+            def on_step(self, state: State) -> None:
+                groups = state.optimizer.param_groups
+                seen.append([(round(g["lr"], 10), g["weight_decay"]) for g in groups])
+
+        def make(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+            params = list(params)
+            flat = {"params": [p for p in params if p.ndim < 2], "weight_decay": 0.0, "lr": 0.2}
+            return torch.optim.SGD(
+                [{"params": [p for p in params if p.ndim > 1]}, flat], 0.4, weight_decay=0.1
+            )
+
+        fit(
+            "fish",
+            FeatureModel(nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 2)).double(),
+            optimizer=make,
+            head_lr=1.0,
+            layer_decay=0.5,
+            steps=2,
+            schedule=lambda o: lr_scheduler.StepLR(o, 1, gamma=0.1),
+            callbacks=[Watch()],
+        )
+        assert seen[0] == [(0.02, 0.1), (0.1, 0.1), (0.01, 0.0), (0.1, 0.0)]
+        assert seen[1] == [(0.002, 0.1), (0.01, 0.1), (0.001, 0.0), (0.01, 0.0)]
+
+    def test_a_schedule_that_sets_rates_is_refused(self) -> None:
+        with pytest.raises(InputError, match="OneCycleLR sets learning rates itself"):
+            fit("erm", Net(), head_lr=0.2, schedule=lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9))
+
+    def test_the_record_has_the_rate_of_the_rest(self) -> None:
+        record = fit("erm", Net(), head_lr=0.2, layer_decay=0.5).record["config"]
+        assert record["optimizer_options"]["lr"] == 0.05
+        assert (record["head_lr"], record["layer_decay"]) == (0.2, 0.5)
+
+    @pytest.mark.parametrize("algorithm", ["erm", "fish"])
+    def test_resumed(self, algorithm: str, tmp_path: Path) -> None:
+        options = {"head_lr": 0.2, "layer_decay": 0.5}
+        model = Net()
+        fit(algorithm, model, **options)
+        assert_equal(model, interrupted(algorithm, tmp_path, Net, **options))
+
+    @pytest.mark.parametrize("option", ["head_lr", "layer_decay"])
+    def test_a_model_without_a_head(self, option: str) -> None:
+        model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
+        train = {name: (x[:, None], y) for name, (x, y) in TRAIN.items()}
+        with pytest.raises(InputError, match=rf"{option}=0.5: Sequential has no head"):
+            shoal.fit("erm", model, train, steps=1, device="cpu", progress=False, **{option: 0.5})
+        with pytest.raises(InputError, match="x is missing"):
+            parameter_groups(model, 0.1)
