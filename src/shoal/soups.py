@@ -201,7 +201,7 @@ def warn_of_start(runs: Sequence[Ingredient]) -> None:
     warnings.warn(
         f"the records of these runs {why}. A mean of weights is a good model only where the runs were "
         "fine-tuned from the same ones.",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -365,7 +365,7 @@ def mix_unseen(runs: Sequence[Ingredient]) -> Mixed:
         warnings.warn(
             "the statistics of BatchNorm are means of the runs' and not recomputed on training data: give "
             "them to shoal.soup as 'data'.",
-            stacklevel=3,
+            stacklevel=4,
         )
     return Mixed(weights, range(len(runs)), (), {})
 

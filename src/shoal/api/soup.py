@@ -99,9 +99,9 @@ class Soup:
 
     def _better(self) -> list[str]:
         """What to know where the soup is not worth it."""
-        *_, soup = (row.scores.get("validation") for row in self.rows)
-        runs = [(row.name, row.scores["validation"]) for row in self.rows if row.used is not None and soup]
-        better = [name for name, scores in runs if soup and scores.better_than(soup)]
+        soup = self.rows[-1].scores.get("validation")
+        runs = [row for row in self.rows if row.used is not None]
+        better = [r.name for r in runs if soup and r.scores["validation"].better_than(soup)]
         return [f"Better on validation than the soup: {', '.join(better)}."] if better else []
 
     def _repr_html_(self) -> str:
@@ -140,7 +140,7 @@ def soup(
     Averaging for Out-of-Distribution Generalization, NeurIPS 2022.
 
     Args:
-        runs: folders of finished runs, or of several seeds, as `shoal train` or :func:`shoal.fit` made them.
+        runs: folders of finished runs, or of several seeds, as `shoal train` or `shoal.fit` made them.
         greedy: add runs in the order of their validation scores, each only if the soup's validation score
             does not get worse (default: average all runs).
         out: the folder to write (default: one in runs/, named by the runs).
