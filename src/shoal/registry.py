@@ -189,6 +189,8 @@ DATASETS = Registry(
 MODELS = Registry(
     "model",
     "shoal.models",
-    support=frozenset({"backbones", "calling", "feature_model", "features", "language", "weights"}),
+    support=frozenset(
+        {"backbones", "calling", "feature_model", "features", "head", "language", "lora", "weights"}
+    ),
     needs=("build",),
 )

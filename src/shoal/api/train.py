@@ -245,7 +245,7 @@ def train(
         decimal: the decimal mark, where columns leave it open.
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         optimizer: the optimizer.
-        lr: learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models).
+        lr: learning rate (default: 0.001; with a warm-up 5e-05 for pretrained models, 0.0002 with LoRA).
         schedule: of the learning rate: constant, cosine, linear, step:0.96:1000, warmup:50 or
             warmup:50,cosine.
         clip: the largest norm of a gradient.
