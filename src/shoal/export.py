@@ -87,14 +87,14 @@ def export(
     check_output(about, inputs)
     plain = trained.to("cpu").model
     samples = [sample(trained, size, seed) for seed, size in enumerate((*SIZES, TRACED))]
-    whole = merged(plain)
-    network = Network(whole, list(samples[0])).eval() if isinstance(samples[0], Mapping) else whole
+    final = merged(plain)
+    network = Network(final, list(samples[0])).eval() if isinstance(samples[0], Mapping) else final
     raw = format == "onnx" and not prepared and trained.inputs.get("kind") == "table"
     columns: list[dict[str, Any]] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
-        run = FORMATS[format](whole, network, samples[-1], made)
+        run = FORMATS[format](final, network, samples[-1], made)
         difference = max(_difference(plain, run, x) for x in samples[:-1])
         if raw:
             with _quiet("ONNX"):
@@ -109,7 +109,7 @@ def export(
             shutil.copyfileobj(whole, target)
     written = {"format": format, "file": path.name, **({"columns": columns} if raw else {})}
     content = {**trained.about.to_dict(), "export": written}
-    if whole is not plain and "options" in trained.about.model:
+    if final is not plain and "options" in trained.about.model:
         kept = {k: v for k, v in trained.about.model["options"].items() if not k.startswith("lora")}
         content["model"] = {**trained.about.model, "options": kept}
     tokenizer = trained.folder / TOKENIZER if trained.folder else None

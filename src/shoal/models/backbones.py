@@ -71,12 +71,12 @@ def build(
             batches of one domain would spoil them. Its scale and shift are trained.
         frozen: only the head is trained, on features of the images as they are evaluated.
         dropout: the share of features left out in training, before the head.
-        lora: train low-rank adapters of this rank and the head, by peft, and nothing else;
-            BatchNorm is frozen.
+        lora: train low-rank adapters of this rank and the head, by peft, and nothing else; BatchNorm is
+            frozen.
         lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
         lora_dropout: the share of an adapter's inputs left out in training.
-        lora_targets: names of linear layers, or their last parts, that get adapters (default: the
-            layer ``qkv`` of attention, or its query and value projections).
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the layer
+            ``qkv`` of attention, or its query and value projections).
     """
     timm = load_timm()
     pretrained = "." in name if pretrained is None else pretrained

@@ -30,7 +30,6 @@ NAMES = (
 """Names without an owner before a slash that are offered."""
 ATTENTION = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 """Ways to compute it that transformers has itself; any other name is that of code it would fetch and run."""
-Made = tuple[nn.Module, list[nn.Parameter]]
 
 
 def known(name: str) -> bool:
@@ -64,12 +63,12 @@ def build(
         dropout: the share of features left out in training, before the head; by default what the published
             classifier has.
         attention: how transformers computes it; ``eager`` has second derivatives on every device.
-        lora: train low-rank adapters of this rank and the head, by peft, and nothing else. What the
-            weights lack, as RoBERTa's lack the pooler, is new and trained too.
+        lora: train low-rank adapters of this rank and the head, by peft, and nothing else. What the weights
+            lack, as RoBERTa's lack the pooler, is new and trained too.
         lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
         lora_dropout: the share of an adapter's inputs left out in training.
-        lora_targets: names of linear layers, or their last parts, that get adapters (default: the
-            query and value projections of attention).
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query
+            and value projections of attention).
     """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
@@ -79,7 +78,11 @@ def build(
     name = str(Path(name).expanduser()) if is_folder(name) else name
     source = Source(name, "model", "--model DIR")
     config = _config(source, pretrained)
-    body, new = (_pretrained if pretrained else _random)(source, config, attention)
+    new: list[nn.Parameter] = []
+    if pretrained:
+        body, new = _pretrained(source, config, attention)
+    else:
+        body = _random(source, config, attention)
     if lora is not None:
         inject(body, name, lora, lora_alpha, lora_dropout, lora_targets)
         for parameter in new:
@@ -113,7 +116,7 @@ def _started(layer: nn.Linear, spread: float) -> nn.Linear:
     return layer
 
 
-def _pretrained(source: Source, config: Any, attention: str | None) -> Made:
+def _pretrained(source: Source, config: Any, attention: str | None) -> tuple[nn.Module, list[nn.Parameter]]:
     """The encoder, and those of its parameters that are not in the weights."""
     import transformers
 
@@ -141,13 +144,13 @@ def _pretrained(source: Source, config: Any, attention: str | None) -> Made:
     return encoder, [p for n, p in encoder.named_parameters() if n in info["missing_keys"]]
 
 
-def _random(source: Source, config: Any, attention: str | None) -> Made:
+def _random(source: Source, config: Any, attention: str | None) -> nn.Module:
     import transformers
 
     made: nn.Module = source.attempt(
         lambda: transformers.AutoModel.from_config(config, attn_implementation=attention)
     )
-    return made, []
+    return made
 
 
 def _config(source: Source, pretrained: bool) -> Any:

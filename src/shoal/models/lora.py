@@ -9,6 +9,7 @@ Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2022.
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.util
 import re
 import sys
@@ -79,8 +80,7 @@ def inject(
     if not chosen:
         raise InputError(f"lora_targets names no layers; {_choices(linear)}.")
     allow_torchvision()  # peft imports transformers
-    import peft
-
+    peft: Any = importlib.import_module("peft")
     pattern = "|".join(map(re.escape, chosen))
     alpha = 2 * rank if alpha is None else alpha
     config = peft.LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=pattern)
