@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from torch import nn
 
@@ -150,11 +150,13 @@ def merged(model: nn.Module) -> nn.Module:
     """A copy with W + (alpha / r) B A in place of each adapted W; ``model`` itself where there are none."""
     if not adapted(model):
         return model
-    model = copy.deepcopy(model)
-    for name, layer in adapted(model).items():
+    copied = copy.deepcopy(model)
+    if base_model(copied) is not copied:
+        return cast(Any, copied).merge_and_unload()
+    for name, layer in adapted(copied).items():
         layer.merge()
-        model.set_submodule(name, layer.get_base_layer())
-    return model
+        copied.set_submodule(name, layer.get_base_layer())
+    return copied
 
 
 def base_model(model: nn.Module) -> nn.Module:
@@ -162,5 +164,4 @@ def base_model(model: nn.Module) -> nn.Module:
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel):
         return model
-    found: nn.Module = model.get_base_model()
-    return found
+    return cast(nn.Module, model.get_base_model())
