@@ -31,6 +31,7 @@ from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError, unknown_name
 from shoal.files import read_bytes, replacing, write_atomically
+from shoal.models.lora import merged
 from shoal.trained import Trained, first_line
 from shoal.training.folder import check_output, files_of
 
@@ -70,6 +71,7 @@ def export(
 
     An ONNX file of a model of tables takes raw columns, unless ``prepared`` numbers are asked for. Random
     input goes through both at two batch sizes. If outputs differ by more than 1e-4 nothing is written.
+    Adapters (LoRA) are merged into the weights, so that the file does not need peft.
 
     Args:
         path: the file; beside it ``FILE.json`` says how raw input is prepared, and the names of classes.
@@ -85,13 +87,14 @@ def export(
     check_output(about, inputs)
     plain = trained.to("cpu").model
     samples = [sample(trained, size, seed) for seed, size in enumerate((*SIZES, TRACED))]
-    network = Network(plain, list(samples[0])).eval() if isinstance(samples[0], Mapping) else plain
+    final = merged(plain)
+    network = Network(final, list(samples[0])).eval() if isinstance(samples[0], Mapping) else final
     raw = format == "onnx" and not prepared and trained.inputs.get("kind") == "table"
     columns: list[dict[str, Any]] = []
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
         made = Path(folder) / path.name
-        run = FORMATS[format](plain, network, samples[-1], made)
+        run = FORMATS[format](final, network, samples[-1], made)
         difference = max(_difference(plain, run, x) for x in samples[:-1])
         if raw:
             with _quiet("ONNX"):
@@ -106,6 +109,9 @@ def export(
             shutil.copyfileobj(whole, target)
     written = {"format": format, "file": path.name, **({"columns": columns} if raw else {})}
     content = {**trained.about.to_dict(), "export": written}
+    if final is not plain and "options" in trained.about.model:
+        kept = {k: v for k, v in trained.about.model["options"].items() if not k.startswith("lora")}
+        content["model"] = {**trained.about.model, "options": kept}
     tokenizer = trained.folder / TOKENIZER if trained.folder else None
     if trained.inputs.get("tokenizer") == TOKENIZER and tokenizer and tokenizer.is_dir():
         beside = path.with_name(f"{path.name}.{TOKENIZER}")

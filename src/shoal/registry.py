@@ -195,7 +195,7 @@ MODELS = Registry(
     "model",
     "shoal.models",
     support=frozenset(
-        {"backbones", "calling", "feature_model", "features", "head", "language", "layers", "weights"}
+        {"backbones", "calling", "feature_model", "features", "head", "language", "layers", "lora", "weights"}
     ),
     needs=("build",),
 )

@@ -196,7 +196,7 @@ def compare(
         weights: start from these: safetensors, or a .pt that holds weights only.
         freeze_backbone: train only the head, on features that are computed once (images are not augmented).
         optimizer: of every run.
-        lr: learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models).
+        lr: learning rate (default: 0.001; with a warm-up 5e-05 for pretrained models, 0.0002 with LoRA).
         schedule: how it changes: constant, cosine, linear, step:0.96:1000, warmup:50, or warmup:50,cosine.
         eval_every: steps between evaluations (default: a tenth of all).
         eval_limit: score about so many examples of a split (default: all).

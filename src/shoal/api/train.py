@@ -255,7 +255,7 @@ def train(
         decimal: the decimal mark, where columns leave it open.
         day_first: whether 3/4/2020 is in April, where columns leave it open.
         optimizer: the optimizer.
-        lr: learning rate (default: 0.001; 5e-05 with a warm-up for pretrained models).
+        lr: learning rate (default: 0.001; with a warm-up 5e-05 for pretrained models, 0.0002 with LoRA).
         head_lr: learning rate of the model's head, which is new where the rest is pretrained (default: lr).
         layer_decay: the learning rate of what is k layers below the head is multiplied by this to the power
             of k, such as 0.75.

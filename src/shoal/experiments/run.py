@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
 from shoal.files import open_regular
-from shoal.models import build
+from shoal.models import build, lora
 from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
 from shoal.training import predictions
@@ -168,8 +168,10 @@ def _factor(config: RunConfig, step: int) -> float:
 def start_from(model: nn.Module, path: str) -> None:
     """Puts the weights in a file into ``model``; those of a bare backbone leave its head as it is."""
     found = load_weights(path)
+    whole = model.state_dict().keys() == found.keys()
     try:
-        model.load_state_dict(fitting(found, model))
+        with nullcontext() if whole else lora.without_adapters(model):
+            model.load_state_dict(fitting(found, model))
     except InputError as error:
         raise InputError(f"the weights in {path!r} do not fit: {error}") from error
     except RuntimeError as error:  # shapes
@@ -360,3 +362,5 @@ def check(config: RunConfig) -> None:
     sets.check_options(config.dataset, config.data_options)
     if config.model is not None:
         models.check_options(config.model, config.model_options)
+    else:
+        lora.check(config.model_options)

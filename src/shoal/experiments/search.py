@@ -28,6 +28,8 @@ RATES: Mapping[bool, Space] = {
 }
 """The learning rate of random and of pretrained weights (which 1e-3 destroys): DomainBed's, for small and for
 large images."""
+OF_ADAPTERS: Space = {"lr": {"default": 2e-4, "log10": [-4.5, -3]}}
+"""The learning rate of adapters (LoRA) in pretrained weights."""
 WARMUP, LONGEST_WARMUP = 0.05, 500
 """The share of steps over which the learning rate of a pretrained model rises by default, and the most."""
 
@@ -46,7 +48,7 @@ def candidates(config: RunConfig, count: int) -> list[tuple[dict[str, Any], dict
     """
     pretrained = is_pretrained(config)
     size: Size = "large" if pretrained else "small"
-    cls, rates = algorithm_class(config.algorithm), RATES[pretrained]
+    cls, rates = algorithm_class(config.algorithm), rates_of(config)
     space = search_space(cls, size)
     drawn = [(draw(space, config.seed, n), draw(rates, config.seed, n)) for n in range(1, max(1, count))]
     return [(changed(cls, draw(space, 0, 0)), {"lr": config.optimizer_options["lr"]}), *drawn]
@@ -87,6 +89,16 @@ def with_format(config: RunConfig) -> RunConfig:
     return replace(config, precision=config.precision or "auto", memory_format=config.memory_format or "auto")
 
 
+def rates_of(config: RunConfig) -> Space:
+    """Of the learning rate, for the model of ``config``."""
+    pretrained = is_pretrained(config)
+    return OF_ADAPTERS if pretrained and _adapts(config) else RATES[pretrained]
+
+
+def _adapts(config: RunConfig) -> bool:
+    return config.model_options.get("lora") is not None
+
+
 def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tuple[RunConfig, str]:
     """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
 
@@ -94,7 +106,7 @@ def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tupl
     ``constant`` is no schedule.
     """
     pretrained, message = is_pretrained(config), ""
-    rate = RATES[pretrained]["lr"]["default"] if lr is None else lr
+    rate = rates_of(config)["lr"]["default"] if lr is None else lr
     if lr is None and schedule is None and pretrained:
         schedule = f"warmup:{max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))}"
     options = {**config.optimizer_options, "lr": rate}
@@ -102,7 +114,10 @@ def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tupl
     if lr is None and pretrained:
         steps = chosen.warmup
         warm = f", with a warm-up of {steps:,} step{'s' * (steps > 1)}" if steps else ""
-        message = f"the model is pretrained: learning rate {rate:g}{warm}; --lr and --schedule change it"
+        what = "the model is pretrained" + " and has LoRA adapters" * _adapts(config)
+        message = f"{what}: learning rate {rate:g}{warm}; --lr and --schedule change it"
+    if _adapts(config) and not pretrained:
+        message = "the model's weights are random, and LoRA leaves them so; give pretrained ones"
     return chosen, message
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from shoal.errors import InputError, check_names, unknown_name
-from shoal.models import backbones, language
+from shoal.models import backbones, language, lora
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
@@ -66,7 +66,11 @@ def options_of(name: str) -> list[str]:
 def check_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options as the model takes them; raises InputError where it does not."""
     check_names(f"option of model {name!r}:", options, options_of(name))
-    return check(_maker(name), options, f"model {name!r}")
+    maker = _maker(name)
+    options = check(maker, options, f"model {name!r}")
+    if isinstance(maker, partial):  # one of timm's or transformers'
+        lora.check(options)
+    return options
 
 
 def _maker(name: str) -> Callable[..., FeatureModel]:

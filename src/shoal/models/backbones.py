@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel, linear_head
+from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
 from shoal.vision import load_timm
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -54,6 +55,10 @@ def build(
     freeze_batchnorm: bool | None = None,
     frozen: bool = False,
     dropout: float = 0.0,
+    lora: Rank | None = None,
+    lora_alpha: Alpha | None = None,
+    lora_dropout: Dropout = 0.0,
+    lora_targets: list[str] | str | None = None,
 ) -> FeatureModel:
     """timm's ``name`` without its classifier, and a linear head of our own.
 
@@ -66,6 +71,12 @@ def build(
             batches of one domain would spoil them. Its scale and shift are trained.
         frozen: only the head is trained, on features of the images as they are evaluated.
         dropout: the share of features left out in training, before the head.
+        lora: train low-rank adapters of this rank and the head, by peft, and nothing else; BatchNorm is
+            frozen.
+        lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
+        lora_dropout: the share of an adapter's inputs left out in training.
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the layer
+            ``qkv`` of attention, or its query and value projections).
     """
     timm = load_timm()
     pretrained = "." in name if pretrained is None else pretrained
@@ -81,8 +92,13 @@ def build(
             f"the weights of {name!r} cannot be had ({first}); give a file in --weights."
         ) from error
     config = timm.data.resolve_model_data_config(body)
+    if lora is not None:
+        inject(body, name, lora, lora_alpha, lora_dropout, lora_targets)
+        freeze_batchnorm = True
     features = (Frozen if frozen else Backbone)(body, freeze_batchnorm, config["mean"], config["std"])
-    head = linear_head(_width(name, features, input_shape), classes)
+    with all_called(name, body):
+        width = _width(name, features, input_shape)
+    head = linear_head(width, classes)
     model = FeatureModel(features, nn.Sequential(nn.Dropout(dropout), head) if dropout else head)
     if pretrained:
         model.weights = _weights(name, body)

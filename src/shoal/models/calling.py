@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from shoal.models.features import unwrapped
+from shoal.models.lora import base_model
 
 
 def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -19,7 +20,7 @@ def arguments(model: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]
     its parameters, as with a tokenizer's output and a model of transformers. A tuple or list is spread over
     the parameters where ``forward`` needs more than one.
     """
-    names, needed = _parameters(type(unwrapped(model)).forward)
+    names, needed = _parameters(type(base_model(unwrapped(model))).forward)
     if isinstance(x, Mapping) and x and len(names) > 1 and names.issuperset(x):
         return (), dict(x)
     if isinstance(x, (tuple, list)) and needed > 1:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from shoal.data.hub import Source, is_folder, need_transformers
 from shoal.errors import InputError, check_names
 from shoal.models.feature_model import FeatureModel
+from shoal.models.lora import Alpha, Dropout, Rank, all_called, inject
 
 CONFIGURATIONS = {
     "distilbert-base-uncased": "DistilBertConfig",
@@ -44,6 +45,10 @@ def build(
     pretrained: bool = True,
     dropout: float | None = None,
     attention: str | None = None,
+    lora: Rank | None = None,
+    lora_alpha: Alpha | None = None,
+    lora_dropout: Dropout = 0.0,
+    lora_targets: list[str] | str | None = None,
 ) -> FeatureModel:
     """The encoder called ``name`` (or in the folder of that name) and a linear head.
 
@@ -58,6 +63,12 @@ def build(
         dropout: the share of features left out in training, before the head; by default what the published
             classifier has.
         attention: how transformers computes it; ``eager`` has second derivatives on every device.
+        lora: train low-rank adapters of this rank and the head, by peft, and nothing else. What the weights
+            lack, as RoBERTa's lack the pooler, is new and trained too.
+        lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
+        lora_dropout: the share of an adapter's inputs left out in training.
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query
+            and value projections of attention).
     """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
@@ -67,7 +78,15 @@ def build(
     name = str(Path(name).expanduser()) if is_folder(name) else name
     source = Source(name, "model", "--model DIR")
     config = _config(source, pretrained)
-    body = (_pretrained if pretrained else _random)(source, config, attention)
+    new: list[nn.Parameter] = []
+    if pretrained:
+        body, new = _pretrained(source, config, attention)
+    else:
+        body = _random(source, config, attention)
+    if lora is not None:
+        inject(body, name, lora, lora_alpha, lora_dropout, lora_targets)
+        for parameter in new:
+            parameter.requires_grad_()
     first, usual = _published(config)
     share = usual if dropout is None else dropout
     if not 0 <= share < 1:
@@ -75,7 +94,8 @@ def build(
     width, spread = int(config.hidden_size), float(getattr(config, "initializer_range", 0.02))
     features = Encoder(body, _started(nn.Linear(width, width), spread) if first else None)
     _check_length(name, body, input_shape[0])
-    _check_reads(name, features)
+    with all_called(name, body):
+        _check_reads(name, features)
     head: list[nn.Module] = [nn.Dropout(share), _started(nn.Linear(width, classes or 1), spread)]
     if classes is None:
         head.append(nn.Flatten(start_dim=0))
@@ -96,7 +116,8 @@ def _started(layer: nn.Linear, spread: float) -> nn.Linear:
     return layer
 
 
-def _pretrained(source: Source, config: Any, attention: str | None) -> nn.Module:
+def _pretrained(source: Source, config: Any, attention: str | None) -> tuple[nn.Module, list[nn.Parameter]]:
+    """The encoder, and those of its parameters that are not in the weights."""
     import transformers
 
     weights, kind = source.weights(), cast(Any, transformers.MODEL_MAPPING[type(config)])
@@ -120,7 +141,7 @@ def _pretrained(source: Source, config: Any, attention: str | None) -> nn.Module
             "they are another model's than config.json says. Random ones: --model-set pretrained=false."
         )
     encoder: nn.Module = model.float()
-    return encoder
+    return encoder, [p for n, p in encoder.named_parameters() if n in info["missing_keys"]]
 
 
 def _random(source: Source, config: Any, attention: str | None) -> nn.Module:

@@ -1,0 +1,489 @@
+"""LoRA adapters: what they compute, what is trained, and a run from training to a file without peft."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import shoal
+from imitations.wilds_text import fake_amazon, fake_tokenizer
+from shoal import algorithms
+from shoal.algorithms import registry
+from shoal.cli import main
+from shoal.data import Task
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig, read_config
+from shoal.experiments.run import prepare, start_from
+from shoal.experiments.search import rates_of, with_rate
+from shoal.models import FeatureModel, build, lora
+from shoal.models.calling import call
+from shoal.optim import Fish
+from shoal.training import capture
+from shoal.vision import allow_torchvision
+
+allow_torchvision()  # which peft imports, by transformers
+peft: Any = pytest.importorskip("peft", reason="peft is not installed", exc_type=ModuleNotFoundError)
+pytestmark = pytest.mark.usefixtures("timm")
+VIT, IMAGES = "test_vit", (3, 160, 160)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path_factory.getbasetemp() / "lora cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A DistilBERT's folder."""
+    pytest.importorskip("transformers")
+    return str(fake_tokenizer(tmp_path_factory.mktemp("lora")))
+
+
+def bert(place: Path, kind: str = "bert", weights: bool = False) -> str:
+    """An encoder's folder, without weights, or with random ones of all but a pooler."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=210, **sizes)
+    if weights:
+        model = transformers.AutoModel.from_config(config, add_pooling_layer=False)
+        model.save_pretrained(place)
+    else:
+        config.save_pretrained(place)
+    return str(place)
+
+
+def vit(**options: Any) -> FeatureModel:
+    return build(VIT, input_shape=IMAGES, classes=3, seed=0, **{"lora": 4, **options})
+
+
+def images(count: int = 2) -> Tensor:
+    return torch.randn(count, *IMAGES, generator=torch.Generator().manual_seed(1))
+
+
+def words(count: int = 3) -> dict[str, Tensor]:
+    ids = torch.randint(5, 200, (count, 9), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.requires_grad]
+
+
+def base_of(model: nn.Module) -> dict[str, Tensor]:
+    """Everything that stays as it is: weights without gradients, and buffers."""
+    names = set(trained_names(model))
+    return {k: v.detach().clone() for k, v in model.state_dict().items() if k not in names}
+
+
+def assert_base(model: nn.Module, before: dict[str, Tensor]) -> None:
+    torch.testing.assert_close(base_of(model), before, rtol=0, atol=0, equal_nan=True)
+
+
+def perturb(model: nn.Module) -> None:
+    """Adapters that do something: B starts at zero."""
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.copy_(0.1 * torch.randn(p.shape, generator=draw))
+
+
+# What is computed
+
+
+@pytest.mark.parametrize("kind", ["vit", "distilbert", "bert"])
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 2.0), (3.0, 0.75)])
+def test_the_formula(kind: str, alpha: float | None, scale: float, tiny: str, tmp_path: Path) -> None:
+    """W + (alpha / r) B A, put by hand into a model without adapters."""
+    names = {"vit": VIT, "distilbert": tiny, "bert": bert(tmp_path / "b")}
+    shape, x = (IMAGES, images().double()) if kind == "vit" else ((64,), words())
+    options = {"input_shape": shape, "classes": 3, "seed": 0, "pretrained": False}
+    model = build(names[kind], **options, lora=4, lora_alpha=alpha).double().eval()
+    plain = build(names[kind], **options).double().eval()
+    perturb(model)
+    weights = model.state_dict()
+    by_hand = {k.replace(".base_layer.", "."): v.clone() for k, v in weights.items() if ".lora_" not in k}
+    for name, a in weights.items():
+        if ".lora_A." in name:
+            layer, b = name.partition(".lora_A.")[0], weights[name.replace("lora_A", "lora_B")]
+            for row in range(len(b)):
+                for r in range(4):
+                    by_hand[f"{layer}.weight"][row] += scale * b[row, r] * a[r]
+    plain.load_state_dict(by_hand)
+    torch.testing.assert_close(model(x), plain(x), rtol=0, atol=1e-10)
+
+
+def test_it_starts_as_the_same_function(tiny: str) -> None:
+    for name, shape, x in ((VIT, IMAGES, images()), (tiny, (64,), words())):
+        options: dict[str, Any] = {"input_shape": shape, "classes": 3, "seed": 0}
+        plain, adapted = build(name, **options).eval(), build(name, **options, lora=2).eval()
+        whole: Any = [m.features.body for m in (plain, adapted)]
+        outputs = [body(x) if name == VIT else body(**x).last_hidden_state for body in whole]
+        torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["vit", "text"])
+def test_merged_is_the_same_and_has_no_adapters(name: str, tiny: str) -> None:
+    model = vit() if name == "vit" else build(tiny, input_shape=(64,), classes=3, seed=0, lora=4)
+    x = images() if name == "vit" else words()
+    perturb(model)
+    model.eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    whole = lora.merged(model)
+    assert not lora.adapted(whole)
+    torch.testing.assert_close(whole(x), model(x), rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    plain = vit(lora=None) if name == "vit" else build(tiny, input_shape=(64,), classes=3, seed=0)
+    assert list(whole.state_dict()) == list(plain.state_dict())
+    assert lora.merged(plain) is plain
+
+
+# What is trained
+
+
+def test_adapters_and_the_head_are_trained(tiny: str, tmp_path: Path) -> None:
+    model = vit(dropout=0.2)
+    assert {n.split(".")[-3] for n in trained_names(model) if "lora" in n} == {"lora_A", "lora_B"}
+    assert [n for n in trained_names(model) if "lora" not in n] == ["head.1.weight", "head.1.bias"]
+    assert all(".qkv.lora_" in n for n in trained_names(model) if "lora" in n)
+    text = build(tiny, input_shape=(64,), classes=3, seed=0, lora=4)
+    own = [n for n in trained_names(text) if "lora" not in n]
+    assert own == ["features.layer.weight", "features.layer.bias", "head.1.weight", "head.1.bias"]
+    assert {n.split(".")[-4] for n in trained_names(text) if "lora" in n} == {"q_lin", "v_lin"}
+    # RoBERTa's published weights have no pooler: it is new.
+    roberta = build(
+        bert(tmp_path / "r", "roberta", weights=True), input_shape=(64,), classes=3, seed=0, lora=4
+    )
+    own = [n for n in trained_names(roberta) if "lora" not in n]
+    assert own[:2] == [f"features.body.pooler.dense.{p}" for p in ("weight", "bias")]
+    assert len(own) == 4
+
+
+def test_batchnorm_is_frozen() -> None:
+    """MobileViT has both BatchNorm and attention."""
+    model = build("mobilevit_xxs", input_shape=(3, 64, 64), classes=2, seed=0, lora=2).train()
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert norms
+    assert not any(m.training or m.weight.requires_grad for m in norms)
+
+
+def test_targets(tmp_path: Path) -> None:
+    def layers(targets: Any) -> set[str]:
+        return {n.removeprefix("blocks.") for n in lora.adapted(vit(lora_targets=targets).features.body)}  # type: ignore[arg-type]
+
+    assert layers("qkv") == layers(None) == {f"{n}.attn.qkv" for n in range(6)}
+    assert layers(["attn.proj", "blocks.1.mlp.fc2"]) == {*(f"{n}.attn.proj" for n in range(6)), "1.mlp.fc2"}
+    assert layers("proj") == {f"{n}.attn.proj" for n in range(6)}  # patch_embed.proj is a convolution
+    with_dropout = lora.adapted(vit(lora_dropout=0.3))["features.body.blocks.0.attn.qkv"]
+    assert with_dropout.lora_dropout["default"].p == 0.3
+
+
+def refused(match: str, name: str = VIT, shape: tuple[int, ...] = IMAGES, **options: Any) -> None:
+    with pytest.raises(InputError, match=match):
+        build(name, input_shape=shape, classes=3, seed=0, **{"lora": 4, **options})
+
+
+def test_what_cannot_be(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused("whole number from 1", lora=0)
+    refused("lora_alpha", lora_alpha=0)
+    refused("lora_dropout", lora_dropout=1)
+    refused("lora_alpha=3.0 needs lora=", lora=None, lora_alpha=3)
+    refused("frozen= trains none", frozen=True)
+    refused("freeze_batchnorm=False", freeze_batchnorm=False)
+    refused("no linear layer 'query'; choose from qkv, proj, fc1, fc2", lora_targets=["qkv", "query"])
+    refused("names no layers", lora_targets=[])
+    refused("no linear layers", "resnet18", (3, 32, 32))
+    refused("lora_targets must be given for model .*; choose from fc1, fc2", "mixer_s32_224", (3, 224, 224))
+    refused("weight of 'blocks.0.attn.qkv' without calling", "beit_base_patch16_224", (3, 224, 224))
+    refused("no linear layer 'qkv'; choose from q_lin, k_lin", tiny, (64,), lora_targets="qkv")
+    monkeypatch.setattr(lora.importlib.util, "find_spec", lambda name: None)
+    refused(r"^LoRA needs peft: pip install 'shoal\[lora\]'\.$")
+    with pytest.raises(InputError, match="LoRA needs peft"):  # whatever the data, which are not read
+        shoal.train("fish", "amazon", model_options={"lora": 4}, steps=1)
+    vit(lora=None)
+
+
+def test_the_learning_rate_is_that_of_adapters() -> None:
+    config = RunConfig(
+        "pacs", "fish", 100, model="vit_tiny_patch16_224.augreg_in21k", model_options={"lora": 8}
+    )
+    chosen, message = with_rate(config, None, None)
+    assert chosen.optimizer_options["lr"] == rates_of(config)["lr"]["default"] == 2e-4
+    assert message.startswith("the model is pretrained and has LoRA adapters: learning rate 0.0002, with a")
+    assert with_rate(config, 1e-3, None)[0].optimizer_options["lr"] == 1e-3
+    random = RunConfig("pacs", "fish", 100, model="vit_tiny_patch16_224", model_options={"lora": 8})
+    assert "weights are random" in with_rate(random, None, None)[1]
+
+
+# Files of weights
+
+
+def test_weights_in_a_file(tmp_path: Path) -> None:
+    """Under timm's names, ours without adapters, and ours with them."""
+    other = build(VIT, input_shape=IMAGES, classes=3, seed=7).eval()
+    file, x = str(tmp_path / "w.pt"), images()
+    torch.save(other.features.body.state_dict(), file)  # type: ignore[union-attr]
+    model = vit().eval()
+    start_from(model, file)
+    torch.testing.assert_close(model.features(x), other.features(x), rtol=0, atol=1e-6)
+    assert len(lora.adapted(model)) == 6
+    torch.save(other.state_dict(), file)
+    model = vit().eval()
+    start_from(model, file)
+    torch.testing.assert_close(model(x), other(x), rtol=0, atol=1e-6)
+    perturb(model)
+    torch.save(model.state_dict(), file)
+    again = vit().eval()
+    start_from(again, file)
+    assert torch.equal(again(x), model(x))
+    torch.save({"a": torch.zeros(2)}, file)
+    with pytest.raises(InputError, match="do not fit"):
+        start_from(model, file)
+    assert len(lora.adapted(model)) == 6
+
+
+def test_weights_under_the_names_of_torchvision(tmp_path: Path) -> None:
+    from torchvision import models as theirs
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        swin = theirs.swin_t(weights=None).eval()
+    torch.save(swin.state_dict(), tmp_path / "swin.pt")
+    name, x = "swin_tiny_patch4_window7_224", torch.randn(1, 3, 224, 224)
+    model = build(name, input_shape=(3, 224, 224), classes=3, seed=0, lora=2).eval()
+    start_from(model, str(tmp_path / "swin.pt"))
+    swin.head = nn.Identity()  # type: ignore[assignment]
+    torch.testing.assert_close(model.features(x), swin(x), rtol=1e-3, atol=1e-4)
+
+
+# From training to a file
+
+
+WITHOUT_PEFT = """
+import sys, torch
+sys.modules["peft"] = None
+model = torch.export.load(sys.argv[1]).module()
+saved = torch.load(sys.argv[2])
+with torch.no_grad():
+    print(float((model(*saved["x"]) - saved["y"]).abs().max()))
+"""
+
+
+def check_run(folder: Path, x: Any, tmp_path: Path) -> None:
+    """The base is bit-identical, and the trained model is exported with its adapters merged."""
+    start = prepare(read_config(folder), "cpu").model
+    weights = load_file(folder / "model.safetensors")
+    moved = {n for n, v in start.state_dict().items() if not torch.equal(weights[n], v)}
+    assert moved == set(trained_names(start))
+    model = shoal.load(folder)
+    assert lora.adapted(model)
+    parts = list(x.values()) if isinstance(x, dict) else [x]
+    with torch.no_grad():
+        wanted = model(x)
+    for name in ("m.onnx", "m.pt2", "m.safetensors"):
+        made = model.export(tmp_path / name)
+        assert made.difference < 1e-5
+        about = json.loads(made.about.read_text())["model"]
+        assert "lora" not in json.dumps(about["options"])
+    torch.save({"x": parts, "y": wanted}, tmp_path / "wanted.pt")
+    call = [sys.executable, "-c", WITHOUT_PEFT, str(tmp_path / "m.pt2"), str(tmp_path / "wanted.pt")]
+    shown = subprocess.run(call, capture_output=True, text=True, check=True).stdout
+    assert float(shown) < 1e-5
+    assert not any("lora_" in n or "base_layer" in n for n in load_file(tmp_path / "m.safetensors"))
+
+
+def test_a_text_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake_amazon(tmp_path)
+    given = ["--data", f"folder={tmp_path}", "max_tokens=32", f"tokenizer={tmp_path / 'tiny-bert'}"]
+    given += ["--model", str(tmp_path / "tiny-bert"), "--model-set", "lora=2", "lora_targets=[q_lin, k_lin]"]
+    given += ["--steps", "2", "--batch-size", "4", "--domains-per-step", "2", "--eval-limit", "8"]
+    assert main(["train", "fish", "amazon", *given, "--device", "cpu", "--out", str(tmp_path / "run")]) == 0
+    assert "pretrained and has LoRA adapters: learning rate 0.0002" in capsys.readouterr().err
+    check_run(tmp_path / "run", words(), tmp_path)
+    assert len(shoal.load(tmp_path / "run").predict(["a good book", "no"])) == 2
+
+
+def test_an_image_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for d, domain in enumerate(("lima", "oslo", "rome")):
+        for c, label in enumerate(("dark", "light")):
+            (tmp_path / "pics" / domain / label).mkdir(parents=True)
+            for i in range(6):
+                colour = (60 * d + i, 40 + 150 * c, 9 * i)
+                Image.new("RGB", (40, 40), colour).save(tmp_path / "pics" / domain / label / f"{i}.png")
+    torch.save(vit(lora=None).features.body.state_dict(), tmp_path / "w.pt")  # type: ignore[union-attr]
+    given = ["--data", "size=160", "--batch-size", "4", "--device", "cpu", "--model", VIT, "--steps", "2"]
+    given += ["--weights", str(tmp_path / "w.pt"), "--model-set", "lora=2"]
+    call = ["train", "fish", str(tmp_path / "pics"), *given]
+    assert main([*call, "--out", str(tmp_path / "run")]) == 0
+    assert "pretrained and has LoRA adapters: learning rate 0.0002" in capsys.readouterr().err
+    check_run(tmp_path / "run", images(), tmp_path)
+    assert len(shoal.load(tmp_path / "run").predict(tmp_path / "pics" / "lima" / "dark")) == 6
+    assert main([*call, "--freeze-backbone", "--out", str(tmp_path / "no")]) == 2
+    assert "frozen= trains none" in capsys.readouterr().err
+
+
+# A model of the user's own
+
+
+def own_model(**config: Any) -> Any:
+    torch.manual_seed(0)
+    body = nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
+    config = {"r": 2, "target_modules": ["0", "3"], "modules_to_save": ["5"], **config}
+    model = peft.get_peft_model(body, peft.LoraConfig(**config))
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.track_running_stats = False  # which would change in training, as statistics do
+    return model
+
+
+def domains() -> dict[str, tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(3, 40, 4, generator=draw)
+    return {name: (x[d] + 0.3 * d, (x[d, :, 0] > 0).long()) for d, name in enumerate("abc")}
+
+
+def fit(algorithm: str, model: nn.Module, **options: Any) -> shoal.Fit:
+    parts = domains()
+    sets = {"train": {k: parts[k] for k in "ab"}, "validation": {"c": parts["c"]}}
+    usual: dict[str, Any] = {"steps": 10, "batch_size": 8, "device": "cpu", "progress": False, "lr": 0.05}
+    return shoal.fit(algorithm, model, **{**sets, **usual, "eval_every": 1, **options})
+
+
+@pytest.mark.parametrize("algorithm", registry.names())
+def test_every_algorithm_trains_adapters_alone(algorithm: str) -> None:
+    model = own_model()
+    before, first = base_of(model), {k: v.clone() for k, v in model.state_dict().items()}
+    fit(algorithm, model, select="last", settings={"held_out": 1} if algorithm == "mldg" else {})
+    assert_base(model, before)
+    assert any(not torch.equal(first[k], v) for k, v in model.state_dict().items() if "lora_B" in k)
+
+
+@pytest.mark.parametrize("average", [None, "sma", "swad"])
+def test_a_resumed_run_is_the_same(average: str | None, tmp_path: Path) -> None:
+    x, y = domains()["c"]
+    turned = {"c": (x, 1 - y)}  # gets worse by training, so that swad finds its start
+    options = {"average": average, "checkpoint_every": 3, "seed": 4, "validation": turned}
+    model = own_model(lora_dropout=0.2)
+    before = base_of(model)
+    fit("fish", model, folder=tmp_path / "whole", **options)
+    assert_base(model, before)
+
+    class Stop(shoal.Callback):
+        def on_step(self, state: Any) -> None:
+            if state.step == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit("fish", own_model(lora_dropout=0.2), folder=tmp_path / "part", callbacks=[Stop()], **options)
+    again = own_model(lora_dropout=0.2)
+    fit("fish", again, folder=tmp_path / "part", resume=True, **options)
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), rtol=0, atol=0)
+    files = [(tmp_path / d / "model.safetensors").read_bytes() for d in ("whole", "part")]
+    assert files[0] == files[1]
+
+
+def test_nothing_is_in_the_way_of_a_cuda_graph() -> None:
+    """Adapters leave no hooks, draw no numbers and keep nothing in Python that changes from step to step."""
+    algorithm = algorithms.build("fish", vit(), cross_entropy, Task(3, 3))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in algorithm.modules())
+    assert not any("lora" in name for name in capture.draws(algorithm))
+    before = capture._outside(algorithm)
+    cross_entropy(algorithm(images()), torch.tensor([0, 1])).backward()
+    assert capture._outside(algorithm) == before
+
+
+def test_it_is_loaded_and_exported(tmp_path: Path) -> None:
+    model = own_model()
+    fit("fish", model, folder=tmp_path / "run")
+    loaded = shoal.load(tmp_path / "run", model=own_model())
+    made = loaded.export(tmp_path / "m.pt2")
+    x = domains()["a"][0]
+    with torch.no_grad():
+        found = torch.export.load(made.path).module()(x)
+        torch.testing.assert_close(found, model.eval()(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("task_type", [None, "SEQ_CLS"])
+def test_a_model_of_transformers(task_type: str | None) -> None:
+    """Which a PeftModel calls with whatever it is given; tokenizers give more than ids and a mask."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    body = transformers.BertForSequenceClassification(config)
+    model = peft.get_peft_model(body, peft.LoraConfig(r=2, task_type=task_type, target_modules=["query"]))
+    before = base_of(model)
+    draw = torch.Generator().manual_seed(0)
+    x = {"input_ids": torch.randint(5, 50, (12, 6), generator=draw)}
+    x |= {
+        "attention_mask": torch.ones_like(x["input_ids"]),
+        "token_type_ids": torch.zeros_like(x["input_ids"]),
+    }
+    wanted = body.eval()(**x).logits
+    torch.testing.assert_close(call(model.eval(), x), wanted)
+    examples = [({k: v[i] for k, v in x.items()}, i % 2) for i in range(12)]
+    shoal.fit("fish", model, {"a": examples, "b": examples}, steps=2, batch_size=4, progress=False, lr=0.1)
+    assert_base(model, before)
+    assert not torch.allclose(call(model, x), wanted)
+
+
+# Fish in a plain loop
+
+
+def loop(model: nn.Module, optimizer: Any, steps: int) -> None:
+    parts = list(domains().values())
+    for step in range(steps):
+        x, y = parts[step % 2]
+        optimizer.zero_grad()
+        cross_entropy(model(x.to(next(model.parameters()).dtype)), y).backward()
+        optimizer.step()
+
+
+def test_fish_on_adapters() -> None:
+    """θ ← θ + ε (θ̃ − θ) after an inner loop over two domains, of the adapters alone."""
+    model, naive = own_model().double(), own_model().double()
+    before = base_of(model)
+    loop(model, Fish(torch.optim.SGD(trained(model), 0.1), inner_steps=2, meta_lr=0.3), 6)
+    for _ in range(3):
+        slow = [p.detach().clone() for p in trained(naive)]
+        loop(naive, torch.optim.SGD(trained(naive), 0.1), 2)
+        with torch.no_grad():
+            for p, start in zip(trained(naive), slow, strict=True):
+                p.copy_(start + 0.3 * (p - start))
+    torch.testing.assert_close(model.state_dict(), naive.state_dict(), rtol=0, atol=1e-12)
+    assert_base(model, before)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def test_fish_on_the_adapters_of_a_vit() -> None:
+    model = vit()
+    before = base_of(model)
+    optimizer = Fish(torch.optim.AdamW(trained(model), 1e-2), inner_steps=2)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images(4)), torch.tensor([0, 1, 2, 0]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert_base(model, before)
