@@ -127,6 +127,7 @@ OF_NETWORKS = {
         "average_ratio",
         "average_decay",
         "wise_ft",
+        "retrain",
         "select",
         "patience",
         "on_nan",

@@ -118,6 +118,7 @@ class TestConfig:
             "average_ratio": 1.2,
             "average_decay": 0.9,
             "wise_ft": 0.5,
+            "retrain": True,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

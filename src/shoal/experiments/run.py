@@ -126,7 +126,7 @@ SAME = (
     *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "eval_every"),
     *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
     *("average_ratio", "on_nan", "metric", "warm_select"),
-    *("average_decay", "wise_ft"),
+    *("average_decay", "wise_ft", "retrain"),
 )
 """What a run's configuration and a training's options call by the same name."""
 

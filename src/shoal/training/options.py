@@ -121,6 +121,10 @@ class Options:
     α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
     (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
     ``warm_start="head"`` first."""
+    retrain: bool = False
+    """Then train again on the training and validation examples of the training domains, from the same initial
+    weights and for as many steps as the selected ones have, warm start included; these weights, or their
+    average, are the result. The last step of ERM++ (see :mod:`shoal.training.retraining`)."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False
