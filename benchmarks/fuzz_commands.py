@@ -129,6 +129,7 @@ OF_NETWORKS = {
         "average_decay",
         "wise_ft",
         "miro",
+        "retrain",
         "select",
         "patience",
         "on_nan",

@@ -113,6 +113,7 @@ OPTIONS: dict[str, Sequence[str]] = {
     "average_start": ("None",),
     "average_ratio": ("None",),
     "average_decay": ("None",),
+    "retrain": ("False", "True"),
     "wise_ft": ("None", "0.5", "'validation'"),
     "miro": ("None", "0.1"),
     "head_lr": ("None", "0.1"),

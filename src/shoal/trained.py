@@ -423,7 +423,7 @@ OPTIONS = (
     *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "seed"),
     *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
     *("average_ratio", "select", "metric", "patience", "on_nan", "eval_every", "warm_select"),
-    *("average_decay", "wise_ft", "miro", "memory_format"),
+    *("average_decay", "wise_ft", "miro", "memory_format", "retrain"),
     *("head_lr", "layer_decay"),
 )
 """What of a configuration `shoal train` takes under an option of the same name."""
@@ -444,7 +444,7 @@ def train_command(config: RunConfig) -> str:
     for name in ("seed", "metric") if baseline else OPTIONS:
         value = getattr(config, name)
         if name == "steps" or value != getattr(usual, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     words += [] if baseline else ["--lr", str(config.optimizer_options.get("lr", 1e-3))]
     words += ["--out", f"runs/{config.algorithm}-{config.identity[:8]}"]
     rest = [f"{k}={v}" for k, v in config.optimizer_options.items() if k != "lr"]

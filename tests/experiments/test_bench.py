@@ -122,6 +122,7 @@ class TestConfig:
             "miro": 0.1,
             "head_lr": 0.1,
             "layer_decay": 0.5,
+            "retrain": True,
             "on_nan": "skip",
             "weights": "start.safetensors",
             "holdout": 0.2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -42,8 +43,10 @@ def data(turned: bool = False) -> DomainData:
     return DomainData(TensorData(x, y), domains, 2, (4,), "")
 
 
-UNION = Domains.from_indices({"a": [*range(30)], "b": [*range(30, 60)]})
-"""The training and validation examples of the training domains."""
+def union(turned: bool = False) -> DomainData:
+    """The same, with the validation examples among those to train on."""
+    every = Domains.from_indices({"a": [*range(30)], "b": [*range(30, 60)]})
+    return replace(data(turned), splits={"train": every})
 
 
 def network(*between: nn.Module, dropout: float = 0.0) -> FeatureModel:
@@ -65,16 +68,16 @@ def fit(
     return shoal.fit(algorithm, model or network(), given or data(), **usual | options)
 
 
-def batches(domains: Domains, steps: int, slots: int, draw: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    sampler = DomainBatchSampler(domains, 5, slots, draw=draw, seed=0, steps=steps)
-    every: Any = data().examples
+def batches(given: DomainData, steps: int, slots: int, draw: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    sampler = DomainBatchSampler(given.splits["train"], 5, slots, draw=draw, seed=0, steps=steps)
+    every: Any = given.examples
     for row in sampler.plans(0, steps)[1]:
         yield [every.batch(torch.from_numpy(indices)) for indices in row]
 
 
 def erm(
     model: nn.Module,
-    domains: Domains,
+    given: DomainData,
     steps: int,
     params: Any = None,
     slots: int = 2,
@@ -82,7 +85,7 @@ def erm(
 ) -> None:
     """Steps of SGD with momentum on the pooled examples."""
     optimizer = sgd(list(params or model.parameters()))
-    for step, drawn in enumerate(batches(domains, steps, slots, "pooled"), 1):
+    for step, drawn in enumerate(batches(given, steps, slots, "pooled"), 1):
         x, y = (torch.cat(both) for both in zip(*drawn, strict=True))
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
@@ -91,11 +94,11 @@ def erm(
             seen(step, model)
 
 
-def fish(model: nn.Module, domains: Domains, steps: int, seen: Seen | None = None) -> None:
+def fish(model: nn.Module, given: DomainData, steps: int, seen: Seen | None = None) -> None:
     """Inner steps of SGD with momentum on a batch of each domain, then halfway back."""
     params = list(model.parameters())
     optimizer = sgd(params)
-    for step, drawn in enumerate(batches(domains, steps, 2, "domains"), 1):
+    for step, drawn in enumerate(batches(given, steps, 2, "domains"), 1):
         start = [p.detach().clone() for p in params]
         for x, y in drawn:
             optimizer.zero_grad()

@@ -84,7 +84,7 @@ def followed(loop: Any, model: nn.Module, steps: int) -> list[dict[str, Tensor]]
     def look(step: int, now: nn.Module) -> None:
         seen.append({k: v.detach().clone() for k, v in now.state_dict().items()})
 
-    loop(model, data().splits["train"], steps, seen=look)
+    loop(model, data(), steps, seen=look)
     return seen
 
 

@@ -22,7 +22,7 @@ from training.test_resume import BY_CRASH, captured, check
 
 def probed(model: FeatureModel, steps: int) -> FeatureModel:
     with frozen(model, model.head):
-        erm(model, data().splits["train"], steps, model.head.parameters(), slots=1)
+        erm(model, data(), steps, model.head.parameters(), slots=1)
     return model
 
 
@@ -30,7 +30,7 @@ def probed(model: FeatureModel, steps: int) -> FeatureModel:
 def test_as_two_loops_by_hand(algorithm: str, loop: Any) -> None:
     run = fit(algorithm, warm_start="head:7", select="last")
     by_hand = probed(network(), 7)
-    loop(by_hand, data().splits["train"], 12)
+    loop(by_hand, data(), 12)
     assert_close(run.model, by_hand)
     assert [p.step for p in run.warm_up] == [7]
 
@@ -63,7 +63,7 @@ def test_the_rest_is_frozen_and_in_evaluation_mode() -> None:
 def test_with_batchnorm_as_by_hand() -> None:
     run = fit("erm", network(nn.BatchNorm1d(6)), warm_start="head:5", select="last")
     by_hand = probed(network(nn.BatchNorm1d(6)), 5)
-    erm(by_hand, data().splits["train"], 12)
+    erm(by_hand, data(), 12)
     assert_close(run.model, by_hand)
 
 
@@ -78,7 +78,7 @@ def test_the_best_of_the_probe_goes_on() -> None:
     assert best != 7
     run = fit("erm", None, turned, warm_start="head:7", warm_select="best", select="last", steps=3)
     by_hand = models[best]
-    erm(by_hand, turned.splits["train"], 3)
+    erm(by_hand, turned, 3)
     assert_close(run.model, by_hand)
 
 

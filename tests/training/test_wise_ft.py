@@ -27,7 +27,7 @@ class TestInterpolate:
     @pytest.mark.parametrize("alpha", [0, 0.0, 0.3, 0.5, 0.9, 1])
     def test_as_the_formula(self, alpha: float) -> None:
         start, end = network(nn.BatchNorm1d(6)), network(nn.BatchNorm1d(6))
-        erm(end, data().splits["train"], 9)
+        erm(end, data(), 9)
         found = interpolate(start.state_dict(), end.state_dict(), alpha)
         for name, value in end.state_dict().items():
             wanted = (1 - alpha) * start.state_dict()[name] + alpha * value
@@ -74,7 +74,7 @@ def accuracy(model: nn.Module, given: Any, split: str) -> float:
 def test_a_number(algorithm: str, loop: Any) -> None:
     run = fit(algorithm, wise_ft=0.3, select="last")
     end = network()
-    loop(end, data().splits["train"], 12)
+    loop(end, data(), 12)
     wanted = interpolate(network().state_dict(), end.state_dict(), 0.3)
     assert_close(run.model, wanted)
     end.load_state_dict(wanted)
@@ -91,7 +91,7 @@ def test_chosen_on_validation(turned: bool) -> None:
     given = data(turned)
     run = fit("erm", None, given, wise_ft="validation", select="last", steps=30)
     end = network()
-    erm(end, given.splits["train"], 30)
+    erm(end, given, 30)
     model, scores = network(), {}
     for n in range(11):
         model.load_state_dict(interpolate(network().state_dict(), end.state_dict(), n / 10))
@@ -110,9 +110,9 @@ def test_from_the_end_of_the_warm_start() -> None:
     run = fit("fish", warm_start="head:5", wise_ft=0.4, select="last")
     start = network()
     with frozen(start, start.head):
-        erm(start, data().splits["train"], 5, start.head.parameters(), slots=1)
+        erm(start, data(), 5, start.head.parameters(), slots=1)
     end = copy.deepcopy(start)
-    fish(end, data().splits["train"], 12)
+    fish(end, data(), 12)
     assert_close(run.model, interpolate(start.state_dict(), end.state_dict(), 0.4))
 
 

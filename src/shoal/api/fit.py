@@ -245,6 +245,7 @@ def fit(
     average_decay: float | None = None,
     wise_ft: float | Literal["validation"] | None = None,
     miro: float | None = None,
+    retrain: bool = False,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
     compile: bool = False,
@@ -345,7 +346,7 @@ def run(training: Training, journal: Journal | None = None) -> Fit:
     recipe = getattr(training.model, "recipe", None)
     return Fit(
         model=training.model,
-        algorithm=training.algorithm,
+        algorithm=(training.retraining or training).algorithm,
         history=training.history,
         warm_up=training.warm.history if training.warm else [],
         selected=selected,
@@ -371,7 +372,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(lr)}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay", "wise_ft", "miro", "memory_format"]
+    same += ["average_decay", "wise_ft", "miro", "memory_format", "retrain"]
     same += ["head_lr", "layer_decay"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)

@@ -22,6 +22,7 @@ _KINDS: Mapping[str, Any] = {
     "str": (str, "text"),
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
+    "bool": (bool, "true or false"),
     "list[str]": (list, "a list"),
     "Mapping[str, Any]": (Mapping, "a mapping"),
     "None": (type(None), "nothing"),
@@ -69,6 +70,7 @@ class RunConfig:
     average_decay: float | None = None
     wise_ft: float | str | None = None
     miro: float | None = None
+    retrain: bool = False
     on_nan: str = "stop"
     weights: str | None = None
     """A file with the weights to start from; by default the model's own random ones."""
@@ -101,7 +103,7 @@ class RunConfig:
             value = getattr(self, name)
             if value is None and value is _DEFAULTS.get(name, 0):
                 continue
-            if not isinstance(value, types) or isinstance(value, bool):
+            if not isinstance(value, types) or isinstance(value, bool) != (bool in types):
                 raise InputError(f"{name} must be {words}, got {repr(value)[:40]}.")
             if isinstance(value, int) and abs(value) >= 2**63:
                 raise InputError(f"{name} is out of range: {str(value)[:40]}.")

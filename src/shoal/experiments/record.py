@@ -85,7 +85,8 @@ class RunRecord:
 
     def curve(self, split: str) -> tuple[list[int], list[float]]:
         """Passes and averages over the course of training."""
-        return [m["passes"] for m in self.history], [m["scores"][split]["average"] for m in self.history]
+        points = [m for m in self.history if split in m["scores"]]
+        return [m["passes"] for m in points], [m["scores"][split]["average"] for m in points]
 
     def _repr_html_(self) -> str:
         """For notebooks: the scores at the selected step, of a split's first domains."""

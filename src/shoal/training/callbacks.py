@@ -25,16 +25,22 @@ if TYPE_CHECKING:
     from shoal.training.history import Point
 
 
+PHASES = ("warm start", "train", "retrain warm start", "retrain")
+"""Of a run, in their order."""
+
+
 @dataclass
 class State:
     """Where a training stands, as callbacks see it."""
 
     label: str
     phase: str
-    """``"train"``, or ``"warm start"`` for the ERM steps before it."""
+    """``"train"``, or ``"warm start"`` for the ERM steps before it; one of :data:`PHASES`."""
     steps: int
     model: nn.Module
     optimizer: Optimizer
+    last: bool = True
+    """Whether no phase comes after this one."""
     main: bool = True
     """Whether this process is the one that writes and shows."""
     folder: Path | None = None
@@ -56,7 +62,7 @@ class State:
 
 
 class Callback:
-    """Override what you need. Each method gets the :class:`State` of the training, or of its warm start.
+    """Override what you need. Each method gets the :class:`State` of a phase of the training.
 
     An exception ends the training with an error that names the callback; the newest checkpoint of a run with
     a folder stays and can be resumed. What a callback must remember across that, it gives as ``state_dict``:

@@ -23,7 +23,7 @@ SETTINGS = (
     *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
     *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
     *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
-    *("seed", "warm_select", "average_decay", "wise_ft", "miro", "memory_format"),
+    *("seed", "warm_select", "average_decay", "wise_ft", "miro", "memory_format", "retrain"),
     *("head_lr", "layer_decay"),
 )
 """What of a configuration the card lists, where it is set."""
@@ -162,6 +162,7 @@ def _training(record: Mapping[str, Any], config: Mapping[str, Any], model: Mappi
     chosen = config.get("run") or config.get("options") or {}
     listed = {"algorithm": (config.get("run") or config).get("algorithm", "?")}
     listed |= {name: chosen[name] for name in SETTINGS if chosen.get(name) not in (None, {}, [])}
+    listed = {name: value for name, value in listed.items() if value is not False}
     listed["model"] = model.get("name") or model.get("class", "?")
     rows = [(name.replace("_", " "), _pairs(v) if isinstance(v, dict) else v) for name, v in listed.items()]
     lines = [_table(("setting", "value"), rows)]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shoal.errors import InputError
 from shoal.files import dump_yaml, parse_yaml, read_bytes, write_atomically
-from shoal.training.callbacks import Callback
+from shoal.training.callbacks import PHASES, Callback
 from shoal.training.checkpoint import Checkpoints, Loaded
 from shoal.training.folder import RunFolder
 from shoal.training.processes import Processes
@@ -246,8 +246,8 @@ def _is_there(path: Path, content: bytes) -> bool:
 
 def _known(state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of the log that a checkpoint can tell again, in order: what was measured."""
-    for phase, name in (("warm start", "warm start"), ("train", "training")):
-        part = state.get(name) or {}
+    for phase in PHASES:
+        part = state.get("training" if phase == "train" else phase) or {}
         tracked = [{"phase": "agreement", **found} for found in part.get("agreement") or ()]
         points = [
             {"phase": phase, "step": point["step"], "scores": point["scores"]}

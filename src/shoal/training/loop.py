@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
+from shoal.optim import inner_of
 from shoal.training.callbacks import Callback, Callbacks, State
 from shoal.training.formats import choose
 from shoal.training.history import Point
@@ -20,6 +23,7 @@ from shoal.training.options import Options
 from shoal.training.probing import only_trained, train_mode
 from shoal.training.processes import Processes
 from shoal.training.progress import Told
+from shoal.training.retraining import Plan, plan, with_validation
 from shoal.training.selection import Selection
 from shoal.training.session import CHUNK, SECONDS, Session
 from shoal.training.setup import Setup
@@ -34,7 +38,8 @@ class Training(Setup):
     """Trains ``model`` in place; everything is checked when it is made, before any step.
 
     ``state`` says where it stands, ``monitor`` watches the losses, ``selection`` evaluates and keeps weights.
-    A warm start is another training, ``warm``, that comes first.
+    A warm start is another training, ``warm``, that comes first; with ``options.retrain`` another,
+    ``retraining``, comes last, once this one has found its ``plan``.
     """
 
     def __init__(
@@ -47,11 +52,13 @@ class Training(Setup):
         phase: str = "train",
         processes: Processes | None = None,
         only: nn.Module | None = None,
+        horizon: int | None = None,
     ) -> None:
-        super().__init__(algorithm, model, data, options, label, phase, processes, only)
+        super().__init__(algorithm, model, data, options, label, phase, processes, only, horizon)
         main = self.processes.main
         optimizer = self.engine.optimizer
-        self.state = State(self.label, phase, options.steps, self.model, optimizer, main=main)
+        last = phase in ("train", "retrain") and not options.retrain
+        self.state = State(self.label, phase, options.steps, self.model, optimizer, last, main)
         self.monitor = Monitor(self, self.state)
         self.selection = Selection(self, self.state, self._watched)
         shown = Told(options.progress) if main and callable(options.progress) else self.progress
@@ -63,7 +70,13 @@ class Training(Setup):
         self.warm: Training | None = None
         if options.warm_start is not None:
             name, given = "warm start", self.warm_options()
-            self.warm = Training("erm", self.model, data, given, name, name, self.processes, self.head)
+            of = name if phase == "train" else f"{phase} {name}"
+            self.warm = Training("erm", self.model, data, given, name, of, self.processes, self.head)
+        self.retraining: Training | None = None
+        self.plan: Plan | None = None
+        self._searched: Point | None = None  # what the search selected
+        self.initial: dict[str, Tensor] | None = None
+        """The weights before the warm start, if they are to be trained from again."""
         if options.compile and phase == "train":
             self.compile()
         self.session: Session | None = None
@@ -85,16 +98,52 @@ class Training(Setup):
 
     @property
     def skipped(self) -> list[int]:
-        return self.monitor.skipped
+        return self.monitor.skipped + (self.retraining.skipped if self.retraining else [])
+
+    @property
+    def points(self) -> list[Point]:
+        """All that was measured: the history, and the final weights where they are not of a step in it."""
+        found = list(self.history)
+        for point in (self._searched, self.selected[0]) if found else ():
+            if point is not None and point not in found:
+                found.append(point)
+        return found
 
     @property
     def selected(self) -> tuple[Point, str]:
         """The point whose weights count, and the rule that chose it."""
-        return self.selection.selected
+        if self.plan is None or self._searched is None:
+            return self.selection.selected
+        if self.retraining is None or not self.retraining.history:
+            return self._searched, self.plan["rule"]
+        point, rule = self.retraining.selected
+        return point, f"retrained with the validation data, {rule} (the search: {self.plan['rule']})"
 
     def restore_selected(self) -> Point:
         """Puts the selected weights into the model, ready to predict, and says where they come from."""
-        return self.selection.restore()
+        return (self.retraining or self).selection.restore()
+
+    def make_retraining(self, found: Plan) -> Training:
+        """The training on all data that a search calls for, from the initial weights."""
+        assert self.initial is not None
+        self.plan, at = found, found["at"]
+        self._searched = Point.from_dict(found["point"]) if at is None else self.history[at]
+        self.selection.best = self.selection.final = self.selection.start = self.average = None
+        inner_of(self.engine.optimizer).state.clear()
+        self.model.load_state_dict(self.initial)
+        self.retraining = Training(
+            type(self.algorithm),
+            self.model,
+            with_validation(replace(self.data, examples=self.examples)),
+            self.retrain_options(found["options"]),
+            "retraining",
+            "retrain",
+            self.processes,
+            horizon=self.task.steps,
+        )
+        if self.retraining.algorithm.extractor is not None:
+            torch.compiler.reset()  # a compiled model knows no hooks but those of the search
+        return self.retraining
 
     @property
     def seconds_now(self) -> float:
@@ -113,29 +162,27 @@ class Training(Setup):
         Random numbers are a function of the step, so that the others' do not matter; see :func:`world`.
         """
         turns = self._stages(journal, signals)
-        with self.algorithm.recording(), self.miro.recording() if self.miro else nullcontext():
-            while True:
-                self._began = time.monotonic()
-                try:
-                    next(turns)
-                except StopIteration:
-                    return
-                finally:
-                    self.seconds += time.monotonic() - self._began
-                yield
+        while True:
+            self._began = time.monotonic()
+            try:
+                next(turns)
+            except StopIteration:
+                return
+            finally:
+                self.seconds += time.monotonic() - self._began
+            yield
 
     def _stages(self, journal: Journal | None, signals: Signals) -> Iterator[None]:
-        session = Session([t for t in (self.warm, self) if t is not None], journal, signals)
+        session = Session(self, journal, signals)
         try:
             if not session.restore():
                 self._choose_format(session)
-            for number, training in enumerate(session.trainings):
-                later = session.trainings[number + 1 :]
-                if any(t.state.step for t in later):
-                    continue
-                yield from training._train(session)
-                if later:
-                    training.restore_selected()
+            yield from self._in_turn(session)
+            if self.options.retrain:
+                if self.retraining is None:
+                    session.retrain(plan(self))
+                assert self.retraining is not None
+                yield from self.retraining._in_turn(session)
         finally:
             for training in session.trainings:
                 training.selection.close()
@@ -143,9 +190,24 @@ class Training(Setup):
 
     def _choose_format(self, session: Session) -> None:
         """Where it is left to a trial, or may have to be given up."""
-        with self.progress.phase("timing memory formats and precisions"):
+        with self._recording(), self.progress.phase("timing memory formats and precisions"):
             choice = choose(self, self.state.step)
         session.use(choice)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """What records the model's features is attached to it."""
+        with self.algorithm.recording(), self.miro.recording() if self.miro else nullcontext():
+            yield
+
+    def _in_turn(self, session: Session) -> Iterator[None]:
+        """The warm start and the training, but for what is over."""
+        with self._recording():
+            if self.warm is not None and not session.is_past(self.warm):
+                yield from self.warm._train(session)
+                self.warm.restore_selected()
+            if not session.is_past(self):
+                yield from self._train(session)
 
     def _train(self, session: Session) -> Iterator[None]:
         self.session, state = session, self.state
@@ -163,7 +225,7 @@ class Training(Setup):
                 with only_trained(self.model, self.only):
                     yield from self._loop(session)
             self.selection.finish()
-            state.seconds = session.last.seconds_now
+            state.seconds = session.main.seconds_now
         except BaseException:
             self.callbacks("on_end", state, failing=True)
             raise
@@ -196,7 +258,7 @@ class Training(Setup):
             if asked or due or at_step or regular:
                 self._checkpoint(session)
                 saved = time.monotonic()
-            if session.journal and asked and not (selection.finished and self is session.last):
+            if session.journal and asked and not (selection.finished and state.last):
                 raise session.interrupted(self)
 
     def _beginning(self) -> str:
@@ -207,7 +269,7 @@ class Training(Setup):
 
     def _log(self, line: Mapping[str, Any]) -> None:
         state = self.state
-        state.seconds = self.session.last.seconds_now if self.session else self.seconds_now
+        state.seconds = self.session.main.seconds_now if self.session else self.seconds_now
         state.line = {**line, "seconds": round(state.seconds, 3)}
         self.callbacks("on_log", state)
 

@@ -136,6 +136,10 @@ class Options:
     miro: Annotated[float, Range(0)] | None = None
     """λ: keep features close to those of the pretrained model, beside any algorithm; such as 0.1. See
     :class:`~shoal.training.miro.Miro`. It costs a forward pass of the pretrained model."""
+    retrain: bool = False
+    """Then train again on the training and validation examples of the training domains, from the same initial
+    weights and for as many steps as the selected ones have, warm start included; these weights, or their
+    average, are the result. The last step of ERM++ (see :mod:`shoal.training.retraining`)."""
     on_nan: Literal["stop", "skip"] = "stop"
     """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
     deterministic: bool = False

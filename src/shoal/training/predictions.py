@@ -60,7 +60,8 @@ def parse_name(name: str) -> Named | None:
 
 def write(training: Training, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
     """The predictions of a training's model as it is, into ``folder``; ``replicate`` is such as (seed, 0)."""
-    splits = [split for split in training.splits if split != "train"]
+    trained = ("train", "validation") if training.options.retrain else ("train",)
+    splits = [split for split in training.splits if split not in trained]
     if not splits:
         return []
     found = training.evaluator_of(splits, None).predict(training.model)

@@ -63,13 +63,22 @@ class Selection:
 
     def _stale(self) -> bool:
         """Whether validation has not improved for as many evaluations as patience allows."""
-        patience, best = self.setup.options.patience, 0
+        patience = self.setup.options.patience
         if patience is None or not self.history:
             return False
+        return len(self.history) - 1 - self._best_so_far() >= patience
+
+    def _best_so_far(self) -> int:
+        best = 0
         for i, point in enumerate(self.history):
             if point.scores["validation"].better_than(self.history[best].scores["validation"]):
                 best = i
-        return len(self.history) - 1 - best >= patience
+        return best
+
+    @property
+    def selected_step(self) -> int:
+        """That of the selected weights, also of a training that was over when it was resumed."""
+        return self.history[self._best_so_far() if self.setup.select == "best" else -1].step
 
     def evaluate(self, loss: float) -> Point:
         """The scores at this step, with the mean ``loss`` since the point before; keeps the best weights."""

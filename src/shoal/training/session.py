@@ -11,6 +11,7 @@ from torch import Tensor
 from shoal.errors import InputError
 from shoal.tensors import like
 from shoal.training.checkpoint import Loaded
+from shoal.training.evaluate import snapshot
 from shoal.training.formats import Choice
 from shoal.training.history import Point
 from shoal.training.journal import Journal
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from shoal.training.loop import Training
+    from shoal.training.retraining import Plan
 
 KERNELS = ("foreach", "fused", "capturable")
 CHUNK = 50
@@ -29,22 +31,35 @@ SECONDS = 0.5
 
 
 class Session:
-    """The trainings of a run in their order: a warm start, where there is one, and the training itself.
+    """The trainings of a run in their order: a warm start, where there is one, the training itself, ``main``,
+    and again both where it is repeated on all data.
 
     Of those before the one that is trained, a checkpoint holds what they measured; of that one everything
     that the rest of the run depends on.
     """
 
-    def __init__(self, trainings: Sequence[Training], journal: Journal | None, signals: Signals) -> None:
-        self.trainings, self.journal, self.signals = list(trainings), journal, signals
-        self.last = self.trainings[-1]
-        self.processes = self.last.processes
+    def __init__(self, main: Training, journal: Journal | None, signals: Signals) -> None:
+        self.main, self.journal, self.signals = main, journal, signals
+        self.trainings = _with_warm(main)
+        self.processes = main.processes
         self._ticks, self._next_tick, self._tick_began = 0, 0, 0.0
 
     @property
     def done(self) -> int:
         """Steps so far, those of all trainings."""
         return sum(training.state.step for training in self.trainings)
+
+    def is_past(self, training: Training) -> bool:
+        """Whether a later training has begun."""
+        return any(t.state.step for t in self.trainings[self.trainings.index(training) + 1 :])
+
+    def retrain(self, plan: Plan) -> list[Training]:
+        """Goes on with a training on all data, and its warm start."""
+        more = _with_warm(self.main.make_retraining(plan))
+        self.trainings += more
+        for training in more:
+            training.use(self.main.choice)
+        return more
 
     def checkpoint(self, training: Training) -> bool:
         """Whether one was written."""
@@ -54,12 +69,12 @@ class Session:
         best = training.selection.best
         kept = best and (best[0].step + self.done - training.state.step, best[1])
         at = self.trainings.index(training)
-        names = ["warm start", "training"][-len(self.trainings) :]
-        phases = [
-            _phase_state(t, self.last.seconds_now, n == at) for n, t in enumerate(self.trainings[: at + 1])
-        ]
-        state = dict.fromkeys(("warm start", "training"), None) | dict(zip(names, phases, strict=False))
-        state |= {"made with": _fingerprint(self.last), "format": self.last.choice.state_dict()}
+        state: dict[str, Any] = {"made with": _fingerprint(self.main), "warm start": None, "training": None}
+        state["format"] = self.main.choice.state_dict()
+        for number, each in enumerate(self.trainings[: at + 1]):
+            state[_key(each)] = _phase_state(each, self.main.seconds_now, number == at)
+        if self.main.options.retrain:
+            state |= {"initial": self.main.initial, "plan": self.main.plan}
         return self.journal.checkpoint(self.done, state, kept)
 
     def use(self, choice: Choice) -> None:
@@ -71,18 +86,26 @@ class Session:
         """Puts the trainings where the newest checkpoint was made, if there is one; refuses another run's."""
         loaded = self.journal.restore() if self.journal else None
         if loaded is None:
+            if self.main.options.retrain:
+                self.main.initial = {k: v.cpu() for k, v in snapshot(self.main.model).items()}
             return False
-        was, now = loaded.state["made with"], _fingerprint(self.last)
+        was, now = loaded.state["made with"], _fingerprint(self.main)
         if different := [k for k in now if was.get(k) != now[k]]:
             changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
             raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
         if "format" in loaded.state:
             self.use(Choice.from_state(loaded.state["format"]))
-        for training, name in zip(self.trainings[::-1], ("training", "warm start"), strict=False):
-            if loaded.state[name] is not None:
-                self.last.seconds = max(self.last.seconds, loaded.state[name]["seconds"])
-                _load_phase(training, loaded.state[name], loaded)
+        self.main.initial = loaded.state.get("initial")
+        self._load(self.trainings, loaded)
+        if (plan := loaded.state.get("plan")) is not None:
+            self._load(self.retrain(plan), loaded)
         return True
+
+    def _load(self, trainings: Sequence[Training], loaded: Loaded) -> None:
+        for training in trainings:
+            if (state := loaded.state.get(_key(training))) is not None:
+                self.main.seconds = max(self.main.seconds, state["seconds"])
+                _load_phase(training, state, loaded)
 
     def agreed(self, chunk: int, due: bool) -> tuple[int, bool, bool]:
         """What all processes will do alike: the main one's pace and clock, and anybody's signal."""
@@ -120,6 +143,15 @@ class Session:
             return Interrupted(f"stopped at step {step}; no checkpoint could be written.", number)
         where = "which is saved" if saved in (self.done, None) else f"saved is step {saved}"
         return Interrupted(f"stopped at step {step}, {where}. Go on with: {self.journal.going_on}", number)
+
+
+def _with_warm(training: Training) -> list[Training]:
+    return [t for t in (training.warm, training) if t is not None]
+
+
+def _key(training: Training) -> str:
+    """What a checkpoint calls its state."""
+    return "training" if training.phase == "train" else training.phase
 
 
 def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, Any]:
@@ -222,6 +254,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "metric": training.selects.name if training.selects else None,
         "average": options.average,
         "wise_ft": options.wise_ft,
+        "retrain": options.retrain or None,
         "schedule": type(training.schedule).__name__,
         "warm start": options.warm_start,
         "warm_select": options.warm_select,

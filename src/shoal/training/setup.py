@@ -40,6 +40,7 @@ from shoal.training.options import Options
 from shoal.training.probing import only_trained, probed_head
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
+from shoal.training.retraining import with_validation
 
 EVALUATION_NUMBERS, ON_CPU = 2**26, 2**22
 """The most that a batch may become in any operation of an evaluation; on the CPU, what its caches like."""
@@ -53,7 +54,7 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
-    *("average_decay", "wise_ft", "miro"),
+    *("average_decay", "wise_ft", "miro", "retrain"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -62,7 +63,8 @@ NOT_WARM = (
 class Setup:
     """The parts of a training. Everything is checked when it is made; nothing is trained.
 
-    ``only`` is the part of the model that is trained, if not all of it.
+    ``only`` is the part of the model that is trained, if not all of it; ``horizon`` the steps that algorithms
+    schedule by, if not those of ``options``.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Setup:
         phase: str = "train",
         processes: Processes | None = None,
         only: nn.Module | None = None,
+        horizon: int | None = None,
     ) -> None:
         cls = algorithm_class(algorithm)
         self.options, self.data, self.phase, self.only = options, data, phase, only
@@ -94,12 +97,15 @@ class Setup:
         self.select = options.select or ("best" if "validation" in self.splits else "last")
         watches = self.select == "best" or options.patience or options.warm_start == "plateau"
         watches = watches or options.warm_select == "best" or options.wise_ft == "validation"
+        watches = watches or options.retrain
         if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
                 "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
-                "warm_select='best', wise_ft='validation' and patience need "
+                "warm_select='best', wise_ft='validation', retrain=True and patience need "
                 "validation data; give some."
             )
+        if options.retrain:
+            with_validation(data)
         shown = options.progress is True and self.processes.main
         self.progress = Progress(self.label, options.steps, shown)
         # Reading examples may draw random numbers.
@@ -111,7 +117,7 @@ class Setup:
             found = examine(
                 self.model, data, self.examples, self.device, options.classes, options.loss, extractor
             )
-            self.task = replace(found.task, steps=options.steps)
+            self.task = replace(found.task, steps=horizon or options.steps)
             self.loss = options.loss or found.loss
             if extractor is not None and "features" in settings_of(cls):
                 settings |= {"features": extractor.layer}
@@ -122,7 +128,7 @@ class Setup:
             """What a linear probe trains, where there is to be one."""
             if options.probes:
                 self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
-            self.miro = self._make_miro(found.x) if options.miro and phase == "train" else None
+            self.miro = self._make_miro(found.x) if options.miro and phase in ("train", "retrain") else None
             self.tuned_head = head_for(options, self.model, found.x)
             if self.splits:
                 check_scored(found)
@@ -337,6 +343,20 @@ class Setup:
             workers=options.workers,
             share=(self.processes.index, self.processes.count),
             enter=self.entering,
+        )
+
+    def retrain_options(self, changes: Mapping[str, Any]) -> Options:
+        """Those of the training on all data, with what the search has found."""
+        unused = ("warm_select", "patience", "average_ratio", "track_every", "track_layers", "track_domains")
+        usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in unused}
+        return replace(
+            self.options,
+            **usual,
+            **changes,
+            retrain=False,
+            select="last",
+            eval_every=changes["steps"],
+            eval_splits=[split for split in self.options.eval_splits if split != "validation"],
         )
 
     def warm_options(self) -> Options:

@@ -28,10 +28,8 @@ from shoal.training.loop import Training
 
 def summary(training: Training, status: str = "finished", error: str = "") -> dict[str, Any]:
     """Everything measured, as plain data."""
-    history = list(training.history)
+    history, plan = training.points, training.plan or {}
     chosen, rule = training.selected if history else (None, "last step")
-    if chosen is not None and chosen not in history:  # the averaged weights', judged at the end
-        history.append(chosen)
     return {
         "status": status,
         "history": tuple(point.to_dict() for point in history),
@@ -42,9 +40,9 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "error": error,
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
         "skipped": len(training.skipped),
-        "notes": {**training.data.notes, **training.selection.notes},
+        "notes": {**training.data.notes, **plan.get("notes", training.selection.notes)},
         "agreement": tuple(training.agreement),
-        "interpolation": training.selection.interpolation,
+        "interpolation": plan.get("interpolation", training.selection.interpolation),
     }
 
 

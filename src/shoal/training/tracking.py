@@ -1,6 +1,6 @@
 """What a training writes down as it goes: metrics.jsonl, TensorBoard and Weights & Biases.
 
-A line is a mapping with a ``step``, a ``phase`` ("train" or "warm start") and numbers, some of them in
+A line is a mapping with a ``step``, a ``phase`` (see :class:`State`) and numbers, some of them in
 mappings of their own, such as one loss a domain.
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 
 from shoal.errors import InputError
 from shoal.files import parse_json, read_bytes, write_atomically
-from shoal.training.callbacks import Callback, State
+from shoal.training.callbacks import PHASES, Callback, State
 
 MOST = 50
 """Trackers draw a curve for each domain up to so many domains."""
@@ -40,7 +40,7 @@ class Writer(Callback):
         self.write(state.line)
 
     def on_end(self, state: State) -> None:
-        if state.phase == "train" and state.folder is None:  # those of a run's folder are closed with it
+        if state.last and state.folder is None:  # those of a run's folder are closed with it
             self.close()
 
 
@@ -91,7 +91,7 @@ class Metrics(Writer):
             "added from the checkpoint; other lines are lost. No result depends on them.",
             stacklevel=5,
         )
-        every = sorted([*found, *added], key=lambda x: (x.get("phase") != "warm start", x.get("step", 0)))
+        every = sorted([*found, *added], key=lambda x: (_order(x.get("phase")), x.get("step", 0)))
         return b"".join(map(_text, every))
 
     def move(self, path: Path) -> None:
@@ -165,6 +165,10 @@ def _line(text: bytes) -> dict[str, Any] | None:
         return None
     sound = isinstance(line, dict) and type(line.get("step", 0)) is int and abs(line.get("step", 0)) < 2**63
     return line if sound else None
+
+
+def _order(phase: Any) -> int:
+    return PHASES.index(phase if phase in PHASES else "train")  # tracked agreement is of the training
 
 
 def _beyond(line: Mapping[str, Any], reached: Mapping[str, int]) -> bool:
