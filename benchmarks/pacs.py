@@ -233,6 +233,7 @@ def done(task: Task, steps: int) -> dict[str, Any]:
         eval_every=max(1, steps * EVERY // STEPS),
         eval_splits=("validation", "test"),
         eval_batch=1024,
+        memory_format="channels-last",
         device=_DATA["device"],
         progress=False,
         **method.options,
