@@ -53,7 +53,18 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_public_functions_are_typed_and_documented() -> None:
     import inspect
 
-    for name in ("fit", "load", "score", "compare", "diagnose", "sweep", "report", "results", "soup", "train"):
+    for name in (
+        "fit",
+        "load",
+        "score",
+        "compare",
+        "diagnose",
+        "sweep",
+        "report",
+        "results",
+        "soup",
+        "train",
+    ):
         function = getattr(shoal, name)
         parameters = inspect.signature(function).parameters.values()
         assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], name
