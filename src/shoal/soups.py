@@ -99,7 +99,10 @@ class Ingredient:
         data = {
             k: v for k, v in config.data_options.items() if k != "file" or "digest" not in config.data_options
         }
-        model = {k: v for k, v in (about.model.get("options") or {}).items() if k not in OF_TRAINING}
+        options = about.model.get("options")
+        model = (
+            {k: v for k, v in options.items() if k not in OF_TRAINING} if isinstance(options, dict) else {}
+        )
         return {
             "dataset": config.dataset,
             "held-out domains": left_out(self.record),
@@ -108,14 +111,15 @@ class Ingredient:
             "task": about.task,
             "classes": about.class_names or about.classes,
             "input shape": about.input_shape,
-            "preprocessing": {"inputs": about.inputs, "numbers": about.numbers, **self._prepared()},
+            "preprocessing": {"inputs": about.inputs, "numbers": about.numbers, **self.prepared()},
             "model": about.model.get("name") or about.model.get("class"),
             "model options": model,
         }
 
-    def _prepared(self) -> dict[str, str]:
-        """Checksums of the files that belong to its preprocessing, such as a tokenizer's."""
-        return {k: v for k, v in self.record.files.items() if k not in ("model.safetensors", "inputs.json")}
+    def prepared(self) -> dict[str, str]:
+        """Checksums of the files that it takes to build and feed the model, such as a tokenizer's."""
+        own = ("tokenizer", "encoder")
+        return {name: value for name, value in self.record.files.items() if name.split("/")[0] in own}
 
     def domains(self, split: str) -> dict[str, int] | None:
         """The examples of each domain of a split, as its evaluations had them."""
@@ -173,7 +177,7 @@ def _check_alike(first: Ingredient, other: Ingredient) -> None:
             continue
         a, b = value, theirs[what]
         if isinstance(a, dict) and isinstance(b, dict):
-            name = next(k for k in [*a, *b] if a.get(k) != b.get(k))
+            name = next(k for k in [*a, *b] if k not in a or k not in b or a[k] != b[k])
             what, a, b = f"{what} ({name})", a.get(name), b.get(name)
         raise InputError(
             f"{_named(first, other)} differ in their {what}: {shown(a)} and {shown(b)}. A soup is made of "
@@ -378,7 +382,8 @@ def make_record(
     config = _config(used, greedy)
     rule = f"mean of {len(used)} runs (uniform soup)"
     if greedy:
-        rule = f"best on validation, mean of {len(used)} of {len(runs)} runs (greedy soup)"
+        what = f"mean of {len(used)}" if len(used) > 1 else "one"
+        rule = f"best on validation, {what} of {len(runs)} runs (greedy soup)"
     where = environment(training.device if training else torch.device("cpu")) | packages(runs[0].config)
     starts = {run.began for run in used}
     at: Measurement = {"step": config.steps, "passes": 0, "loss": None}
@@ -438,7 +443,7 @@ def write(
     if config.dataset == PYTHON:  # which says that there is nothing to load and to resume
         written = {"algorithm": config.name, "options": {"steps": config.steps}}
     written |= {"soup": sources, **where, "environment": dict(record.environment)}
-    files = {name: read_bytes(first.folder / name, None) for name in {"inputs.json", *first.record.files}}
+    files = {name: read_bytes(first.folder / name, None) for name in ("inputs.json", *first.prepared())}
     files["model.safetensors"] = save({name: value.contiguous() for name, value in mixed.weights.items()})
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
     record = replace(record, files=checksums)

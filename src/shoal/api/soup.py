@@ -185,7 +185,7 @@ def soup(
     if os.path.lexists(folder):
         raise InputError(f"out={str(folder)!r} exists; choose another folder.")
     soups.warn_of_start(found)
-    with _parent(folder, first.data_options.get("folder")):
+    with _parent(folder, str(first.data_options.get("folder", ""))):
         training = None
         if unseen:
             mixed = soups.mix_unseen(found)
@@ -205,7 +205,7 @@ def soup(
 
 
 @contextlib.contextmanager
-def _parent(folder: Path, data: str | None) -> Iterator[None]:
+def _parent(folder: Path, data: str) -> Iterator[None]:
     """Makes the folder that ``folder`` will be in, before the work; it goes again where the work fails."""
     parent = folder.parent
     made = not parent.exists()
