@@ -392,7 +392,7 @@ def test_colours_on_the_device_are_those_of_pillow_up_to_rounding(tmp_path: Path
             assert x[0].dtype == torch.uint8
             difference = (ours.finish(x) - expected).abs() / examples.to_tensor.scale
             assert difference.mean() < 4
-            assert difference.max() < 16
+            assert difference.quantile(0.99) < 16
 
 
 @pytest.mark.parametrize("augment", [True, False])
