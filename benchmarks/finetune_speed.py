@@ -288,6 +288,19 @@ def photographs(folder: Path, count: int) -> None:
         Image.fromarray(total.astype(np.uint8)).save(place / f"{n}.jpg", quality=90)
 
 
+def recolouring(given: Any) -> tuple[str, ...]:
+    """What the changes of colour cost on the device, for the images of a step."""
+    from shoal.data.augment import Augment, recolour_batch
+
+    bench, augment = Bench("", 32 if given.tiny else 224, given), Augment()
+    pixels = bench.images(S * bench.batch)[0].to(given.device)
+    changes = [augment.changes(augment.draw()) for _ in range(len(pixels))]
+    on_device = torch.tensor(changes, device=given.device)
+    ms = bench.median(lambda: recolour_batch(pixels, on_device))
+    what = "colours on the device"
+    return f"{bench.side}²", what, f"{len(pixels)} images", f"{ms:.2f}", f"{1000 * len(pixels) / ms:,.0f}", ""
+
+
 def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
     """Images a second from files to the device, with as many worker processes."""
     from shoal.data.images import image_data, leave_one_out
@@ -297,14 +310,20 @@ def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
 
     device, size = torch.device(given.device), 32 if given.tiny else 224
     workers, seconds = (1, 0.3) if given.tiny else (16, 6.0)
+    yield recolouring(given)
     with tempfile.TemporaryDirectory() as place:
         photographs(Path(place), 12 if given.tiny else 384)
         files = read_tree(place, {f"domain{n}": [f"domain{n}"] for n in range(S)})
         splits = leave_one_out(files, [], 0)
-        for what, augment in (("crop, resize, colours", True), ("resize alone", False)):
-            data = image_data(files, splits, size=size, augment=augment, cache=False)
+        examples: Any = image_data(files, splits, size=size, cache=False).examples
+        ways = {
+            "crop, resize; colours on the CPU": examples,
+            "crop, resize; uint8, colours on the device": examples.on_device(),
+            "resize; uint8, as evaluated": examples.evaluation().on_device(),
+        }
+        for what, way in ways.items():
             sampler = DomainBatchSampler(splits["train"], 2 if given.tiny else B, 1, steps=10**6)
-            loader = MetaBatchLoader(data.examples, sampler, workers=workers, device=device, stop=10**6)
+            loader = MetaBatchLoader(way, sampler, workers=workers, device=device, stop=10**6)
             batches, done = iter(loader), 0
             for _ in range(2 * workers):
                 next(batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import json
 import os
 import pickle
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from PIL import Image
 
 from shoal.cli import main
-from shoal.data.augment import Augment, turn_hue
+from shoal.data.augment import UNCHANGED, Augment, Chances, recolour_batch, turn_hue
 from shoal.data.batch import DomainBatch
 from shoal.data.domains import Domains
 from shoal.data.images import (
@@ -38,7 +40,9 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.data.sets import load
 from shoal.data.tree import FileList, read_tree
 from shoal.errors import InputError
+from shoal.experiments.config import RunConfig
 from shoal.experiments.protocol import resplit
+from shoal.experiments.run import _finished_on_device, prepare, run
 
 RED = (200, 40, 10)
 
@@ -322,6 +326,134 @@ def test_hues_turn_as_by_pillow_to_the_last_bit() -> None:
         moved = hue.point([(i + int(255 * turn)) % 256 for i in range(256)])
         wanted = Image.merge("HSV", (moved, saturation, value)).convert("RGB")
         assert np.array_equal(turn_hue(picture, turn), wanted)
+
+
+# On the device
+
+
+def recoloured(augment: Augment, chances: Chances, image: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One image (3, h, w) of floats 0..255, a change and a pixel at a time."""
+    image = image[:, :, ::-1] if chances.flip < augment.flip else image
+    for which in chances.order:
+        by = augment.jitter * (2 * chances.colours[which] - 1)
+        grey = 0.299 * image[0] + 0.587 * image[1] + 0.114 * image[2]
+        if which < 3:
+            start = (0.0, grey.mean(), grey)[which]
+            image = np.clip(start + (1 + by) * (image - start), 0, 255)
+            continue
+        changed = np.empty_like(image)
+        for i, j in np.ndindex(*image.shape[1:]):
+            hue, saturation, value = colorsys.rgb_to_hsv(*image[:, i, j] / 255)
+            changed[:, i, j] = 255 * np.array(colorsys.hsv_to_rgb((hue + by) % 1, saturation, value))
+        image = changed
+    if chances.grey < augment.grey:
+        image = np.broadcast_to(0.299 * image[0] + 0.587 * image[1] + 0.114 * image[2], image.shape)
+    return image
+
+
+def some_pictures(count: int, side: int = 9) -> torch.Tensor:
+    draw = torch.Generator().manual_seed(0)
+    found = torch.randint(0, 256, (count, 3, side, side), generator=draw, dtype=torch.uint8)
+    found[0, :, 0], found[1] = 77, 0  # greys have no hue
+    return found
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(jitter=0.0), Augment(jitter=0.5, flip=1.0, grey=0.5)])
+def test_a_batch_is_recoloured_as_its_images_one_by_one(augment: Augment) -> None:
+    draw = torch.Generator().manual_seed(1)
+    pictures, chances = some_pictures(40), [augment.draw(draw) for _ in range(40)]
+    changes = torch.tensor([augment.changes(each) for each in chances], dtype=torch.float64)
+    found = recolour_batch(pictures, changes).numpy()
+    for n, each in enumerate(chances):
+        assert np.allclose(found[n], recoloured(augment, each, pictures[n].double().numpy()), atol=1e-8)
+    single = recolour_batch(pictures, changes.float())
+    assert (single - torch.from_numpy(found)).abs().max() < 0.01
+
+
+def test_changes_of_nothing() -> None:
+    pictures = some_pictures(3)
+    found = recolour_batch(pictures, torch.tensor([UNCHANGED] * 3))
+    assert (found - pictures).abs().max() < 1e-3
+
+
+def test_colours_on_the_device_are_those_of_pillow_up_to_rounding(tmp_path: Path) -> None:
+    """Which keeps hue and saturation as whole numbers."""
+    files = read_tree(plant(tmp_path))
+    data = image_data(files, leave_one_out(files, "place 1", 0), size=32, augment_validation=True)
+    examples: Any = data.examples
+    for view in (examples, examples.evaluation()):
+        ours = view.on_device()
+        for index in data.splits["train"].examples()[:8].tolist():
+            torch.manual_seed(index)
+            expected, label = view[index]
+            torch.manual_seed(index)
+            x, same = ours[index]
+            assert same == label
+            assert x[0].dtype == torch.uint8
+            difference = (ours.finish(x) - expected).abs() / examples.to_tensor.scale
+            assert difference.mean() < 4
+            assert difference.quantile(0.99) < 16
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_evaluated_images_are_the_same_on_the_device(augment: bool, tmp_path: Path) -> None:
+    files = read_tree(plant(tmp_path))
+    data = image_data(files, leave_one_out(files, "place 1", 0), size=32, augment=augment)
+    view: Any = data.examples.evaluation()  # type: ignore[attr-defined]
+    sampler = DomainBatchSampler(data.splits["train"], 4, 2, steps=2)
+    plain, ours = (list(MetaBatchLoader(e, sampler, stop=2)) for e in (view, view.on_device()))
+    for a, b in zip(plain, ours, strict=True):
+        for one, other in zip(a, b, strict=True):
+            assert other.x.dtype == torch.float32
+            assert (one.x - other.x).abs().max() <= 1e-6
+
+
+def test_changes_on_the_device_depend_on_seed_step_and_place_only(tmp_path: Path) -> None:
+    files = read_tree(plant(tmp_path))
+    data = image_data(files, leave_one_out(files, "place 2", 0), size=32)
+    train, examples = data.splits["train"], data.examples.on_device()  # type: ignore[attr-defined]
+    first = drawn(examples, train, 0)
+    for other in (drawn(examples, train, 1), drawn(examples, train, 2)):
+        for a, b in zip(first, other, strict=True):
+            assert all(torch.equal(p.x, q.x) and torch.equal(p.y, q.y) for p, q in zip(a, b, strict=True))
+    assert torch.equal(drawn(examples, train, 0, start=3)[0][1].x, first[3][1].x)
+    assert not torch.equal(first[0][0].x, first[2][0].x)
+
+
+def test_a_whole_run_with_images_finished_on_the_device(tmp_path: Path) -> None:
+    options = {"folder": str(plant(tmp_path / "images")), "size": 16, "test": "place 2"}
+    plain = RunConfig("image-folder", "fish", 3, data_options={**options, "augment": False}, batch_size=4)
+    ours = replace(plain, data_options={**plain.data_options, "augment_on": "device"})
+    assert not prepare(plain, "cpu").examples.raw
+    assert prepare(ours, "cpu").examples.raw
+    one, two = run(plain, "cpu", folder=tmp_path / "plain"), run(ours, "cpu", folder=tmp_path / "ours")
+    losses = [[point["loss"] for point in record.history] for record in (one, two)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    about = [json.loads((tmp_path / name / "inputs.json").read_text()) for name in ("plain", "ours")]
+    assert about[0] == about[1]
+    changed = replace(ours, data_options={**ours.data_options, "augment": True})
+    assert run(changed, "cpu").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("device", "fields", "asked", "raw"),
+    [
+        ("cuda", {"memory_format": "auto"}, None, True),
+        ("cuda", {"memory_format": "auto"}, "cpu", False),
+        ("cuda", {"memory_format": "contiguous"}, None, False),
+        ("cuda", {"protocol": {"leave_out": ["place 0"], "trial": 0}}, None, False),
+        ("cpu", {"memory_format": "auto"}, None, False),
+        ("cpu", {}, "device", True),
+    ],
+)
+def test_where_images_are_finished(
+    device: str, fields: dict[str, Any], asked: Any, raw: bool, tmp_path: Path
+) -> None:
+    files = read_tree(plant(tmp_path, each=2))
+    data = image_data(files, leave_one_out(files, "place 1", 0), size=16, augment_on=asked)
+    config = RunConfig("image-folder", "erm", 3, **fields)
+    examples: Any = _finished_on_device(config, data, torch.device(device)).examples
+    assert examples.raw is raw
 
 
 # Broken files

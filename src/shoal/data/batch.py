@@ -173,6 +173,10 @@ class Examples(Dataset[Any]):
         """The same examples as they are evaluated: nothing about them is random."""
         return self
 
+    def finish(self, x: Any) -> Any:
+        """Inputs of a batch, or of one example, as a model takes them: what is left to do on the device."""
+        return x
+
     def in_splits(self, splits: Mapping[str, Domains]) -> Examples:
         """The same examples in other splits, for those that treat training examples apart."""
         return self
@@ -249,6 +253,11 @@ class TensorData(InMemory):
 def evaluation_view(examples: Dataset[Any]) -> Dataset[Any]:
     """The examples as they are evaluated: without what is random about them."""
     return examples.evaluation() if isinstance(examples, Examples) else examples
+
+
+def finished(examples: Dataset[Any], x: Any) -> Any:
+    """Inputs of ``examples`` as a model takes them; to be called where they are computed on."""
+    return examples.finish(x) if isinstance(examples, Examples) else x
 
 
 def known_labels(examples: Dataset[Any]) -> NDArray[Any] | None:

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shoal.data.augment import Augment, Box
+from shoal.data.augment import UNCHANGED, Augment, Box, recolour_batch
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.sampler import key
@@ -112,9 +112,12 @@ class ToTensor:
 
         return image.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
 
+    def pixels(self, image: Image) -> Tensor:
+        """uint8, (3, ``size``, ``size``)."""
+        return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+
     def numbers(self, image: Image) -> Tensor:
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        return pixels.float().mul_(self.scale).add_(self.shift)
+        return self.pixels(image).float().mul_(self.scale).add_(self.shift)
 
     def __call__(self, source: Any) -> Tensor:
         """An image of Pillow's, or of a file that is named."""
@@ -136,6 +139,10 @@ class ImageFiles(Examples):
 
     Small images (64 × 64 at most, in a sample of them) are decoded once and kept in memory. ``cache=True``
     keeps all, at full size, and ``False`` none.
+
+    The images of :meth:`on_device` are uint8, and colours are changed and numbers normalised where a batch is
+    computed on (:meth:`finish`). ``augment_on`` says whether a training takes these: ``"device"``,
+    ``"cpu"``, or ``None``: on CUDA where its memory format is ``"auto"``.
     """
 
     @checked
@@ -152,8 +159,10 @@ class ImageFiles(Examples):
         deviation: Sequence[float] = DEVIATION,
         augment_validation: bool = False,
         seed: int = 0,
+        augment_on: Literal["cpu", "device"] | None = None,
     ) -> None:
         self.files, self.size, self.augment, self.bad = files, size, augment, bad
+        self.augment_on, self.raw = augment_on, False
         self.augment_validation, self.seed, self.evaluated = augment_validation, seed, False
         need_pillow()
         self.to_tensor = ToTensor(size, mean, deviation)
@@ -167,16 +176,42 @@ class ImageFiles(Examples):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        augment, changed = self.augment, (TRAIN, VALIDATION) if self.evaluated else (TRAIN,)
-        if augment is None or self.split[index] not in changed:
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        augment, split = self.augment, (TRAIN, VALIDATION) if self.evaluated else (TRAIN,)
+        changes: Sequence[float] = UNCHANGED
+        if augment is None or self.split[index] not in split:
             used, image, box = self._read(index)
             image = self.to_tensor.resize(image, box)
         else:
             chances = augment.draw(self._generator(index) if self.evaluated else None)
             used, image, box = self._read(index, partial(augment.box, chances))
-            image = augment.recolour(chances, self.to_tensor.resize(image, box))
-        return self.to_tensor.numbers(image), int(self.files.labels[used])
+            image = self.to_tensor.resize(image, box)
+            if self.raw:
+                changes = augment.changes(chances)
+            else:
+                image = augment.recolour(chances, image)
+        label = int(self.files.labels[used])
+        if not self.raw:
+            return self.to_tensor.numbers(image), label
+        pixels = self.to_tensor.pixels(image)
+        return pixels if augment is None else (pixels, torch.tensor(changes)), label
+
+    def on_device(self) -> Self:
+        """The same files as uint8, of which :meth:`finish` makes what a model takes."""
+        same = copy.copy(self)
+        same.raw = True
+        return same
+
+    def finish(self, x: Any) -> Tensor:
+        if not self.raw:
+            found: Tensor = x
+            return found
+        pixels, changes = (x, None) if isinstance(x, Tensor) else x
+        if pixels.ndim == 3:
+            return self.finish(pixels[None] if changes is None else (pixels[None], changes[None]))[0]
+        numbers = pixels.float() if changes is None else recolour_batch(pixels, changes)
+        scale, shift = _constants(self.to_tensor, numbers.device)
+        return numbers.mul_(scale).add_(shift)
 
     def _generator(self, index: int) -> torch.Generator:
         return torch.Generator().manual_seed(int(key(CHANGES, self.seed, index)[0] >> np.uint64(1)))
@@ -277,6 +312,12 @@ class ImageFiles(Examples):
         return kept
 
 
+@lru_cache(maxsize=16)
+def _constants(of: ToTensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scale and shift, copied to a device once."""
+    return of.scale.to(device), of.shift.to(device)
+
+
 def usual_size(root: str | Path) -> tuple[int, int]:
     """The most frequent width and height of the images in ``root/domain/class``, one per class; 0 of none."""
     need_pillow()
@@ -316,6 +357,7 @@ def load_published(
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
     augment_validation: bool = False,
+    augment_on: Literal["cpu", "device"] | None = None,
 ) -> DomainData:
     """A published dataset with one domain held out, or several.
 
@@ -334,13 +376,16 @@ def load_published(
         cache: whether decoded images are kept in memory; small ones are by default.
         augment_validation: whether the training domains are scored on images changed in the same way, as
             DomainBed does; each image always alike. ``shoal sweep`` does.
+        augment_on: where colours change: on the CPU by Pillow, as in DomainBed, or on the device, a batch at
+            a time; by default on CUDA where the memory format is ``auto``, else on the CPU.
     """
     if test != []:
         held_out_names(test, list(layout.domains))
     files = layout.read(folder)
     splits = leave_one_out(files, test, seed)
     options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
-    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache, **options)
+    options |= {"augment": augment, "augment_on": augment_on}
+    return image_data(files, splits, size=size, bad=bad, cache=cache, **options)
 
 
 def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:

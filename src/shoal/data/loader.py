@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset
 
-from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of, tensors_in
+from shoal.data.batch import DomainBatch, InMemory, TensorData, collate_of, finished, tensors_in
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler, key, planned
 from shoal.errors import InputError, shown
@@ -138,6 +138,7 @@ class MetaBatchLoader:
 
     def _batch(self, pair: Any, domain: int | None) -> DomainBatch:
         x, y, *weight = to_device(pair, self.device)
+        x = finished(self.dataset, x)
         if self.enter is not None:
             x = self.enter(x)
         return DomainBatch(x, y, domain, *weight)

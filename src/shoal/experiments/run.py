@@ -26,6 +26,7 @@ from shoal.algorithms import algorithm_class, check_settings, registry
 from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
 from shoal.data.folders import VARIABLE
+from shoal.data.images import ImageFiles
 from shoal.data.splits import hold_out
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.experiments.config import OPTIMIZERS, RunConfig, check_same_run
@@ -113,6 +114,8 @@ def prepare(
         start_from(model, config.weights)
     if frozen:
         data = replace(data, examples=features_of(data, model, where, bool(tell)))
+    else:
+        data = _finished_on_device(config, data, where)
     optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
     same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
     if config.eval_splits is not None:
@@ -127,6 +130,15 @@ def prepare(
         **(how or {}),
     )
     return Training(config.algorithm, model, data, options, label=config.name)
+
+
+def _finished_on_device(config: RunConfig, data: DomainData, device: torch.device) -> DomainData:
+    """``data`` with images that are normalised and recoloured on the device, if they are to be."""
+    if not isinstance(data.examples, ImageFiles):
+        return data
+    usual = "device" if device.type == "cuda" and config.memory_format == "auto" else "cpu"
+    on_device = (data.examples.augment_on or usual) == "device"
+    return replace(data, examples=data.examples.on_device()) if on_device else data
 
 
 SAME = (

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from shoal.algorithms import Algorithm, Loss
-from shoal.data.batch import DomainData, InMemory, Task, batch_of, tensors_in
+from shoal.data.batch import DomainData, InMemory, Task, batch_of, finished, tensors_in
 from shoal.data.check import check_examples, check_outputs
 from shoal.data.domains import Domains
 from shoal.data.loader import to_device
@@ -304,5 +304,5 @@ def _some(domains: Domains) -> Any:
 
 def _batch(examples: Any, which: Any, device: torch.device | None) -> tuple[Any, ...]:
     """These examples as a batch."""
-    found: tuple[Any, ...] = to_device(batch_of(examples, which), device)
-    return found
+    x, *rest = to_device(batch_of(examples, which), device)
+    return finished(examples, x), *rest

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import shoal
-from shoal.data.batch import DomainData, evaluation_view
+from shoal.data.batch import DomainData, evaluation_view, finished
 from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
@@ -127,7 +127,7 @@ def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
     examples: Any = evaluation_view(training.examples)
     with seeded(training.options.seed):  # reading an example may draw random numbers
-        x = examples[int(training.data.splits["train"].indices[0])][0]
+        x = finished(examples, examples[int(training.data.splits["train"].indices[0])][0])
     if not isinstance(x, torch.Tensor):
         return list(training.data.input_shape), ""
     return list(training.data.input_shape or x.shape), str(x.dtype).removeprefix("torch.")

@@ -25,6 +25,7 @@ def load(
     bad: Literal["stop", "skip"] = "stop",
     cache: bool | None = None,
     augment_validation: bool = False,
+    augment_on: Literal["cpu", "device"] | None = None,
     splits_are_domains: bool = False,
 ) -> DomainData:
     """Read the images below ``folder``; the classes are those of all domains together, sorted by name.
@@ -42,6 +43,8 @@ def load(
         cache: whether decoded images are kept in memory; small ones are by default.
         augment_validation: whether the training domains are scored on images changed in the same way, as in
             DomainBed; each image always alike.
+        augment_on: where colours change: on the CPU by Pillow, as in DomainBed, or on the device, a batch at
+            a time; by default on CUDA where the memory format is ``auto``, else on the CPU.
         splits_are_domains: whether folders called train, val, test … are domains; they are refused otherwise.
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
@@ -50,7 +53,8 @@ def load(
     )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
-    return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache, **options)
+    options |= {"augment": augment, "augment_on": augment_on}
+    return image_data(files, splits, size=size, bad=bad, cache=cache, **options)
 
 
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
