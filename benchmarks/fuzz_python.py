@@ -116,6 +116,8 @@ OPTIONS: dict[str, Sequence[str]] = {
     "retrain": ("False", "True"),
     "wise_ft": ("None", "0.5", "'validation'"),
     "miro": ("None", "0.1"),
+    "l2_sp": ("None", "0.1"),
+    "l2_sp_head": ("None",),
     "head_lr": ("None", "0.1"),
     "layer_decay": ("None", "0.5"),
     "on_nan": ("'stop'", "'skip'"),

@@ -423,7 +423,7 @@ OPTIONS = (
     *("steps", "batch_size", "domains_per_step", "model", "weights", "draw", "warm_start", "seed"),
     *("optimizer", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
     *("average_ratio", "select", "metric", "patience", "on_nan", "eval_every", "warm_select"),
-    *("average_decay", "wise_ft", "miro", "memory_format", "retrain"),
+    *("average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format", "retrain"),
     *("head_lr", "layer_decay"),
 )
 """What of a configuration `shoal train` takes under an option of the same name."""

@@ -120,6 +120,8 @@ class TestConfig:
             "average_decay": 0.9,
             "wise_ft": 0.5,
             "miro": 0.1,
+            "l2_sp": 0.1,
+            "l2_sp_head": 0.01,
             "head_lr": 0.1,
             "layer_decay": 0.5,
             "retrain": True,

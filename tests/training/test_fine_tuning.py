@@ -292,7 +292,7 @@ class TestLearningRates:
         fit(algorithm, model, **options)
         assert_equal(model, interrupted(algorithm, tmp_path, Net, **options))
 
-    @pytest.mark.parametrize("option", ["head_lr", "layer_decay"])
+    @pytest.mark.parametrize("option", ["head_lr", "layer_decay", "l2_sp"])
     def test_a_model_without_a_head(self, option: str) -> None:
         model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
         train = {name: (x[:, None], y) for name, (x, y) in TRAIN.items()}
@@ -300,3 +300,76 @@ class TestLearningRates:
             shoal.fit("erm", model, train, steps=1, device="cpu", progress=False, **{option: 0.5})
         with pytest.raises(InputError, match="x is missing"):
             parameter_groups(model, 0.1)
+
+
+class TestL2SP:
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @pytest.mark.parametrize("beta", [None, 0.07, 0.0])
+    def test_as_by_hand(self, algorithm: str, beta: float | None) -> None:
+        model, batches = Net(), Batches()
+        other = copy.deepcopy(model)
+        fit(algorithm, model, l2_sp=0.3, l2_sp_head=beta, callbacks=[batches])
+        before = {p: p.detach().clone() for p in other.parameters()}
+        own = set(other.fc.parameters())
+
+        def pull(p: nn.Parameter) -> Tensor:
+            return (0.3 if beta is None else beta) * p if p in own else 0.3 * (p - before[p])
+
+        by_hand(algorithm, other, torch.optim.Adam(other.parameters(), 0.05), batches.found, pull=pull)
+        assert_same(model, other)
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_zero_is_none(self, algorithm: str) -> None:
+        one, other = Net(), Net()
+        fit(algorithm, one)
+        fit(algorithm, other, l2_sp=0.0)
+        assert_equal(one, other)
+
+    def test_it_is_clipped_with_the_rest(self) -> None:
+        model, batches = Net(), Batches()
+        other = copy.deepcopy(model)
+        options = {"optimizer": lambda p: torch.optim.SGD(p, 0.5), "clip": 0.05}
+        fit("erm", model, l2_sp=1.0, callbacks=[batches], **options)
+        params, before = list(other.parameters()), [p.detach().clone() for p in other.parameters()]
+        for step in batches.found:
+            x, y = (torch.cat(parts) for parts in zip(*step, strict=True))
+            own = set(other.fc.parameters())
+            distances = [p if p in own else p - b for p, b in zip(params, before, strict=True)]
+            penalty = sum((d.square().sum() for d in distances), torch.zeros(())) / 2
+            found = torch.autograd.grad(plain_loss(other, x, y) + penalty, params)
+            norm = torch.cat([g.flatten() for g in found]).norm()
+            with torch.no_grad():
+                for p, g in zip(params, found, strict=True):
+                    p -= 0.5 * g * min(1.0, 0.05 / norm)
+        assert_same(model, other)
+
+    def test_a_large_weight_keeps_the_model_where_the_warm_start_left_it(self) -> None:
+        warm, model = Net(), Net()
+        options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
+        fit("erm", warm, domains_per_step=1, steps=4, **options)
+        fit("fish", model, warm_start=4, l2_sp=10.0, l2_sp_head=0.0, steps=20, **options)
+        assert not torch.equal(warm.fc.weight, Net().fc.weight)
+        free = copy.deepcopy(warm)
+        fit("fish", free, steps=20, **options)
+        moved = [(m.stem.weight - warm.stem.weight).norm() for m in (model, free)]
+        assert moved[0] < 0.3 * moved[1]
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_pieces(self, algorithm: str) -> None:
+        one, other = Net(), Net()
+        fit(algorithm, one, l2_sp=0.3)
+        fit(algorithm, other, l2_sp=0.3, accumulate=3)
+        assert_same(one, other)
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    @pytest.mark.parametrize("warm", [{}, {"warm_start": 3}], ids=["cold", "warm"])
+    def test_resumed(self, algorithm: str, warm: dict[str, Any], tmp_path: Path) -> None:
+        model = Net()
+        fit(algorithm, model, l2_sp=0.3, **warm)
+        assert_equal(model, interrupted(algorithm, tmp_path, Net, l2_sp=0.3, **warm))
+
+    def test_resumed_with_another_weight_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            fit("erm", Net(), l2_sp=0.3, callbacks=[Stop(2)], folder=tmp_path, checkpoint_every=2)
+        with pytest.raises(InputError, match=r"l2_sp was 0\.3, now 0\.1"):
+            fit("erm", Net(), l2_sp=0.1, folder=tmp_path, checkpoint_every=2, resume=True)

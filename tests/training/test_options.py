@@ -92,6 +92,7 @@ def fit(algorithm: Any = "erm", model: nn.Module | None = None, **options: Any) 
 TRIED = sorted(set(NAMES) - {"optimizer", "schedule", "loss", "metric", "progress", "compile", "predictions"})
 
 
+@pytest.mark.filterwarnings("ignore:wise_ft interpolates")
 @settings(deadline=None, max_examples=150)
 @given(st.dictionaries(st.sampled_from(TRIED), values, max_size=2))
 def test_what_is_taken_can_be_trained_with(given: dict[str, Any]) -> None:

@@ -245,6 +245,8 @@ def fit(
     average_decay: float | None = None,
     wise_ft: float | Literal["validation"] | None = None,
     miro: float | None = None,
+    l2_sp: float | None = None,
+    l2_sp_head: float | None = None,
     retrain: bool = False,
     on_nan: Literal["stop", "skip"] = "stop",
     deterministic: bool = False,
@@ -372,7 +374,7 @@ def _config(training: Training) -> RunConfig:
     settings: dict[str, Any] = {"lr": float(lr)}
     same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
     same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay", "wise_ft", "miro", "memory_format", "retrain"]
+    same += ["average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format", "retrain"]
     same += ["head_lr", "layer_decay"]
     selects = training.selects.name if training.selects else None
     plain = describe(training, where=False)

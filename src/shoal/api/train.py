@@ -39,7 +39,7 @@ HOW = ("workers", "compile", "deterministic", "checkpoint_every", "keep", "log_e
 SAME = ("settings", "model", "weights", "optimizer", "clip", "accumulate", "precision", "average",
         "average_start", "average_ratio", "select", "patience", "on_nan", "batch_size", "domains_per_step",
         "draw", "seed", "eval_every", "eval_limit", "metric", "eval_splits", "warm_start",
-        "warm_select", "average_decay", "wise_ft", "miro", "memory_format",
+        "warm_select", "average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format",
         "head_lr", "layer_decay", "retrain")  # fmt: skip
 """What a run's configuration calls by the same name."""
 EXECUTION = ("engine", "device", "jobs", "address", "gpus_per_run", "cpus_per_run")
@@ -184,6 +184,8 @@ def train(
     average_decay: Annotated[float, Range(above=0, below=1)] | None = None,
     wise_ft: Annotated[float, Range(0, 1)] | Literal["validation"] | None = None,
     miro: Annotated[float, Range(0)] | None = None,
+    l2_sp: Annotated[float, Range(0)] | None = None,
+    l2_sp_head: Annotated[float, Range(0)] | None = None,
     retrain: bool = False,
     select: Literal["best", "last"] | None = None,
     metric: str | None = None,
@@ -277,6 +279,8 @@ def train(
             steps).
         wise_ft: interpolate: (1 - α) of the weights at the start, after a warm start, and α of the selected
             ones; α itself, or validation to choose it there. A new head needs warm_start=head.
+        l2_sp: weight of the squared distance to the weights at the start (L2-SP), the head's excepted.
+        l2_sp_head: weight decay of the head, with l2_sp (default: the same weight).
         miro: keep the features of a pretrained model close to what they were, with this weight, such as 0.1.
         retrain: then train again from the start on training and validation examples, for as many steps as
             the selected weights have; the result is the last of these, or their average.

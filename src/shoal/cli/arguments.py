@@ -55,6 +55,8 @@ METAVARS = {
         "average_decay": "D",
         "wise_ft": "ALPHA",
         "miro": "WEIGHT",
+        "l2_sp": "ALPHA",
+        "l2_sp_head": "BETA",
         "head_lr": "LR",
         "layer_decay": "D",
     },

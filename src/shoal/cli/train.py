@@ -32,7 +32,16 @@ GROUPS = {
     "a table of your own": ("label", "domain", "group", "task", *OF_COLUMNS),
     "optimization": (
         *("optimizer", "lr", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
-        *("average_ratio", "average_decay", "wise_ft", "miro", "memory_format", "retrain"),
+        *(
+            "average_ratio",
+            "average_decay",
+            "wise_ft",
+            "miro",
+            "l2_sp",
+            "l2_sp_head",
+            "memory_format",
+            "retrain",
+        ),
         *("select", "metric", "patience", "on_nan"),
         *("head_lr", "layer_decay"),
     ),

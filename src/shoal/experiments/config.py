@@ -70,6 +70,8 @@ class RunConfig:
     average_decay: float | None = None
     wise_ft: float | str | None = None
     miro: float | None = None
+    l2_sp: float | None = None
+    l2_sp_head: float | None = None
     retrain: bool = False
     on_nan: str = "stop"
     weights: str | None = None

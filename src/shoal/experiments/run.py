@@ -145,7 +145,7 @@ SAME = (
     *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "eval_every"),
     *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
     *("average_ratio", "on_nan", "metric", "warm_select"),
-    *("average_decay", "wise_ft", "miro", "memory_format", "retrain"),
+    *("average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format", "retrain"),
     *("head_lr", "layer_decay"),
 )
 """What a run's configuration and a training's options call by the same name."""

@@ -23,7 +23,17 @@ SETTINGS = (
     *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
     *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
     *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
-    *("seed", "warm_select", "average_decay", "wise_ft", "miro", "memory_format", "retrain"),
+    *(
+        "seed",
+        "warm_select",
+        "average_decay",
+        "wise_ft",
+        "miro",
+        "l2_sp",
+        "l2_sp_head",
+        "memory_format",
+        "retrain",
+    ),
     *("head_lr", "layer_decay"),
 )
 """What of a configuration the card lists, where it is set."""

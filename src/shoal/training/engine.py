@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from shoal.tensors import like
 from shoal.training.miro import Miro
 from shoal.training.processes import Processes
 
+if TYPE_CHECKING:  # which imports the options, and these this module
+    from shoal.training.fine_tuning import L2SP
+
 Precision = Literal["fp32", "bf16", "fp16"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -39,7 +42,8 @@ class Engine:
     the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`). ``loss`` is the algorithm's:
     where its examples count differently (class weights, ``ignore_index``, sample weights), a piece of a batch
     is divided by what the whole batch is divided by, so that pieces add up to the loss of the whole. ``miro``
-    is a penalty on the features of every forward pass that a gradient is taken of.
+    is a penalty on the features of every forward pass that a gradient is taken of. The gradient of ``l2_sp``
+    is added to all that is applied, in each of Fish's inner steps too, before clipping.
     """
 
     def __init__(
@@ -55,9 +59,10 @@ class Engine:
         auxiliary: Mapping[str, Optimizer] | None = None,
         loss: Loss | None = None,
         miro: Miro | None = None,
+        l2_sp: L2SP | None = None,
     ) -> None:
         self.optimizer = optimizer
-        self.miro = miro
+        self.miro, self.l2_sp = miro, l2_sp
         self.terms = None if loss is None else find_terms(loss)
         self.walk = optimizer if isinstance(optimizer, Walks) else None
         self.auxiliary = dict(auxiliary or {})
@@ -322,6 +327,8 @@ class Engine:
                 f"there are {len(found)} gradients for {len(self.params)} parameters, or they have other "
                 "shapes; the algorithm must give one for each of engine.params, in their order."
             )
+        if self.l2_sp is not None:
+            found = self.l2_sp.added(self.params, found)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
         self._norms.append(norm)
         bad = ~norm.isfinite()

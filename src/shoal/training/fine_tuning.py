@@ -1,11 +1,13 @@
-"""Training a pretrained model: learning rates that differ between its parts."""
+"""Training a pretrained model: learning rates that differ between its parts, and L2-SP."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -14,7 +16,7 @@ from shoal.models.head import find_head
 from shoal.models.layers import find_layers
 from shoal.training.options import Options
 
-OPTIONS = ("head_lr", "layer_decay")
+OPTIONS = ("head_lr", "layer_decay", "l2_sp")
 """Those that need a head."""
 
 
@@ -74,3 +76,47 @@ def _rate(group: dict[str, Any]) -> float:
     if "lr" not in group:
         raise InputError("head_lr and layer_decay need an optimizer whose groups of parameters have an 'lr'.")
     return float(group["lr"])
+
+
+class L2SP(nn.Module):
+    """The gradient of α/2 ‖θ − θ₀‖² + β/2 ‖w‖², for what is pretrained, θ, and the weights w of the head.
+
+    θ₀ are the weights at the start of the training, after a warm start. They are buffers, and saved with the
+    algorithm, of which this is a part.
+
+    Reference: Li, Grandvalet and Davoine, Explicit Inductive Bias for Transfer Learning with Convolutional
+    Networks, ICML 2018.
+    """
+
+    def __init__(self, model: nn.Module, head: nn.Module, alpha: float, beta: float) -> None:
+        super().__init__()
+        own = set(head.parameters())
+        self._trained = [p for p in model.parameters() if p.requires_grad and p not in own]
+        self._head = [p for p in head.parameters() if p.requires_grad]
+        self._names = [f"start_{n}" for n in range(len(self._trained))]
+        for name, p in zip(self._names, self._trained, strict=True):
+            self.register_buffer(name, p.detach().clone())
+        self.alpha, self.beta = alpha, beta
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """The weights are those to stay close to."""
+        for name, p in zip(self._names, self._trained, strict=True):
+            getattr(self, name).copy_(p)
+
+    def added(self, params: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> list[Tensor]:
+        """To the gradients of ``params``, which stay as they are."""
+        found, place = list(gradients), {p: n for n, p in enumerate(params)}
+        moved: list[Tensor] = [p.detach() for p in self._trained]
+        if moved:
+            moved = list(torch._foreach_sub(moved, [getattr(self, name) for name in self._names]))
+        for which, offsets, weight in (
+            (self._trained, moved, self.alpha),
+            (self._head, [p.detach() for p in self._head], self.beta),
+        ):
+            kept = [(place[p], offset) for p, offset in zip(which, offsets, strict=True) if p in place]
+            if weight and kept:
+                sums = torch._foreach_add([found[n] for n, _ in kept], [o for _, o in kept], alpha=weight)
+                for (n, _), g in zip(kept, sums, strict=True):
+                    found[n] = g
+        return found

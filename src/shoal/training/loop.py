@@ -217,6 +217,8 @@ class Training(Setup):
         self.monitor.begin()
         if not state.step:
             self.selection.begin()
+            if self.l2_sp is not None:
+                self.l2_sp.begin()
         try:
             self.callbacks("on_start", state)
             if self.choice.trial and not state.step:

@@ -133,6 +133,13 @@ class Options:
     α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
     (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
     ``warm_start="head"`` first."""
+    l2_sp: Annotated[float, Range(0)] | None = None
+    """L2-SP: α in the penalty α/2 ‖θ − θ₀‖² for leaving the weights θ₀ at the start of the training, after a
+    warm start. It is for all weights but the head's. The penalty's gradient is added to each gradient that is
+    applied. Its paper takes 0.1 with SGD. See :class:`~shoal.training.fine_tuning.L2SP`."""
+    l2_sp_head: Annotated[float, Range(0)] | None = None
+    """β in the penalty β/2 ‖w‖² for the weights of the head, which belongs to ``l2_sp``. By default α; the
+    paper takes 0.01."""
     miro: Annotated[float, Range(0)] | None = None
     """λ: keep features close to those of the pretrained model, beside any algorithm; such as 0.1. See
     :class:`~shoal.training.miro.Miro`. It costs a forward pass of the pretrained model."""
@@ -196,6 +203,8 @@ class Options:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.warm_select is not None and self.warm_start is None:
             raise InputError("warm_select belongs to warm_start, such as warm_start=500.")
+        if self.l2_sp_head is not None and self.l2_sp is None:
+            raise InputError(f"l2_sp_head={self.l2_sp_head:g} belongs to l2_sp, such as l2_sp=0.1.")
         if self.track_domains == 1:
             raise InputError("track_domains must be at least 2: gradients are compared in pairs.")
         if self.track_every is None and (self.track_layers or self.track_domains):

@@ -248,6 +248,7 @@ def _fingerprint(training: Training) -> dict[str, Any]:
         "lr": [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups],
         "head_lr": options.head_lr,
         "layer_decay": options.layer_decay,
+        **{name: getattr(options, name) for name in ("l2_sp", "l2_sp_head", "miro")},
         "clip": options.clip,
         "accumulate": options.accumulate,
         "select": training.select,

@@ -32,7 +32,7 @@ from shoal.training.examine import (
     check_scored,
     examine,
 )
-from shoal.training.fine_tuning import Rates, head_for
+from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.metrics import check_output, chosen
 from shoal.training.miro import Miro
@@ -54,7 +54,7 @@ CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
     *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
-    *("average_decay", "wise_ft", "miro", "retrain"),
+    *("average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "retrain"),
     *("track_every", "track_layers", "track_domains"),
 )
 """Options that a warm start does without."""
@@ -130,6 +130,7 @@ class Setup:
                 self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
             self.miro = self._make_miro(found.x) if options.miro and phase in ("train", "retrain") else None
             self.tuned_head = head_for(options, self.model, found.x)
+            self.l2_sp = self._make_l2_sp() if options.l2_sp is not None else None
             if self.splits:
                 check_scored(found)
             kind = self.task.kind
@@ -178,6 +179,13 @@ class Setup:
         extractor = FeatureExtractor(self.model, layer)
         extractor.close()
         return extractor
+
+    def _make_l2_sp(self) -> L2SP:
+        assert self.tuned_head is not None
+        alpha, beta = self.options.l2_sp or 0.0, self.options.l2_sp_head
+        made = L2SP(self.model, self.tuned_head, alpha, alpha if beta is None else beta)
+        self.algorithm.add_module("l2_sp", made)
+        return made
 
     def _make_miro(self, x: Any) -> Miro:
         """As a part of the algorithm, with which it is moved, trained and saved."""
@@ -232,6 +240,7 @@ class Setup:
             auxiliary=auxiliary,
             loss=self.loss,
             miro=self.miro,
+            l2_sp=self.l2_sp,
         )
 
     @property
