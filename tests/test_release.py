@@ -34,8 +34,8 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 NOT_CALLED = {"docs", "all", "dev", "tensorboard"}
 """Extras for people who work on Shoal, sums of others, and a log that is written where it can be."""
 OPTIONAL = """
-    PIL datasets jinja2 lightning matplotlib onnx onnxruntime onnxscript pandas pyarrow pytorch_lightning ray
-    scipy sklearn tensorboard timm tokenizers torchvision transformers wandb wilds
+    PIL datasets jinja2 lightning matplotlib onnx onnxruntime onnxscript pandas peft pyarrow
+    pytorch_lightning ray scipy sklearn tensorboard timm tokenizers torchvision transformers wandb wilds
 """
 STRAY = (".carry/notes.py", "runs/one/record.json", "src/shoal/__pycache__/cli.pyc", "dist/old.whl")
 """Lies about in a tree that is worked in, and must not be published."""
@@ -291,6 +291,7 @@ CALLS = [
     ("images", "command('data check pictures')"),
     ("timm", "command('train erm cdsprites --model resnet18 --steps 1 --out timm')"),
     ("text", "command('train erm linear --model distilbert-base-uncased --steps 1 --out text')"),
+    ("lora", "command('train erm linear --model bert-base-uncased --model-set lora=2 --steps 1 --out lora')"),
     ("hf", "from shoal.data import from_hf; from_hf([], label='y', domain='d')"),
     ("stats", "command('diagnose linear')"),
     ("tables", "command('compare table.parquet --label y --domain d')"),

@@ -175,7 +175,9 @@ def test_weights_go_round(tiny: str, tmp_path: Path) -> None:
 
 
 def test_options(tiny: str) -> None:
-    assert models.options_of(tiny) == ["pretrained", "dropout", "attention"]
+    assert models.options_of(tiny) == [
+        *("pretrained", "dropout", "attention", "lora", "lora_alpha", "lora_dropout", "lora_targets")
+    ]
     assert models.options_of("distilbert-base-uncased") == models.options_of(tiny)
     assert built(tiny, dropout=0.5).head[0].p == 0.5  # type: ignore[index]
     with pytest.raises(InputError, match=r"dropout must be at least 0 and below 1, got 1\.5"):
