@@ -39,14 +39,14 @@ BASELINE, MAJORITY = "erm", "majority"
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
 """What is compared on the user's own data by default, beside the baselines: plain training, one algorithm of
 each kind, and the controls that explain a gain (equal weight for every domain, random grouping)."""
-PRETRAINED = ("erm", "swad", "miro", "erm++", "auto", "fish", "fish:regrouped", "coral")
+PRETRAINED = ("erm", "swad", "erm++", "miro", "coral", "fish", "fish:regrouped", "auto")
 """The same for a pretrained model, with recipes for fine-tuning."""
 COMPLEXITY = (
     (baselines.LOGISTIC, baselines.RIDGE),
     (baselines.BOOSTING,),
     (BASELINE,),
     ("reweighted", "erm-by-domain", "swad", "lp-ft"),
-    ("mixup", "erm++", "auto", "miro"),
+    ("mixup", "erm++", "miro"),
 )
 """From simple to complex; every other algorithm comes last."""
 CONTROLS = (MAJORITY, ":regrouped")

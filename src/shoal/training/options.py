@@ -85,7 +85,8 @@ class Options:
     """Stop after so many evaluations without improvement on validation."""
     eval_every: Count | None = None
     """Steps between evaluations. By default there are as many (10, 5, 4, 2 or 1) as pass no more examples
-    through the model than the training does; always 10 with ``patience`` and SWAD."""
+    through the model than the training does; always 10 with
+    ``patience``, and 20 with SWAD."""
     eval_limit: Count | None = None
     """Evaluate on about so many examples of each split, evenly over its domains: a random sample, stratified
     by class where labels are known without reading the examples, and the same for every seed. By default on

@@ -50,6 +50,8 @@ TRAIN_SAMPLE = 5000
 """Examples of the training domains that are evaluated, unless the user says how many."""
 EVALUATIONS = (10, 5, 4, 2, 1)
 """How many there may be by default: divisors of most numbers of steps."""
+SWAD_EVALUATIONS = 20
+"""By default with SWAD, which starts and ends by them."""
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
 NOT_WARM = (
@@ -253,7 +255,9 @@ class Setup:
         options, sampler = self.options, self.sampler
         trained = options.steps * sampler.domains_per_step * sampler.batch_size
         each = sum(map(len, self.evaluator.which.values()))
-        asked = options.patience is not None or options.swad  # evaluations are part of them
+        if options.swad:
+            return -(-options.steps // SWAD_EVALUATIONS)
+        asked = options.patience is not None  # evaluations are part of it
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
         return -(-options.steps // max([1, *fits]))
 
