@@ -201,7 +201,7 @@ def test_what_cannot_be(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("lora_alpha", lora_alpha=0)
     refused("lora_dropout", lora_dropout=1)
     refused("lora_alpha=3.0 needs lora=", lora=None, lora_alpha=3)
-    refused("frozen= trains none", frozen=True)
+    refused("trains none; give one", frozen=True)
     refused("freeze_batchnorm=False", freeze_batchnorm=False)
     refused("no linear layer 'query'; choose from qkv, proj, fc1, fc2", lora_targets=["qkv", "query"])
     refused("names no layers", lora_targets=[])
@@ -332,7 +332,7 @@ def test_an_image_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     check_run(tmp_path / "run", images(), tmp_path)
     assert len(shoal.load(tmp_path / "run").predict(tmp_path / "pics" / "lima" / "dark")) == 6
     assert main([*call, "--freeze-backbone", "--out", str(tmp_path / "no")]) == 2
-    assert "frozen= trains none" in capsys.readouterr().err
+    assert "trains none; give one" in capsys.readouterr().err
 
 
 # A model of the user's own

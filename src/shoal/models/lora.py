@@ -42,7 +42,9 @@ def check(options: Mapping[str, Any]) -> None:
                 raise InputError(f"{name}={options[name]!r} needs lora=, the rank of the adapters.")
         return
     if options.get("frozen"):
-        raise InputError("lora= trains adapters in the backbone and frozen= trains none; give one of them.")
+        raise InputError(
+            "lora= trains adapters in the backbone, frozen= (freeze_backbone=) trains none; give one."
+        )
     if options.get("freeze_batchnorm") is False:
         raise InputError("freeze_batchnorm=False, but lora= trains adapters and the head only.")
     if importlib.util.find_spec("peft") is None:
