@@ -33,6 +33,7 @@ PAGES = [
     "docs/evidence.md",
     "docs/findings.md",
     "docs/own-data.md",
+    "docs/pretrained.md",
     "docs/report.md",
     "docs/scikit-learn.md",
     "docs/sweeps.md",
