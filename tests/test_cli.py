@@ -204,7 +204,7 @@ REFUSED = {
     "seed": (["train", "erm", "linear", "--seed", "-1"], "seed must be"),
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16' or 'auto', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
-    "average": ([*LINEAR, "--average", "foo"], "'sma' or 'swad' or 'swad-paper', got 'foo'"),
+    "average": ([*LINEAR, "--average", "foo"], "'sma' or 'ema' or 'swad' or 'swad-paper', got 'foo'"),
     "average start": ([*LINEAR, "--average-start", "5"], "--average-start 5 is for --average 'sma'"),
     "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
     "swad-paper": ([*LINEAR, "--average", "swad-paper"], "need validation data"),

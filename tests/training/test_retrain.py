@@ -26,7 +26,7 @@ from shoal.training.retraining import with_validation
 from shoal.training.stopping import Diverged, Interrupted
 from training.finetuning import assert_close, data, erm, fish, fit, frozen, network, union
 from training.test_ema import naive as exponential
-from training.test_resume import Crash, assert_same, crash, outcome, send
+from training.test_resume import Crash, assert_same, captured, crash, outcome, send
 
 pytestmark = pytest.mark.filterwarnings("ignore:wise_ft interpolates", "ignore:average='swad", "ignore:swad")
 
@@ -213,6 +213,15 @@ def test_a_schedule_is_not_scaled() -> None:
     assert_close(run.model, whole.model)
 
 
+def test_captured_is_as_eager() -> None:
+    options: dict[str, Any] = {"warm_start": "head:20", "steps": 20, "eval_every": 10, "log_every": 10}
+    whole = fit("fish", retrain=True, **options)
+    with captured():
+        run = fit("fish", retrain=True, **options)
+    assert run.captured
+    assert_close(run.model, whole.model)
+
+
 def test_features_of_a_plain_network() -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
@@ -328,6 +337,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     "wise": {"wise_ft": "validation", "warm_start": "head:2"},
     "dann": {"algorithm": "dann"},
     "best warm start": {"warm_start": 4, "warm_select": "best"},
+    "miro, rates by layer": {"miro": 0.1, "head_lr": 0.1, "layer_decay": 0.5, "warm_start": "head:2"},
     "rare checkpoints": {"checkpoint_every": None},
 }
 

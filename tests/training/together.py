@@ -211,6 +211,8 @@ def same() -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"{name}, tracked, {variant}", lambda n=name, o=VARIANTS[variant]: tracked(n, **o)
     yield "averaged", lambda: outcome("fish", network(), average="sma", average_start=2)
     yield "warm start", lambda: outcome("fish", network(), warm_start=3, batch_size=9)
+    tuned: dict[str, Any] = {"warm_start": "head:3", "average": "ema", "wise_ft": 0.5, "retrain": True}
+    yield "fine-tuned", lambda: outcome("fish", network(), validation=domains(0, 1), **tuned)
     yield (
         "one example to evaluate on",
         lambda: outcome("erm", network(), test={"few": tuple(t[:1] for t in domain(6))}),
