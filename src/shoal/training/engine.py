@@ -115,7 +115,7 @@ class Engine:
             with torch.no_grad():
                 copy_where(bad, now, before)
         if self.processes > 1:
-            floating = [b for b in algorithm.buffers() if b.is_floating_point()]
+            floating = [b for b in self._buffers(algorithm) if b.is_floating_point()]
             for buffer, mean in zip(floating, self.average(floating), strict=True):
                 buffer.copy_(mean)
         return log
@@ -127,7 +127,12 @@ class Engine:
         moments = [
             t for h in auxiliary for s in h.state.values() for t in s.values() if isinstance(t, Tensor)
         ]
-        return [*algorithm.buffers(), *trained, *moments]
+        return [*self._buffers(algorithm), *trained, *moments]
+
+    def _buffers(self, algorithm: Algorithm) -> list[Tensor]:
+        """Those that a step may change: pretrained weights, which are kept to compare with, stay."""
+        kept = {b for part in (self.miro, self.l2_sp) if part is not None for b in part.buffers()}
+        return [b for b in algorithm.buffers() if b not in kept]
 
     def _anywhere(self, bad: Tensor) -> Tensor:
         """Whether it is so in any of the processes."""

@@ -45,7 +45,7 @@ class Miro(nn.Module):
     def __init__(self, model: nn.Module, head: nn.Module, weight: float, x: Any) -> None:
         super().__init__()
         self.weight = weight
-        layers = [parts[-1][0] for parts in find_layers(model, head).layers]
+        layers = _layers(model, head, x)
         if not layers:
             raise InputError(
                 f"miro={weight:g} compares the features of layers, and {type(model).__name__} has none below "
@@ -146,6 +146,21 @@ class Miro(nn.Module):
             raise InputError("miro: no forward pass of the layers was seen; do not compile the model.")
         total = sum(size for size, _ in found)
         return self.weight * torch.stack([value * (size / total) for size, value in found]).sum()
+
+
+def _layers(model: nn.Module, head: nn.Module, x: Any) -> list[str]:
+    """One module of each layer below the head: the last whose output is not pooled, or the last."""
+    parts = [[name for name, _ in layer] for layer in find_layers(model, head).layers]
+    mode = model.training
+    with torch.no_grad(), _outputs(model, [name for names in parts for name in names]) as found:
+        call(model.eval(), x)
+    model.train(mode)
+    result = []
+    for names in parts:
+        seen = [name for name in names if name in found]
+        maps = [name for name in seen if found[name][0, 0].numel() > 1]
+        result += (maps or seen)[-1:]
+    return result
 
 
 def _same(parts: Sequence[str]) -> bool:
