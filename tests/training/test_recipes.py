@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import shoal
@@ -76,6 +78,31 @@ def test_fit_is_the_algorithm_with_its_options() -> None:
 def test_needs_pretrained_weights(name: str) -> None:
     with pytest.raises(InputError, match=rf"{name!r} is for pretrained models.*weights=".replace("+", r"\+")):
         shoal.train(name, "rotated-digits", steps=2, progress=False)
+
+
+def test_a_retrained_row_is_chosen_by_its_search(tmp_path: Path) -> None:
+    model = shoal.models.build("small-cnn", input_shape=(1, 8, 8), classes=10, seed=0)
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    found = shoal.compare(
+        "rotated-digits",
+        algorithms=["erm", "erm++"],
+        held_out="75°",
+        model="small-cnn",
+        weights=tmp_path / "weights.safetensors",
+        seeds=1,
+        search=1,
+        steps=10,
+        eval_limit=100,
+        jobs=1,
+        out=tmp_path / "out",
+        progress=False,
+    )
+    rows = {row["algorithm"]: row for row in found.result["rows"]}
+    assert set(rows) == {"erm", "erm++"}
+    assert all(row["validation"]["mean"] is not None for row in rows.values())
+    (record,) = [r for r in found.records if r.config.name == "erm++"]
+    assert record.config.retrain
+    assert "validation" not in record.history[record.selected]["scores"]
 
 
 def test_a_row_of_a_comparison() -> None:

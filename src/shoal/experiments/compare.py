@@ -408,8 +408,14 @@ def _on_validation(record: RunRecord) -> float | None:
 
 
 def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
-    scores: Mapping[str, Any] = record.history[record.selected]["scores"][split]
-    return scores
+    """At the selected step; on validation of a run that was retrained on it, the best of its search."""
+    found: list[Mapping[str, Any]] = [m["scores"][split] for m in record.history if split in m["scores"]]
+    chosen: Mapping[str, Any] = record.history[record.selected]["scores"]
+    if split in chosen or not found:
+        scores: Mapping[str, Any] = chosen[split]
+        return scores
+    best = min if lower_is_better(judged(found[0])[0]) else max
+    return best(found, key=lambda scores: judged(scores)[1] or 0.0)
 
 
 def _in_domain(record: RunRecord, domain: str | None) -> tuple[str, float | None, dict[str, float | None]]:
