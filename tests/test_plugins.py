@@ -63,6 +63,7 @@ def load(*, copies: int = 1):
 '''
 MODEL = """
 from shoal.models import linear
+from shoal.training.recipes import recipes
 def build(input_shape, classes):
     return linear.build(input_shape, classes)
 """
@@ -174,7 +175,7 @@ class TestNames:
         assert names[-1] == "False"
 
     def test_those_of_baselines_are_reserved(self) -> None:
-        assert baselines.SPACES.keys() | {"all"} == ALGORITHMS.reserved
+        assert baselines.SPACES.keys() | recipes().keys() | {"all"} == ALGORITHMS.reserved
 
     def test_are_suggested(self, installed: Path) -> None:
         with pytest.raises(InputError, match=r"Did you mean 'my-method'\?.* my-method"):

@@ -725,7 +725,10 @@ OPENS = re.compile(
 ELSEWHERE = {
     "files.py": "the one place",
     **dict.fromkeys(
-        ("paper/published/__init__.py", "paper/presets/__init__.py", "cli/list.py", "models/weights.py"),
+        (
+            *("paper/published/__init__.py", "paper/presets/__init__.py", "cli/list.py"),
+            *("models/weights.py", "training/recipes.py"),
+        ),
         "of the package",
     ),
     **dict.fromkeys(
