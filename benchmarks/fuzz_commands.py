@@ -660,6 +660,7 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
             "out": "out",
         }
     },
+    ("soup",): lambda draw, context: {"runs": [_run(draw), _run(draw)], "out": "out", "device": "cpu"},
     ("report",): lambda draw, context: {
         "runs": [draw.choice((_run(draw), "runs", "runs/compared"))],
         "out": "out.html",

@@ -23,6 +23,7 @@ from shoal.experiments import compare as protocol
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run
 from shoal.registry import ALGORITHMS, DATASETS, MODELS
+from shoal.training.recipes import recipes
 
 SOURCE = Path(__file__).parents[1] / "src"
 
@@ -63,7 +64,6 @@ def load(*, copies: int = 1):
 '''
 MODEL = """
 from shoal.models import linear
-from shoal.training.recipes import recipes
 def build(input_shape, classes):
     return linear.build(input_shape, classes)
 """
