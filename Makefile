@@ -1,19 +1,31 @@
-# `make demo` and `make test` do everything on a fresh machine, the environment included.
+# `make demo` and `make test` do everything on a fresh machine, the virtual environment in .venv included.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without compiling all modules to bytecode, which takes longer than the rest; Python compiles what it imports.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test lint format docs clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	# A reference for tests, without what it depends on: nothing of that is called.
-	$(BIN)/pip install --quiet -c constraints.txt --no-deps wilds
-	touch $@
+# What the demo needs: the core and matplotlib.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Shoal needs Python 3.11 or newer: make PYTHON=python3.12 demo" if sys.version_info < (3, 11) else 0)'
+	@echo "Shoal: creating a virtual environment in $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Shoal: installing Shoal with torch, numpy and matplotlib (torch is large, this may take minutes)"
+	@$(INSTALL) -e '.[plots]'
+	@touch $@
 
-demo: $(VENV)/.installed
-	$(BIN)/shoal demo
+# What tests, linters and the documentation need on top of that. What is there already is kept.
+$(VENV)/.installed: $(VENV)/.demo
+	@echo "Shoal: installing what tests, linters and documentation need"
+	@$(INSTALL) -e '.[dev]'
+	@# A reference for tests, without what it depends on: nothing of that is called.
+	@$(INSTALL) --no-deps wilds
+	@touch $@
+
+demo: $(VENV)/.demo
+	@$(BIN)/shoal demo
 
 test: lint
 	$(BIN)/pytest -n auto --dist worksteal -m "not slow"

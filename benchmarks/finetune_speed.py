@@ -116,9 +116,9 @@ class Bench:
 
     # Bare steps
 
-    def stepper(self, chosen: Format, capture: bool = False) -> Callable[[], Any]:
+    def stepper(self, chosen: Format, capture: bool = False, images: int = 0) -> Callable[[], Any]:
         model = self.model().train()
-        x, y = (t.to(self.device) for t in self.images(S * self.batch))
+        x, y = (t.to(self.device) for t in self.images(images or S * self.batch))
         if chosen.memory_format == "channels-last":
             lay_out(model)
             x = channels_last(x)
@@ -146,21 +146,28 @@ class Bench:
         if not self.cuda:
             return
         for chosen in FORMATS:
-            step = self.stepper(chosen, capture=True)
-            aside = torch.cuda.Stream(self.device)
-            aside.wait_stream(torch.cuda.current_stream(self.device))
-            with torch.cuda.stream(aside):
-                for _ in range(3):
-                    step()
-            torch.cuda.current_stream(self.device).wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-            ms = self.median(graph.replay)
+            ms = self.captured(chosen, S * self.batch)
             eager = f"eager {self.bare[chosen]:.2f}" if chosen in self.bare else ""
             self.row("bare step, captured", chosen, ms, S * self.batch, eager)
-            del graph, step
-            torch.cuda.empty_cache()
+
+    def captured(self, chosen: Format, images: int) -> float:
+        """Milliseconds of a bare step as a CUDA graph; of an eager one without CUDA."""
+        step = self.stepper(chosen, capture=self.cuda, images=images)
+        if not self.cuda:
+            return self.median(step)
+        aside = torch.cuda.Stream(self.device)
+        aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(aside):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        ms = self.median(graph.replay)
+        del graph, step
+        torch.cuda.empty_cache()
+        return ms
 
     def part_domainbed(self) -> None:
         """As in DomainBed's train.py and ERM.update."""
@@ -222,10 +229,12 @@ class Bench:
 
     def part_fish(self) -> None:
         same = {"memory_format": self.chosen.memory_format, "precision": self.chosen.precision}
-        plain, _ = self.fit("erm", 1, **same)
+        eager = self.median(self.stepper(self.chosen, images=self.batch))
+        plain = self.captured(self.chosen, self.batch)
         ms, result = self.fit("fish", **same)
         how = str(self.chosen) + (", captured" if result.captured else "")
-        beside = f"{ms / (3 * plain):.2f} × three ERM steps on one batch each ({plain:.2f} ms each)"
+        beside = f"{ms / (3 * plain):.2f} × three bare captured steps on {self.batch} images ({plain:.2f} ms)"
+        beside += f", {ms / (3 * eager):.2f} × three eager ones ({eager:.2f} ms)"
         self.row("loop, Fish, S = 3", how, ms, S * self.batch, beside)
 
     def part_evaluate(self) -> None:

@@ -669,6 +669,7 @@ RECIPES: dict[tuple[str, ...], Callable[[random.Random, dict[str, Any]], Wanted]
     ("list",): lambda draw, context: {"what": draw.choice(("algorithms", "datasets")), "names": []},
     ("evaluate",): lambda draw, context: {"predictions": [world.PREDICTIONS[0]]},
     ("data", "check"): _check,
+    ("data", "example"): lambda draw, context: {"what": draw.choice(("table", "images")), "out": "out"},
     ("data", "get"): lambda draw, context: {
         "names": [draw.choice(("heart", "pacs"))],
         "to": "out",

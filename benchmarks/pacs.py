@@ -42,6 +42,9 @@ class Method:
     batchnorm: bool = False
     """Whether BatchNorm's statistics are trained."""
     tier: int = 1
+    rate: float = RATE
+    search: str = ""
+    """The method whose random search this is a trial of."""
 
 
 SWAD = {"average": "swad"}
@@ -65,6 +68,26 @@ METHODS = (
     Method("Mixup", "mixup", options=SWAD, tier=3),
     Method("Fishr", "fishr", options=SWAD, tier=3),
 )
+
+
+def trials(count: int = 3) -> list[Method]:
+    """Random search: the same draws of the learning rate for each, and one hyperparameter of its own."""
+    draws = np.random.default_rng(0).uniform(size=(count, 2))
+    found = []
+    for i, (a, b) in enumerate(draws, 1):
+        rate, at = float(10 ** (-4.5 + a)), {"rate": float(10 ** (-4.5 + a)), "tier": 4}
+        weight = float(10 ** (-3 + 2 * b))
+        found += [
+            Method(f"ERM, trial {i}", "erm", {}, SWAD, search="ERM", **at),
+            Method(f"Fish, trial {i}", "fish", {"meta_lr": float(0.1 + 0.9 * b)}, SWAD, search="Fish", **at),
+            Method(f"MIRO, trial {i}", "erm", {}, {**SWAD, "miro": weight}, search="MIRO", **at),
+            Method(f"CORAL, trial {i}", "coral", {"weight": 100 * weight}, SWAD, search="CORAL", **at),
+        ]
+        assert 3e-5 < rate < 4e-4
+    return found
+
+
+METHODS += tuple(trials())
 
 
 @dataclass(frozen=True)
@@ -124,6 +147,7 @@ def front() -> Any:
             shape = (1, 3, 1, 1)
             self.register_buffer("mean", 255 * torch.tensor([0.485, 0.456, 0.406]).view(shape))
             self.register_buffer("deviation", 255 * torch.tensor([0.229, 0.224, 0.225]).view(shape))
+            self.register_buffer("luma", torch.tensor([0.299, 0.587, 0.114]).view(shape))
 
         def forward(self, x: Tensor) -> Tensor:
             images = x.float()
@@ -149,9 +173,8 @@ def front() -> Any:
             x = colour * x + (1 - colour) * grey
             return torch.where((u[8] < 0.1).view(-1, 1, 1, 1), grey, x).clamp(0, 255)
 
-        @staticmethod
-        def grey(x: Tensor) -> Tensor:
-            return (x * x.new_tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        def grey(self, x: Tensor) -> Tensor:
+            return (x * self.luma).sum(1, keepdim=True)
 
     return Front()
 
@@ -228,7 +251,7 @@ def done(task: Task, steps: int) -> dict[str, Any]:
         domains_per_step=len(names),
         settings=method.settings,
         optimizer=torch.optim.Adam,
-        lr=RATE,
+        lr=method.rate,
         seed=task.seed,
         eval_every=max(1, steps * EVERY // STEPS),
         eval_splits=("validation", "test"),
@@ -322,10 +345,31 @@ def rows(results: list[dict[str, Any]]) -> dict[str, dict[tuple[str, int], float
     return found
 
 
+DIFFERENCES = (
+    ("Fish + SWAD", "ERM + SWAD"),
+    ("Fish, random grouping + SWAD", "ERM + SWAD"),
+    ("CORAL + SWAD", "ERM + SWAD"),
+    ("LP-FT + SWAD", "ERM + SWAD"),
+    ("SAGM + SWAD", "ERM + SWAD"),
+    ("GroupDRO + SWAD", "ERM + SWAD"),
+    ("MIRO + SWAD", "ERM + SWAD"),
+    ("ERM++", "ERM + SWAD"),
+    ("ERM++, BatchNorm frozen", "ERM + SWAD"),
+    ("ERM++, BatchNorm frozen", "ERM++"),
+    ("ERM", "ERM, BatchNorm trained"),
+    ("Fish++", "ERM++, BatchNorm frozen"),
+    ("Fish + SWAD", "ERM++, BatchNorm frozen"),
+    ("Fish", "Fish, random grouping"),
+    ("Fish + SWAD", "Fish, random grouping + SWAD"),
+)
+
+
 def table(args: argparse.Namespace) -> None:
     from shoal.experiments.statistics import paired_interval
 
-    found = rows(read(Path(args.out)))
+    results = read(Path(args.out))
+    trial = {m.name for m in METHODS if m.search}
+    found = rows([r for r in results if r["method"] not in trial])
     print("| method | " + " | ".join(DOMAINS) + " | mean | seeds | against ERM, paired (95 %) |")
     print("|---|" + "---|" * (len(DOMAINS) + 3))
     base = found["ERM"]
@@ -344,6 +388,41 @@ def table(args: argparse.Namespace) -> None:
             gap = paired_interval([cells[k] for k in both], [base[k] for k in both])
             paired = f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})"
         print(f"| {name} | " + " | ".join(means) + f" | {whole} | {len(seeds)} | {paired} |")
+    print("\n| difference | mean | 95 % interval | pairs |\n|---|---|---|---|")
+    for one, other in DIFFERENCES:
+        both = [k for k in found.get(one, {}) if k in found.get(other, {})]
+        if len(both) > 1:
+            gap = paired_interval([found[one][k] for k in both], [found[other][k] for k in both])
+            interval = f"{gap.low:+.2f} to {gap.high:+.2f}"
+            print(f"| {one}, less {other} | {gap.mean:+.2f} | {interval} | {len(both)} |")
+    searched(results)
+
+
+def searched(results: list[dict[str, Any]]) -> None:
+    """By method: held-out accuracy of the default, and of the trial that was best on validation."""
+    print(
+        "\n| method | trials | held-out domains and seeds | default | selected | + SWAD | selected + SWAD |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    by = {r["key"]: r for r in results}
+    names = sorted({m.search for m in METHODS if m.search})
+    trials = [[m for m in METHODS if m.search == name] for name in names]
+    for count in range(1, len(trials[0]) + 1):
+        at = [
+            (d, s)
+            for d, s in itertools.product(DOMAINS, SEEDS)
+            if all(Task(m, d, s).key in by for each in trials for m in each[:count])
+        ]
+        for name, each in zip(names, trials, strict=True) if at else ():
+            default = next(m for m in METHODS if m.name == name)
+            cells: list[list[float]] = []
+            for d, s in at:
+                tried = [by[Task(m, d, s).key] for m in [default, *each[:count]]]
+                best = max(tried, key=lambda r: r["best"]["validation"])
+                ends = [tried[0]["best"], best["best"], tried[0]["final"], best["final"]]
+                cells.append([100 * end["test"] for end in ends])
+            means = [f"{statistics.mean(column):.1f}" for column in zip(*cells, strict=True)]
+            print(f"| {name} | {count + 1} | {len(at)} | " + " | ".join(means) + " |")
 
 
 def main() -> None:

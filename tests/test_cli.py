@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -105,13 +106,13 @@ def test_algorithms_are_listed_with_needs_and_costs(capsys: Captured) -> None:
     assert all(e["cost"] and e["memory"] for e in entries.values())
     assert main(["list", "algorithms", "irm"]) == 0
     alone = capsys.readouterr().out
-    assert "weight=100.0: a number of at least 0; a search draws 10^U[-1, 5]" in alone
+    assert "weight=100.0: a number of at least 0; search space: 10^U[-1, 5]" in alone
     assert "dann" not in alone
     assert main(["list", "algorithms", "dann"]) == 0
     both = " ".join(capsys.readouterr().out.split())
-    assert "a search draws 10^U[-4.5, -2.5] (for large images and pretrained models 10^U[-5, -3.5]" in both
+    assert "search space: 10^U[-4.5, -2.5] (for large images and pretrained models 10^U[-5, -3.5]" in both
     assert (
-        "discriminator_steps=1: a whole number from 1 to 100; a search draws 2^U[0, 3], rounded down" in both
+        "discriminator_steps=1: a whole number from 1 to 100; search space: 2^U[0, 3], rounded down" in both
     )
     assert entries["dann"]["search_large"].keys() == {"discriminator_lr"}
     assert entries["irm"]["search"]["start"] == "10^U[0, 4] steps of 5,000, rounded down"
@@ -126,7 +127,7 @@ SWEEP += ["--search", "1", "--steps", "2", "--eval-every", "1", "--device", "cpu
 def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: Captured) -> None:
     out = ["--out", str(tmp_path)]
     assert main([*SWEEP, *out, "--plan"]) == 0
-    assert capsys.readouterr().out == "3 runs, of which 3 are still to do.\n"
+    assert capsys.readouterr().out == "3 runs, 3 remaining.\n"
     assert main([*SWEEP, *out, "--no-run"]) == 0
     assert "3 missing: erm on linear, D1 held out, seed 0, hyperparameter trial 0" in capsys.readouterr().out
     assert main([*SWEEP, *out]) == 0
@@ -153,7 +154,7 @@ def test_a_sweep_runs_what_is_missing_and_writes_tables(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["linear"], "say which: shoal sweep"),
+        (["linear"], "DATA and --algorithms are required, such as: shoal sweep"),
         (["liner", "--algorithms", "erm"], "Did you mean 'linear'"),
         (["linear", "--algorithms", "emr"], "Did you mean 'erm'"),
         (["linear", "--algorithms", "erm", "--rules", "orakle"], "Did you mean 'oracle'"),
@@ -205,32 +206,35 @@ REFUSED = {
     "precision": ([*LINEAR, "--precision", "fp8"], "'fp32' or 'bf16' or 'fp16' or 'auto', got 'fp8'"),
     "schedule": ([*LINEAR, "--schedule", "foo"], "unknown schedule 'foo'"),
     "average": ([*LINEAR, "--average", "foo"], "'sma' or 'ema' or 'swad' or 'swad-paper', got 'foo'"),
-    "average start": ([*LINEAR, "--average-start", "5"], "--average-start 5 is for --average 'sma'"),
-    "swad": ([*LINEAR, "--average", "swad"], "need validation data"),
-    "swad-paper": ([*LINEAR, "--average", "swad-paper"], "need validation data"),
-    "average ratio": ([*LINEAR, "--average-ratio", "1.2"], "--average-ratio 1.2 is for --average 'swad' and"),
+    "average start": ([*LINEAR, "--average-start", "5"], "--average-start 5 requires --average 'sma'"),
+    "swad": ([*LINEAR, "--average", "swad"], "require validation data"),
+    "swad-paper": ([*LINEAR, "--average", "swad-paper"], "require validation data"),
+    "average ratio": (
+        [*LINEAR, "--average-ratio", "1.2"],
+        "--average-ratio 1.2 requires --average 'swad' or",
+    ),
     "on nan": ([*LINEAR, "--on-nan", "maybe"], "'stop' or 'skip', got 'maybe'"),
     "clip": ([*LINEAR, "--clip", "-1"], "--clip must be a number above 0"),
     "clip nan": ([*LINEAR, "--clip", "nan"], "--clip must be a number above 0"),
     "accumulate": ([*LINEAR, "--accumulate", "99"], "must be at most 8"),
     "select": ([*LINEAR, "--select", "foo"], "'best' or 'last', got 'foo'"),
-    "best": ([*LINEAR, "--select", "best"], "need validation data"),
-    "patience": ([*LINEAR, "--patience", "2"], "need validation data"),
+    "best": ([*LINEAR, "--select", "best"], "require validation data"),
+    "patience": ([*LINEAR, "--patience", "2"], "require validation data"),
     "workers": ([*LINEAR, "--workers", "-1"], "workers"),
-    "device": ([*LINEAR, "--device", "gpu"], "is not one"),
+    "device": ([*LINEAR, "--device", "gpu"], "is not a device"),
     "model": ([*LINEAR, "--model", "mpl"], "Did you mean 'mlp'"),
     "weights": ([*LINEAR, "--weights", "none.pt"], "there is no file none.pt"),
     "wandb": ([*LINEAR, "--wandb", "project"], "pip install wandb"),
     "fp16": (["train", "idgm", "linear", "--precision", "fp16"], "use 'bf16' or 'fp32'"),
-    "wandb and seeds": ([*LINEAR, "--wandb", "project", "--seeds", "2"], "--wandb logs one run"),
+    "wandb and seeds": ([*LINEAR, "--wandb", "project", "--seeds", "2"], "--wandb logs a single run"),
     "value in seeds": (
         [*LINEAR, "--clip", "-1", "--seeds", "2", "--jobs", "1"],
         "--clip must be a number above 0",
     ),
     "no folder to resume": (["resume", "nowhere"], "there is no folder 'nowhere'"),
     "no folder to show": (["show", "nowhere"], "there is no folder 'nowhere'"),
-    "no run to resume": (["resume", "."], "'.' holds no run"),
-    "no run to show": (["show", "."], "'.' holds no run"),
+    "no run to resume": (["resume", "."], "'.' contains no run"),
+    "no run to show": (["show", "."], "'.' contains no run"),
     "passes": (["reproduce", "cdsprites", "--passes", "7"], "multiple of"),
     "part": (["reproduce", "cdsprites", "--parts", "Adm"], "Did you mean 'Adam'"),
 }
@@ -261,7 +265,7 @@ def test_results_need_a_folder(tmp_path: Path, capsys: Captured) -> None:
 
 def test_a_run_that_diverges_says_so_and_keeps_its_record(tmp_path: Path, capsys: Captured) -> None:
     assert main([*DIVERGING, "--out", str(tmp_path)]) == 1
-    assert "the loss turned nan at step 3, which was not applied" in one_line(capsys)
+    assert "the loss became nan at step 3, which was not applied" in one_line(capsys)
     assert json.loads((tmp_path / "record.json").read_text())["status"] == "diverged"
     assert not (tmp_path / "model.safetensors").exists()
 
@@ -317,7 +321,7 @@ class TestTrain:
         capsys.readouterr()
         assert main([*LINEAR, "--out", "run", "--clip", "1", "--seed", "3"]) == 2
         said = one_line(capsys)
-        assert "'run' holds another run (" in said
+        assert "'run' contains another run (" in said
         assert "seed 0, not 3" in said
         assert "clip None, not 1.0" in said
         assert files_in(tmp_path) == before
@@ -326,7 +330,7 @@ class TestTrain:
         with stopping(10):
             assert main([*LINEAR, "--out", "run"]) == 130
         said = capsys.readouterr().err
-        assert "stopped at step 10, which is saved. Go on with: shoal resume run" in said
+        assert "interrupted at step 10, which is saved. Resume with: shoal resume run" in said
         assert main([*LINEAR, "--out", "run"]) == 0
         assert main([*LINEAR, "--out", "whole"]) == 0
         assert Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
@@ -360,7 +364,7 @@ class TestSeeds:
         capsys.readouterr()
         assert main([*LINEAR, "--seeds", "2", "--out", "all", "--jobs", "1", "--json"]) == 0
         shown = capsys.readouterr()
-        assert "1 kept from before" in shown.err
+        assert "1 already finished" in shown.err
         assert [r["config"]["seed"] for r in json.loads(shown.out)["records"]] == [0, 1]
 
     def test_ctrl_c_keeps_checkpoints_and_the_same_command_goes_on(self, capsys: Captured) -> None:
@@ -375,7 +379,7 @@ class TestSeeds:
         assert not Path("all/seed-2").exists()
         assert main([*several, "--out", "all"]) == 0
         shown = capsys.readouterr()
-        assert "2 runs to do, 1 kept from before." in shown.err
+        assert "2 runs to do, 1 already finished." in shown.err
         assert main([*several, "--out", "whole"]) == 0
         for seed in range(3):
             one, other = (Path(d, f"seed-{seed}", "model.safetensors").read_bytes() for d in ("all", "whole"))
@@ -385,7 +389,7 @@ class TestSeeds:
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "0")
         assert main([*LINEAR, "--seeds", "3"]) == 2
-        assert "start it without torchrun" in one_line(capsys)
+        assert "run it without torchrun" in one_line(capsys)
         assert files_in(Path()) == []
 
     def test_one_seed_and_several_do_not_share_a_folder(self, tmp_path: Path, capsys: Captured) -> None:
@@ -400,7 +404,7 @@ class TestSeeds:
         assert main([*DIVERGING, "--seeds", "2", "--jobs", "1", "--out", "all"]) == 1
         shown = capsys.readouterr()
         assert "[2/2] erm, seed 1: diverged" in shown.err
-        assert "shoal: seed 0: erm: the loss turned nan" in shown.err
+        assert "shoal: seed 0: erm: the loss became nan" in shown.err
 
 
 class TestResume:
@@ -409,7 +413,7 @@ class TestResume:
         plain = [*LINEAR, "--schedule", "cosine", "--average", "sma", "--warm-start", "6"]
         with stopping(12, number):
             assert main([*plain, "--out", "run"]) == code
-        assert "Go on with: shoal resume run" in capsys.readouterr().err
+        assert "Resume with: shoal resume run" in capsys.readouterr().err
         assert main(["resume", "run"]) == 0
         assert "Saved in run." in capsys.readouterr().out
         assert main([*plain, "--out", "whole"]) == 0
@@ -446,7 +450,7 @@ class TestResume:
         data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
         shoal.fit("erm", torch.nn.Linear(3, 2), data, steps=4, progress=False, folder="run", device="cpu")
         assert main(["resume", "run"]) == 2
-        assert "call shoal.fit again with resume=True" in one_line(capsys)
+        assert "call shoal.fit with resume=True" in one_line(capsys)
 
     def test_several_seeds_also_those_not_begun(self, capsys: Captured) -> None:
         several = [*LINEAR, "--seeds", "3", "--jobs", "1"]
@@ -464,7 +468,7 @@ class TestResume:
         Path("all/seed-best").mkdir(parents=True)
         Path("all/seed-best/config.yaml").write_text("run: {}")
         assert main(["resume", "all"]) == 2
-        assert "'all' holds no run" in one_line(capsys)
+        assert "'all' contains no run" in one_line(capsys)
 
     def test_a_diverged_run_with_steps_skipped(self, capsys: Captured) -> None:
         assert main([*DIVERGING, "--out", "run"]) == 1
@@ -473,7 +477,7 @@ class TestResume:
         assert main(["resume", "run"]) == 1
         assert one_line(capsys) == said
         assert main(["resume", "run", "--on-nan", "skip"]) == 0
-        assert "18 steps were not finite and were skipped" in capsys.readouterr().out
+        assert "18 non-finite steps were skipped" in capsys.readouterr().out
         assert yaml.safe_load(Path("run/config.yaml").read_text())["run"]["on_nan"] == "skip"
         record = json.loads(Path("run/record.json").read_text())
         assert (record["status"], record["skipped"]) == ("finished", 18)
@@ -545,8 +549,8 @@ class TestShow:
         assert main(["show", "run"]) == 0
         shown = capsys.readouterr().out
         assert "stopped: step 10 of 20" in shown
-        assert "Newest checkpoint: step-0000000010-" in shown
-        assert shown.endswith("Go on with: shoal resume run\n")
+        assert "Latest checkpoint: step-0000000010-" in shown
+        assert shown.endswith("Resume with: shoal resume run\n")
 
     def test_running(self, capsys: Captured) -> None:
         """While another process holds the lock, which ends with it."""
@@ -564,7 +568,7 @@ class TestShow:
             assert f"run is in use by process {process.pid}" in one_line(capsys)
             process.kill()
         assert "running: step 10 of 20" in shown
-        assert "Go on with" not in shown
+        assert "Resume with" not in shown
         assert main(["show", "run"]) == 0
         assert "stopped: step 10 of 20" in capsys.readouterr().out
 
@@ -574,7 +578,7 @@ class TestShow:
         assert main(["show", "run"]) == 0
         shown = capsys.readouterr().out
         assert "diverged: step " in shown
-        assert "the loss turned nan at step 3" in shown
+        assert "the loss became nan at step 3" in shown
 
     def test_several(self, capsys: Captured) -> None:
         main([*LINEAR, "--out", "runs/a"])
@@ -650,7 +654,7 @@ class TestWeights:
     def test_no_code_in_a_file_is_run(self, written: Any, name: str, capsys: Captured) -> None:
         written({"weight": Trap()}, name)
         assert main([*LINEAR, "--weights", name]) == 2
-        assert f"weights: {name} is" in one_line(capsys)
+        assert re.search(rf"weights: {re.escape(name)} (was rejected|is not a valid)", one_line(capsys))
         assert not Path("trapped").exists()
         assert files_in(Path()) == [name]
 
@@ -715,7 +719,7 @@ def test_signals_to_a_real_training(capsys: Captured) -> None:
         assert process.returncode == code, said
         assert "Traceback" not in said
         if number != signal.SIGKILL:
-            assert f"stopped at step {step()}, which is saved. Go on with: shoal resume run" in said
+            assert f"interrupted at step {step()}, which is saved. Resume with: shoal resume run" in said
             assert step() >= at
             assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
         assert main(["show", "run"]) == 0
@@ -925,7 +929,7 @@ def test_results_show_fifty_rows_and_write_all(label: str, tmp_path: Path, capsy
     shown = capsys.readouterr().out
     assert shown.count(f"<script>?A{label[10]}?[31m 鱼") == 50
     assert "\x1b" not in shown
-    assert "The first 50 of 60 runs (more with --limit 60)" in shown
+    assert "The first 50 of 60 runs (use --limit 60 for all)" in shown
     with open("all.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == 60 * [label]
@@ -941,7 +945,7 @@ def test_results_say_what_they_leave_out(runs: Path, capsys: Captured) -> None:
     assert main(["results", str(runs)]) == 0
     shown = capsys.readouterr().out
     assert "7 runs." in shown
-    assert "1 older record of the same runs left out." in shown
+    assert "1 older record of the same runs omitted." in shown
     assert "Not shown: '0123456789abcdef.json' is not a run record (" in shown
     assert main(["results", str(runs), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
@@ -968,7 +972,7 @@ def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captu
     ("arguments", "message"),
     [
         (["nowhere"], "there is no folder 'nowhere'"),
-        (["empty"], "'empty' holds no record of a run"),
+        (["empty"], "'empty' and its subfolders contain no record of a run"),
         (["broken"], "no record in 'broken' can be read: 'record.json' is not a run record"),
         (["sweep", "--query", "sed < 3"], "Did you mean 'seed'"),
         (["sweep", "--query", "seed <"], "cannot be read"),
@@ -978,8 +982,8 @@ def test_results_of_what_train_and_its_seeds_leave(tmp_path: Path, capsys: Captu
         (["sweep", "--sort", "tset"], "Did you mean 'test'"),
         (["sweep", "--group", "algoritm"], "Did you mean 'algorithm'"),
         (["sweep", "--group", "algorithm", "--sort", "lr"], "groups cannot be sorted by 'lr'"),
-        (["sweep", "--group", "algorithm", "--columns", "lr"], "cannot be had together"),
-        (["sweep", "--csv", "empty"], "--csv 'empty' is a folder; give a file"),
+        (["sweep", "--group", "algorithm", "--columns", "lr"], "cannot be combined"),
+        (["sweep", "--csv", "empty"], "--csv 'empty' is a folder; specify a file"),
     ],
 )
 def test_wrong_questions_end_in_one_line(
@@ -1054,7 +1058,7 @@ class TestDataDir:
             assert os.environ.get("SHOAL_DATA") == before
             capsys.readouterr()
             assert self.typed(*self.HEART) == 2
-            said = "va.data', line 1" if before else "`shoal data get heart` fetches them"
+            said = "va.data', line 1" if before else "`shoal data get heart` downloads them"
             assert said in one_line(capsys)
         own = ["--data", f"folder={other / 'heart_disease'}"]
         assert self.typed(*self.HEART, "--data-dir", str(data), *own) == 2
@@ -1092,7 +1096,7 @@ class TestDataDir:
         compare = ["compare", "heart", *few, "--jobs", "1", "--device", "cpu"]
         assert self.typed(*compare, "--data-dir", str(data)) == 0
         assert self.typed(*compare) == 2
-        assert "`shoal data get heart` fetches them" in capsys.readouterr().err
+        assert "`shoal data get heart` downloads them" in capsys.readouterr().err
 
 
 def test_data_check_passes_sound_pictures(tmp_path: Path, capsys: Captured) -> None:
@@ -1149,7 +1153,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
     assert main(["data", "check", str(tmp_path), "--dataset", "pacs"]) == 1
     shown = capsys.readouterr().out
     assert "cartoon" in shown
-    assert "PACS can be got with `shoal data get pacs`, or by hand from the authors' group" in shown
+    assert "PACS can be obtained with `shoal data get pacs`, or by hand from the authors' group" in shown
 
 
 @pytest.mark.parametrize(
@@ -1158,7 +1162,7 @@ def test_data_check_compares_with_what_was_published(tmp_path: Path, capsys: Cap
         (["nowhere"], "there is no folder 'nowhere'"),
         (["."], "there is no image in"),
         ([".", "--dataset", "pacs"], "PACS is not in"),
-        ([".", "--dataset", "linear"], "linear has no folder of images; these have: domainnet,"),
+        ([".", "--dataset", "linear"], "linear is not a folder of images; datasets that are: domainnet,"),
         ([".", "--dataset", "pasc"], "Did you mean 'pacs'?"),
     ],
 )

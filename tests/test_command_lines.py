@@ -170,11 +170,11 @@ def test_what_is_right_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
             "--lr must be a number above 0 and at most 1e+06, got '0,5'. Did",
         ),
         ("train fish linear --set meta_lr=0,5", "got '0,5'. Did you mean 0.5?"),
-        ("train fish linear --set meta_lr=0.1 meta_lr=0.2", "--set gives 'meta_lr' twice"),
-        ("train fish linear --set meta_lr=0.1 --set meta_lr=0.2", "--set gives 'meta_lr' twice"),
+        ("train fish linear --set meta_lr=0.1 meta_lr=0.2", "--set sets 'meta_lr' twice"),
+        ("train fish linear --set meta_lr=0.1 --set meta_lr=0.2", "--set sets 'meta_lr' twice"),
         (
             "train fish linear --device meta",
-            "--device 'meta' is not one to train on: say 'cpu', 'cuda' or 'cuda:1'",
+            "--device 'meta' is not a device for training: use 'cpu', 'cuda' or 'cuda:1'",
         ),
         ("train fish linear --device cuda:9999", "'cuda:9999', but torch finds"),
         ("train fish linear --warm-start 500.0", "got 500.0. Did you mean 500?"),
@@ -258,4 +258,4 @@ def test_a_current_folder_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFix
         assert main(["list", "datasets"]) == 2
     finally:
         os.chdir(tmp_path)
-    assert capsys.readouterr().err == "shoal: the current folder is gone; change to another.\n"
+    assert capsys.readouterr().err == "shoal: the current folder no longer exists; change to another.\n"

@@ -185,7 +185,7 @@ def test_many_groups_and_one_that_does_not_count(groups: type[Groups], capsys: C
     assert (found["seed"], len(found["domains"])) == ("4", 60)
     assert main(["evaluate", path]) == 0
     shown = capsys.readouterr().out
-    assert "… 40 more groups (all of them with --json)" in shown
+    assert "… 40 more groups (use --json for all)" in shown
     assert "g19" in shown
     assert "g20" not in shown
 
@@ -230,7 +230,7 @@ def test_a_measure_without_a_value_says_why(
     command = ["train", "erm", "grouped", "--steps", "3", "--device", "cpu", "--eval-every", "1"]
     assert main([*command, "--metric", "AUC", "--data", "seed=1"]) == 0
     shown = capsys.readouterr().out
-    assert "There is no AUC of validation: all its examples are of one class" in shown
+    assert "AUC of validation is undefined: all its examples are of one class" in shown
     assert "best on validation by AUC (step 1)" in shown
 
 
@@ -239,7 +239,7 @@ def test_a_file_of_any_name(groups: type[Groups], capsys: Captured) -> None:
     given = ["evaluate", path, "--dataset", "grouped"]
     for split in ("val", "validation"):
         assert as_json(capsys, *given, "--split", split)["files"][0]["average"] == 1
-    assert "give --dataset and --split" in refused(capsys, *given)
+    assert "use --dataset and --split" in refused(capsys, *given)
     assert "Did you mean 'test'" in refused(capsys, *given, "--split", "tset")
     assert "unknown dataset 'groupd'" in refused(
         capsys, "evaluate", path, "--dataset", "groupd", "--split", "val"

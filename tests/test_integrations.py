@@ -24,7 +24,7 @@ from shoal.optim import Fish
 from shoal.vision import allow_torchvision
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # as in test_examples.py
-PAGE = Path(__file__).parents[1] / "docs" / "your-loop.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "loops.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 

@@ -456,7 +456,7 @@ def test_a_walk_without_its_start_is_refused_and_nothing_loaded():
     fish = Fish(SGD(model.parameters(), 0.1), 3)
     train(model, fish, make_batches(2))
     other = Fish(SGD(make_model().parameters(), 0.5), 4)
-    with pytest.raises(InputError, match=r"2 steps into a walk of 3 and lacks .*state\[p\]\['slow'\]"):
+    with pytest.raises(InputError, match=r"2 steps into an inner loop of 3, and .*state\[p\]\['slow'\]"):
         other.load_state_dict({**fish.state_dict(), "state": {}})
     assert other.param_groups[0]["lr"] == 0.5
     assert (other.position, other.inner_steps) == (0, 4)
@@ -467,7 +467,7 @@ def test_a_state_of_an_earlier_version_is_refused_and_nothing_loaded(position):
     model = make_model()
     fish = Fish(SGD(model.parameters(), 0.5), 3)
     old = SGD(make_model().parameters(), 0.1).state_dict()
-    with pytest.raises(InputError, match=r"Shoal 0\.2 or before"):
+    with pytest.raises(InputError, match=r"Shoal 0\.2 or earlier"):
         fish.load_state_dict({**old, "fish": {"position": position, "slow": {}}})
     assert fish.param_groups[0]["lr"] == 0.5
 
@@ -743,9 +743,9 @@ def test_slow_weights_shows_theta_and_puts_the_walk_back(raises):
     try:
         with fish.slow_weights():
             assert same(model, theta)
-            with pytest.raises(RuntimeError, match=r"step\(\) inside slow_weights\(\)"):
+            with pytest.raises(RuntimeError, match=r"step\(\) was called inside slow_weights\(\)"):
                 fish.step()
-            with pytest.raises(RuntimeError, match=r"state_dict\(\) inside slow_weights\(\)"):
+            with pytest.raises(RuntimeError, match=r"state_dict\(\) was called inside slow_weights\(\)"):
                 fish.state_dict()  # beside a model that holds θ it would go on from the wrong place
             if raises:
                 raise Stop
@@ -957,7 +957,7 @@ def test_repr_shows_the_settings_and_the_inner_optimizer():
         ({"inner": SGD}, "inner of Fish must be an Optimizer, got <class"),
         (
             {"inner": Fish(SGD([nn.Parameter(torch.zeros(1))], 0.1), 2)},
-            "inner of Fish must not be a Fish: give what it wraps",
+            "inner of Fish must not be a Fish: pass the wrapped optimizer",
         ),
         *(
             ({"inner_steps": bad}, f"inner_steps of Fish must be a whole number of at least 1, got {bad!r}")

@@ -186,7 +186,7 @@ def test_a_result_of_an_earlier_version_is_judged_by_the_rule_of_this_one(tmp_pa
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        ([made("erm", s, 0.5) for s in range(2)], "not a comparison: there is one algorithm alone"),
+        ([made("erm", s, 0.5) for s in range(2)], "not a comparison: there is only one algorithm"),
         (
             [made(n, 0, 0.5, out) for n, out in (("erm", "0°"), ("erm", "15°"), ("fish", "0°"))],
             "No recommendation yet: 1 of 4 runs are missing.",
@@ -391,7 +391,7 @@ def test_settings_of_one_algorithm_are_rows_of_their_own() -> None:
     (group,) = groups(made("erm", test=0.5), fast)
     assert [row["algorithm"] for row in group.result["rows"]] == ["erm, lr 0.001", "erm, lr 0.3"]
     assert [row["average"]["mean"] for row in group.result["rows"]] == [0.5, 0.7]
-    assert page.lead(group)[1].endswith("there is one algorithm alone, with several settings.")
+    assert page.lead(group)[1].endswith("there is only one algorithm, with several settings.")
 
 
 def test_scores_of_validation_are_not_passed_off_as_unseen() -> None:
@@ -432,7 +432,7 @@ def test_curves_are_named_by_what_they_show(tmp_path: Path) -> None:
 
     text = Reader(written(save(tmp_path, of("erm"), of("fish")))).text
     assert "AUC by step" in text
-    assert "AUC in held-out domains" in text
+    assert "AUC on held-out domains" in text
     assert "AUC 0.9" in text  # in the list of runs
     assert "accuracy (%) by step" not in text
     axes = page.learning_curves([of("erm")]).axes[0]
@@ -464,7 +464,7 @@ def test_a_comparison_given_twice_is_shown_once_and_runs_may_be_in_two(tmp_path:
         file.unlink()
     runs, kept, troubles = collect([tmp_path / "part"])
     assert grouped(runs, kept, troubles)[0].planned
-    assert "is of 8 runs; records of 6 are here" in troubles[0].words
+    assert "refers to 8 runs; 6 records were found" in troubles[0].words
 
 
 def test_a_baseline_is_run_again_by_its_own_call() -> None:
@@ -483,7 +483,7 @@ def test_validation_on_other_domains_is_said_and_drawn_apart() -> None:
         )
 
     (group,) = groups(of("erm"), of("fish"))
-    assert group.rule.endswith("Validation is of domains that were not trained on: far away.")
+    assert group.rule.endswith("Validation domains that were not trained on: far away.")
     labels = [t.get_text() for t in page.learning_curves([of("erm")]).legends[0].get_texts()]
     assert labels == ["0°", "15° (train)", "30° (train)"]
     usual = [t.get_text() for t in page.learning_curves([made("erm")]).legends[0].get_texts()]
@@ -700,9 +700,9 @@ def test_python_says_the_same_run() -> None:
     [
         (["{}/empty"], "there is no record of a run in"),
         (["{}/nowhere"], "there is no folder"),
-        (["{}/a.json"], "is no record of a run; give a folder or a record.json"),
+        (["{}/a.json"], "is not a record of a run; specify a folder or a record.json"),
         (["{}/full", "-o", "{}/nowhere/x.html"], "there is no folder"),
-        (["{}/full", "-o", "{}/empty"], "is a folder; give a file such as"),
+        (["{}/full", "-o", "{}/empty"], "is a folder; specify a file, such as"),
     ],
 )
 def test_wrong_input(tmp_path: Path, capsys: Any, arguments: list[str], said: str) -> None:
@@ -750,7 +750,7 @@ def test_images_with_the_models_mistakes(tmp_path: Path) -> None:
     assert found.tags.count("img") % 4 == 0
     assert found.tags.count("img") >= 8
     assert "held-out domain" in found.text
-    assert "taken for" in found.text
+    assert "predicted " in found.text
     assert "shoal train erm rotated-digits" in found.text or "pytest" in found.text
 
 

@@ -767,11 +767,9 @@ class TestBadInput:
 
     def test_nothing(self, name: str) -> None:
         none = {n: v[:0] for n, v in batch().items()}
-        self.refused(name, rf"^{USES[name][0]} has nothing in it: its shape is \(0", **none)
+        self.refused(name, rf"^{USES[name][0]} is empty: its shape is \(0", **none)
         if "features" in USES[name]:
-            self.refused(
-                name, r"^features has nothing in it: its shape is \(12, 0\)", features=torch.ones(12, 0)
-            )
+            self.refused(name, r"^features is empty: its shape is \(12, 0\)", features=torch.ones(12, 0))
 
     def test_one_domain_only(self, name: str) -> None:
         one = torch.full((12,), 2)
@@ -1093,6 +1091,18 @@ class TestCuda:
             torch.cuda.graph(graph),
         ):
             penalties.coral(b["features"], b["domain"])
+
+
+def test_mixed_uint8_images_are_rounded_and_stay_uint8() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (6, 3, 4, 4), generator=draw, dtype=torch.uint8)
+    domain, y = torch.tensor([0, 0, 0, 1, 1, 1]), torch.arange(6)
+    shares = torch.tensor([0.3, 0.9])
+    mixed, *_, share = penalties.mixup(x, y, domain, shares=shares)
+    expected = penalties.mixup(x.double(), y, domain, shares=shares)[0]
+    assert mixed.dtype == torch.uint8
+    assert share.dtype == torch.float32
+    assert (mixed.double() - expected).abs().max() <= 0.5 + 1e-4
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

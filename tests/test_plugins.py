@@ -218,7 +218,10 @@ class TestAnEntryPoint:
         ("name", "words"),
         [
             ("my-broken", "cannot be imported (strange.broken:Method): ModuleNotFoundError: No module named"),
-            ("my-number", "'Points on a line.' is or defines no subclass of shoal.algorithms.Algorithm"),
+            (
+                "my-number",
+                "'Points on a line.' is not, and does not define, a subclass of shoal.algorithms.Algorithm",
+            ),
         ],
     )
     def test_that_is_no_algorithm(self, name: str, words: str, installed: Path) -> None:
@@ -239,12 +242,10 @@ class TestAnEntryPoint:
         assert (own["name"], own["package"]) == ("my-data", "strange-methods 1.5")
         assert main(["list", "datasets", "my-bad-data"]) == 2
         assert main(["data", "check", "--dataset", "my-data", "."]) == 2  # tells which have folders
-        assert "has no folder of images; these have: " in capsys.readouterr().err
+        assert "is not a folder of images; datasets that are: " in capsys.readouterr().err
 
     def test_cannot_take_a_name_of_shoals_own(self, installed: Path) -> None:
-        with pytest.warns(
-            UserWarning, match="algorithm 'iga' of the package strange-methods 1.5 is not used"
-        ):
+        with pytest.warns(UserWarning, match="algorithm 'iga' of the package strange-methods 1.5 is ignored"):
             assert algorithm_class("iga").__module__ == "shoal.algorithms.iga"
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -259,7 +260,8 @@ class TestAnEntryPoint:
         install(tmp_path / "more", "Strange_Methods", ENTRIES, "1.4")  # hidden by 1.5, which comes before
         monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "more")])
         words = (
-            "algorithm 'my-method' is in two packages, strange-methods 1.5 and other-methods 1.5; uninstall"
+            "algorithm 'my-method' is defined by two packages, strange-methods 1.5 and other-methods 1.5; "
+            "uninstall"
         )
         with pytest.raises(InputError, match=words):
             algorithm_class("my-method")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +57,6 @@ def test_every_public_name_is_there(name: str) -> None:
 
 
 def test_public_functions_are_typed_and_documented() -> None:
-    import inspect
-
     for name in (
         "fit",
         "load",
@@ -70,6 +74,91 @@ def test_public_functions_are_typed_and_documented() -> None:
         assert not [p for p in parameters if p.kind is p.VAR_KEYWORD], name
         assert all(p.annotation is not p.empty for p in parameters), name
         assert "::" in function.__doc__ or ">>>" in function.__doc__, name
+
+
+MODULES = (
+    *("algorithms", "data", "export", "gradients", "integrations.lightning", "integrations.transformers"),
+    *("models", "optim", "penalties", "sklearn", "training.averaging", "training.callbacks"),
+    *("training.metrics", "training.options", "experiments.config", "experiments.execute"),
+    *("experiments.record", "experiments.results", "experiments.run", "experiments.store"),
+)
+"""Modules with public functions and classes, beside those of ``shoal`` itself."""
+OF_EXPERIMENTS = (
+    *("RunConfig", "RunRecord", "Store", "execute", "load", "make_executor", "read_config"),
+    *("read_record", "run"),
+)
+PARTLY = {
+    "export": ("export",),
+    "optim": ("Fish",),
+    "training.averaging": ("average_weights",),
+    "training.callbacks": ("Callback",),
+    "training.options": ("Options",),
+}
+"""Of modules whose other names are internal."""
+
+
+def documented() -> list[tuple[str, Any]]:
+    """Every public function and class, once, by its full name."""
+    found = {f"shoal.{name}": getattr(shoal, name) for name in shoal.__all__}
+    found |= {f"shoal.algorithms.{n}": algorithms.algorithm_class(n) for n in algorithms.registry.names()}
+    for name in MODULES:
+        try:
+            module = importlib.import_module(f"shoal.{name}")
+        except ImportError:  # an integration whose library is not installed
+            continue
+        names = PARTLY.get(name) or getattr(module, "__all__", None)
+        if name.startswith("experiments."):
+            names = [
+                n for n in OF_EXPERIMENTS if getattr(vars(module).get(n), "__module__", "") == module.__name__
+            ]
+        own = [n for n, each in vars(module).items() if getattr(each, "__module__", "") == module.__name__]
+        found |= {
+            f"{module.__name__}.{n}": getattr(module, n)
+            for n in names or own
+            if n[0] != "_" and not n.isupper()
+        }
+    kept = {
+        id(each): (name, each)
+        for name, each in found.items()
+        if inspect.isfunction(each) or inspect.isclass(each)
+    }
+    return list(kept.values())
+
+
+def described(each: Any) -> set[str]:
+    """The arguments that a docstring describes; of a class also those of its bases, and documented fields."""
+    names: set[str] = set()
+    for one in each.__mro__ if inspect.isclass(each) else [each]:
+        sections = re.split(
+            r"^(?:Args|Attributes):\n", inspect.cleandoc(one.__doc__ or ""), flags=re.MULTILINE
+        )
+        for text in sections[1:]:
+            for entry in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): \S", text, re.MULTILINE):
+                names |= {name.strip(" *") for name in entry.split(",")}
+        if inspect.isclass(one) and one.__module__.startswith("shoal"):
+            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, text_of in pairwise(body.body):
+                if isinstance(field, ast.AnnAssign) and isinstance(text_of, ast.Expr):
+                    names.add(ast.unparse(field.target))
+    return names
+
+
+@pytest.mark.parametrize(
+    ("name", "each"), documented(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_docstrings_describe_every_argument(name: str, each: Any) -> None:
+    summary = (each.__doc__ or "").partition("\n")[0]
+    assert summary, f"{name} has no summary line"
+    assert summary.endswith((".", ". ::", ":")), (
+        f"the summary of {name} is no sentence in one line: {summary}"
+    )
+    if "Protocol" in [base.__name__ for base in getattr(each, "__mro__", ())]:
+        return
+    taken = [
+        p for p in inspect.signature(each).parameters if not p.startswith("_") and p not in ("args", "kwargs")
+    ]
+    assert [p for p in taken if p not in described(each)] == [], f"{name} does not describe these in Args"
 
 
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
@@ -128,10 +217,10 @@ class TestTrain:
             ({"settings": {"meta_l": 1}}, "unknown setting of ERM"),
             (
                 {"held_out": "D9", "data_options": {"test": "D1"}},
-                "held_out= and data_options= test=… say the",
+                "held_out= and data_options= test=… set the",
             ),
-            ({"label": "y"}, "label= belongs to a table"),
-            ({"freeze_backbone": True}, "freeze_backbone= needs one of timm's models"),
+            ({"label": "y"}, "label= is an option of tables"),
+            ({"freeze_backbone": True}, "freeze_backbone= requires a timm model"),
         ],
     )
     def test_errors_name_python_arguments(
@@ -143,10 +232,13 @@ class TestTrain:
 
     def test_errors_of_the_command_name_options(self, capsys: Any) -> None:
         for words, message in (
-            ("--label y", "--label belongs to a table"),
-            ("--held-out D9 --data test=D1", "--held-out and --data test=… say the same thing"),
-            ("--freeze-backbone", "--freeze-backbone needs one of timm's models: --model mobilenetv2_100"),
-            ("--bad-images skip --data bad=stop", "--bad-images skip, but --data bad=stop; give one"),
+            ("--label y", "--label is an option of tables"),
+            ("--held-out D9 --data test=D1", "--held-out and --data test=… set the same option"),
+            ("--freeze-backbone", "--freeze-backbone requires a timm model, such as --model mobilenetv2_100"),
+            (
+                "--bad-images skip --data bad=stop",
+                "--bad-images skip contradicts --data bad=stop; specify only one",
+            ),
         ):
             assert main([*LINEAR, *words.split()]) == 2
             assert message in capsys.readouterr().err
@@ -186,7 +278,7 @@ class TestConfig:
             ("steps: [1, 2]", "steps takes one value, got [1, 2]"),
             ("steps: x", "--steps must be a whole number"),
             ("compile: 3", "compile must be true or false, got 3"),
-            ("- steps", "must hold NAME: VALUE lines"),
+            ("- steps", "must contain NAME: VALUE lines"),
             ("{", "is not YAML"),
             (None, "'options.yaml' cannot be read: No such file"),
         ],

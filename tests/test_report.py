@@ -99,12 +99,12 @@ def test_linear_example_says_when_each_method_leaves() -> None:
         for label, test in paths.items()
     ]
     path, ends = linear.tables(results, early=2)
-    assert [row[4] for row in path.rows] == ["2", "the end", "never there", "2", "the end"]
+    assert [row[4] for row in path.rows] == ["2", "the end", "never", "2", "the end"]
     assert [row[-1] for row in ends.rows] == ["+0.100"] * 5
     text = linear.reading(results, {"ERM": (0.93, 0.93)})
     assert "third decimal:\nERM has +0.100." in text
     assert "ERM leaves 93/93 after step 2, Fish after the end" in text
-    assert "so with λ=1 (after 2); with λ=100 it too stays longer (after the end)" in text
+    assert "so with λ=1 (after 2); with λ=100 it also stays longer (after the end)" in text
 
 
 def scores(**domains: float) -> dict[str, object]:

@@ -42,7 +42,7 @@ BOTH = pytest.mark.parametrize("cls", [DomainClassifier, DomainRegressor])
 @parametrize_with_checks([DomainClassifier(), DomainRegressor()])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Fish needs several domains", UserWarning)
+        warnings.filterwarnings("ignore", "Fish requires several domains", UserWarning)
         check(estimator)
 
 
@@ -199,7 +199,7 @@ def test_a_validation_share_selects(cls: Estimator) -> None:
 @pytest.mark.parametrize("groups", [None, ["rome"] * 120], ids=["none", "one"])
 def test_without_domains_to_compare_it_is_erm(groups: Any) -> None:
     said = "no groups" if groups is None else r"one group only \('rome'\)"
-    with pytest.warns(UserWarning, match=f"^Fish needs several domains.*{said}: it trains as ERM.$"):
+    with pytest.warns(UserWarning, match=f"^Fish requires several domains.*{said}; it trains as ERM.$"):
         model = DomainClassifier("fish", settings={"meta_lr": 0.1}, **QUICK).fit(X, Y, groups)
     assert model.algorithm_ == "ERM"
     with warnings.catch_warnings():
@@ -223,13 +223,13 @@ def test_the_warning_points_at_who_called_fit() -> None:
         ({"settings": {"metalr": 1}}, "unknown setting of Fish: 'metalr'.*'meta_lr'"),
         ({"model": "tabula"}, "unknown model 'tabula'.*'tabular'"),
         ({"model": torch.nn.Linear(4, 2)}, "function that makes one.*got Linear"),
-        ({"model": lambda shape, classes: "net"}, "must make a torch.nn.Module, got str"),
+        ({"model": lambda shape, classes: "net"}, "must return a torch.nn.Module, got str"),
         ({"optimizer": "adamm"}, "unknown optimizer 'adamm'"),
         ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
         ({"batch_size": 2.5}, "batch_size"),
         ({"lr": 0.0}, "lr must be positive"),
-        ({"validation": 1}, "validation must be None or a share between 0 and 1; got 1"),
-        ({"patience": 2}, "patience need validation"),
+        ({"validation": 1}, "validation must be None or a fraction between 0 and 1; got 1"),
+        ({"patience": 2}, "patience require validation"),
         ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
     ],
 )
@@ -250,7 +250,7 @@ def test_wrong_data_are_named() -> None:
         model.fit(X, Y, ["a", None, *HOSPITAL[2:]])
     with pytest.raises(InputError, match=r"y has one class only, .*'ill'"):
         model.fit(X, ["ill"] * 120, HOSPITAL)
-    with pytest.raises(InputError, match="is for classification and ordinal, and this is regression"):
+    with pytest.raises(InputError, match="supports classification and ordinal, and this task is regression"):
         DomainRegressor("cdann", **QUICK).fit(X, X[:, 0], HOSPITAL)
 
 

@@ -275,7 +275,7 @@ class TestSoup:
     ) -> None:
         monkeypatch.chdir(tmp_path)
         shoal.train("erm", "linear", **SHORT, seeds=3, jobs=1, out="seeds")
-        with pytest.warns(UserWarning, match="do not say that they started from pretrained weights"):
+        with pytest.warns(UserWarning, match="do not show that they started from pretrained weights"):
             soup = shoal.soup("seeds", **QUIET)
         assert [p.name for p in soup.runs] == ["seed-0", "seed-1", "seed-2"]
         assert soup.folder.parent == Path("runs")
@@ -297,7 +297,7 @@ class TestSoup:
         other = train(
             made / "my data.csv", tmp_path / "other", 8, weights=made / "run 1" / "model.safetensors"
         )
-        with pytest.warns(UserWarning, match="name different weights that they started from"):
+        with pytest.warns(UserWarning, match="list different initial weights"):
             shoal.soup([made / "run 0", other], out=tmp_path / "warned", **QUIET)
 
 
@@ -347,15 +347,15 @@ class TestErrors:
         refused(runs[0], "at least two runs, got 1")
 
     def test_the_same_run_twice(self, runs: list[Path], refused: Callable[..., None], tmp_path: Path) -> None:
-        refused([runs[0], runs[1], tmp_path / "." / "run 0"], "run 0' was given twice")
+        refused([runs[0], runs[1], tmp_path / "." / "run 0"], "run 0' is listed twice")
         (tmp_path / "link").symlink_to(runs[0])
-        refused([runs[0], tmp_path / "link"], "link' was given twice")
+        refused([runs[0], tmp_path / "link"], "link' is listed twice")
         shutil.copytree(runs[0], tmp_path / "copy")
-        refused([runs[0], runs[1], tmp_path / "copy"], "run 0' and .*copy' hold the same weights")
+        refused([runs[0], runs[1], tmp_path / "copy"], "run 0' and .*copy' have the same weights")
 
     def test_no_run(self, runs: list[Path], refused: Callable[..., None], tmp_path: Path) -> None:
         refused([runs[0], tmp_path / "nowhere"], "there is no folder .*nowhere")
-        refused([runs[0], tmp_path], "holds several runs; give one of them")
+        refused([runs[0], tmp_path], "contains several runs; use one of them")
 
     def test_an_unfinished_run(self, runs: list[Path], refused: Callable[..., None]) -> None:
         (runs[1] / "record.json").unlink()
@@ -365,7 +365,7 @@ class TestErrors:
 
     def test_a_run_that_diverged(self, runs: list[Path], refused: Callable[..., None]) -> None:
         edited(runs[1], "record.json", lambda record: record.update(status="diverged"))
-        refused(runs, "run 1' diverged; a soup is made of finished runs")
+        refused(runs, "run 1' diverged; a soup requires finished runs")
 
     def test_a_baseline(
         self, made: Path, runs: list[Path], refused: Callable[..., None], tmp_path: Path
@@ -418,7 +418,7 @@ class TestErrors:
     def test_another_architecture(self, runs: list[Path], refused: Callable[..., None]) -> None:
         name = next(iter(weights(runs[1])))
         reweighted(runs[1], lambda state: state.update({name: torch.zeros(7)}))
-        refused(runs, f"run 0' and .*run 1' are of different architectures: '{name}' has shapes")
+        refused(runs, f"run 0' and .*run 1' have different architectures: '{name}' has shapes")
         reweighted(runs[2], lambda state: state.update(extra=torch.zeros(1)))
         refused([runs[0], runs[2]], "different architectures: only one of them has 'extra'")
 
@@ -445,7 +445,9 @@ class TestErrors:
     ) -> None:
         train(made / "my data.csv", tmp_path / "auc", metric="AUC")
         refused(
-            [runs[0], tmp_path / "auc"], "selected by one metric; these were by AUC, the dataset", greedy=True
+            [runs[0], tmp_path / "auc"],
+            "selected by the same metric; these were selected by AUC, the dataset",
+            greedy=True,
         )
 
 
@@ -500,7 +502,7 @@ class TestFit:
     @pytest.mark.filterwarnings("ignore:the records of these runs")
     def test_without_data_it_is_not_evaluated(self, tmp_path: Path, capsys: Any) -> None:
         folders = self.fitted(tmp_path)
-        with pytest.warns(UserWarning, match="statistics of BatchNorm are means of the runs'"):
+        with pytest.warns(UserWarning, match="BatchNorm statistics are averages over the runs"):
             soup = shoal.soup(folders, out=tmp_path / "soup", **QUIET)
         assert "was not evaluated" in str(soup)
         assert "was not evaluated" in soup._repr_html_()
@@ -512,12 +514,12 @@ class TestFit:
         assert "soup of erm" in capsys.readouterr().out
         assert shoal.results(soup.folder).column("name")[0] == "soup of erm"
         for options in ({"greedy": True}, {"predictions": True}):
-            with pytest.raises(shoal.InputError, match=r"runs of shoal\.fit keep none"):
+            with pytest.raises(shoal.InputError, match=r"runs of shoal\.fit do not save it"):
                 shoal.soup(folders, out=tmp_path / "new", **options, **QUIET)
 
     def test_with_data_batchnorm_gets_the_statistics_of_the_mean(self, tmp_path: Path) -> None:
         folders, model = self.fitted(tmp_path), network()
-        with pytest.warns(UserWarning, match="do not say that they started"):
+        with pytest.warns(UserWarning, match="do not show that they started"):
             soup = shoal.soup(
                 folders,
                 out=tmp_path / "soup",
@@ -542,7 +544,7 @@ class TestFit:
 
     def test_frozen_statistics_stay(self, tmp_path: Path) -> None:
         folders = self.fitted(tmp_path, FrozenNorm)
-        with pytest.warns(UserWarning, match="do not say that they started"):
+        with pytest.warns(UserWarning, match="do not show that they started"):
             soup = shoal.soup(
                 folders, out=tmp_path / "soup", data=domains(), model=network(FrozenNorm), **QUIET
             )
@@ -555,7 +557,7 @@ class TestFit:
         short["test"] = {name: (x[:32], y[:32]) for name, (x, y) in short["test"].items()}
         with pytest.raises(shoal.InputError, match="data are not those of the run"):
             shoal.soup(folders, data=short, model=network(), **more)
-        with pytest.raises(shoal.InputError, match="network of your own"):
+        with pytest.raises(shoal.InputError, match="own network"):
             shoal.soup(folders, data=domains(), **more)
         with pytest.raises(shoal.InputError, match="unknown split of data: 'tset'"):
             shoal.soup(folders, data={"tset": {}}, **more)
@@ -595,7 +597,7 @@ class TestCommand:
     def test_errors_name_options(self, made: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
         monkeypatch.chdir(made)
         assert main(["soup", "run 0"]) == 2
-        assert capsys.readouterr().err == "shoal: a soup is made of at least two runs, got 1.\n"
+        assert capsys.readouterr().err == "shoal: a soup requires at least two runs, got 1.\n"
         assert main(["soup", "run 0", "run 1", "--out", "run 2"]) == 2
         assert capsys.readouterr().err == "shoal: --out 'run 2' exists; choose another folder.\n"
 
@@ -622,5 +624,5 @@ class TestCommand:
             monkeypatch.setattr(soups.Evaluation, "scores", refuse)
         before = left(tmp_path)
         assert main(["soup", "run 0", "run 1", "--device", "cpu", "--out", "deep/soup"]) == 130
-        assert capsys.readouterr().err.endswith("shoal: stopped. Nothing was written.\n")
+        assert capsys.readouterr().err.endswith("shoal: interrupted. Nothing was written.\n")
         assert left(tmp_path) == before

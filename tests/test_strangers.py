@@ -511,7 +511,7 @@ def test_an_encoder_that_is_a_wrapper_of_timm(
     content = json.dumps(wrapper_of_timm(canary)).encode()
     tried(Damage("encoder/config.json", "timm", lambda: content), text, [name], work(tmp_path), watch, canary)
     if name in ("predict", "export", "score"):
-        assert "'timm_wrapper' is no encoder of text that is known" in capsys.readouterr().err
+        assert "'timm_wrapper' is not a supported text encoder" in capsys.readouterr().err
 
 
 def test_a_folder_of_a_model_that_is_a_wrapper_of_timm(
@@ -528,7 +528,7 @@ def test_a_folder_of_a_model_that_is_a_wrapper_of_timm(
             "max_tokens=16",
         ]
         assert main([*words, "--steps", "1", "--out", str(tmp_path / "out")]) == 2
-        assert "is no encoder of text that is known" in capsys.readouterr().err
+        assert "is not a supported text encoder" in capsys.readouterr().err
     canary.check()
 
 
@@ -552,7 +552,7 @@ def test_a_model_of_the_hub_is_trusted_no_more(
     assert len(source.weights()) == 36
     (place / "config.json").write_text(json.dumps(wrapper_of_timm(canary)))
     with pytest.raises(
-        shoal.InputError, match="the model of 'some/body' cannot be had: its architecture 'timm_wr"
+        shoal.InputError, match="the model of 'some/body' cannot be loaded: its architecture 'timm_wr"
     ):
         source.config()
     (place / "model.safetensors").rename(place / "pytorch_model.bin")
@@ -561,7 +561,7 @@ def test_a_model_of_the_hub_is_trusted_no_more(
     for index in ({"weight_map": {"x": "../../../../bait/pickle.pkl"}}, {"weight_map": ["x"]}, {}, []):
         (place / "model.safetensors.index.json").write_text(json.dumps(index))
         monkeypatch.setattr(Source, "found", lambda self, file: p if (p := place / file).exists() else None)
-        with pytest.raises(shoal.InputError, match="cannot be had"):
+        with pytest.raises(shoal.InputError, match="cannot be loaded"):
             source.weights()
     canary.check()
 
@@ -681,11 +681,11 @@ def test_packed_files_cannot_fill_the_memory(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("shoal.data.reading.SMALL", 100)
     table = tmp_path / "t.csv.gz"
     table.write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 500_000))
-    with pytest.raises(shoal.InputError, match="far larger than it says"):
+    with pytest.raises(shoal.InputError, match="far larger than its header says"):
         for _ in rows_of(table).parts(["a"], 4096):  # type: ignore[union-attr]
             pass
     np.savez_compressed(tmp_path / "x.npz", imgs=np.zeros((1000, 64, 64), np.uint8))
-    with pytest.raises(shoal.InputError, match="which is not believed of"):
+    with pytest.raises(shoal.InputError, match="which is implausible for"):
         read_archive(tmp_path / "x.npz")
     openpyxl = pytest.importorskip("openpyxl")
     book = openpyxl.Workbook()
@@ -693,7 +693,7 @@ def test_packed_files_cannot_fill_the_memory(tmp_path: Path, monkeypatch: pytest
         book.active.append(["x" * 300] * 5)
     book.save(tmp_path / "x.xlsx")
     monkeypatch.setattr("shoal.files.BOMB", 5)
-    with pytest.raises(shoal.InputError, match="which is not believed of"):
+    with pytest.raises(shoal.InputError, match="which is implausible for"):
         rows_of(tmp_path / "x.xlsx")
 
 

@@ -31,7 +31,7 @@ def test_a_sweep_shows_and_saves_itself(
     result: shoal.Sweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert not capsys.readouterr().err
-    assert result.plan == "6 runs, of which 6 are still to do."
+    assert result.plan == "6 runs, 6 remaining."
     words = f"sweep linear --algorithms erm fish --data per_domain=100 --out {tmp_path / 'out'} --seeds 1"
     words += " --search 1 --steps 2 --eval-every 1 --device cpu --jobs 1"
     assert main(words.split()) == 0
@@ -51,13 +51,13 @@ def test_the_plan_says_how_long_the_rest_takes(result: shoal.Sweep, tmp_path: Pa
     more = shoal.sweep("linear", ["erm", "fish"], out=tmp_path / "out", run=False, **{**TINY, "seeds": 2})
     assert more.missing == 6
     assert more.seconds is not None
-    assert "6 are still to do (about" in more.plan
+    assert "6 remaining (about" in more.plan
 
 
 def test_a_budget_stops_after_the_first_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     part = shoal.sweep("linear", "erm", out=tmp_path, budget=1e-6, **TINY)
     assert len(part.found.runs) == 1
-    assert "2 runs are still to do" in capsys.readouterr().err
+    assert "2 runs remain" in capsys.readouterr().err
     assert len(shoal.sweep("linear", "erm", out=tmp_path, **TINY).found.runs) == 3
 
 
@@ -101,7 +101,7 @@ def test_wrong_input_is_named_before_any_work(options: Any, message: str, tmp_pa
 
 def test_a_report_shows_and_saves_itself(result: shoal.Sweep, tmp_path: Path) -> None:
     page = shoal.report(tmp_path / "out", tmp_path / "page.html", title="Ours")
-    assert str(page).startswith("6 runs. Written to ")
+    assert str(page).startswith("6 runs. Saved in ")
     assert page.path.read_text(encoding="utf-8") == page.html
     assert page._repr_html_().startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
     assert page.save(tmp_path / "copy.html").read_text(encoding="utf-8") == page.html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -28,7 +29,7 @@ def section(title: str, parser: argparse.ArgumentParser, level: int) -> Iterator
     yield from ("```text", re.sub(r"\n\s+", "\n    ", usage), "```", "")
     for group in parser._action_groups:
         yield from options(group, parser)
-    yield from (text(parser.epilog), "")
+    yield from epilog(parser.epilog)
     for name, command in commands(parser).items():
         yield from section(f"{title} {name}", command, level + 1)
 
@@ -51,6 +52,16 @@ def options(group: argparse._ArgumentGroup, parser: argparse.ArgumentParser) -> 
     for action in actions:
         said = formatter._expand_help(action) if action.help else "–"
         yield from (f"`{formatter._format_action_invocation(action)}`", f":   {text(said)}", "")
+
+
+def epilog(words: str | None) -> Iterator[str]:
+    """Paragraphs, and indented lines as a block of code."""
+    for indented, lines in itertools.groupby((words or "").splitlines(), lambda line: line[:1] == " "):
+        if indented:
+            yield from ("", "```text", *(line.strip() for line in lines), "```", "")
+        else:
+            yield from map(text, lines)
+    yield ""
 
 
 def text(words: str | None) -> str:

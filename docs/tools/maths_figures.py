@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/maths.md, computed with Shoal itself: ``python docs/tools/maths_figures.py``."""
+"""Draws the figures of docs/reference/methods.md: ``python docs/tools/maths_figures.py``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "shoal",
 }
 
-# Two domains that agree on the first coordinate and not on the second: bowls with minima at (3, ±1.5).
+# Two quadratic losses with minima at (3, ±1.5): they agree on the first coordinate and not on the second.
 MINIMA = torch.tensor([[3.0, 1.5], [3.0, -1.5]])
 STEEPNESS = torch.tensor([[1.0, 0.8], [1.0, 2.0]])
 START = (0.0, 0.9)
@@ -36,8 +36,8 @@ def loss(domain: int, theta: Tensor) -> Tensor:
     return 0.5 * (STEEPNESS[domain] * (theta - MINIMA[domain]) ** 2).sum()
 
 
-def walk(order: tuple[int, int]) -> list[Tensor]:
-    """One walk of Fish through both domains, and where it steps back to."""
+def inner_loop(order: tuple[int, int]) -> list[Tensor]:
+    """The weights before, during and after one inner loop of Fish, and after the interpolation."""
     theta = torch.tensor(START, requires_grad=True)
     fish = Fish(torch.optim.SGD([theta], RATE), inner_steps=2, meta_lr=META_LR)
     places = [theta.detach().clone()]
@@ -45,7 +45,7 @@ def walk(order: tuple[int, int]) -> list[Tensor]:
         fish.zero_grad()
         loss(domain, theta).backward()
         assert theta.grad is not None
-        before = theta.detach() - RATE * theta.grad  # the second step ends in the blend
+        before = theta.detach() - RATE * theta.grad  # fish.step() ends with the interpolation
         fish.step()
         places.append(before)
     return [*places, theta.detach().clone()]
@@ -69,8 +69,8 @@ def arrow(ax: Any, start: Tensor, end: Tensor, colour: str, **more: Any) -> None
     ax.annotate("", end.tolist(), start.tolist(), arrowprops=style)
 
 
-def pulls(ax: Any, start: tuple[float, float], title: str) -> None:
-    """The two domains' downhill directions at a place, and their inner product."""
+def draw_gradients(ax: Any, start: tuple[float, float], title: str) -> None:
+    """The negative gradients of the two domains at ``start``, and their inner product."""
     contours(ax)
     theta = torch.tensor(start, requires_grad=True)
     found = [gradient(loss(domain, theta), [theta]) for domain in range(2)]
@@ -82,9 +82,9 @@ def pulls(ax: Any, start: tuple[float, float], title: str) -> None:
     )
 
 
-def draw_walk(ax: Any) -> None:
+def draw_inner_loop(ax: Any) -> None:
     contours(ax)
-    start, middle, end, blended = walk((0, 1))
+    start, middle, end, blended = inner_loop((0, 1))
     arrow(ax, start, middle, BLUE)
     arrow(ax, middle, end, ORANGE)
     ax.plot(*torch.stack([start, end]).T, color=INK, lw=0.8, ls="dotted")
@@ -93,15 +93,15 @@ def draw_walk(ax: Any) -> None:
         ax.plot(*place, "o", color=INK, ms=5, zorder=5)
         ax.annotate(name, (place + torch.tensor(shift)).tolist(), fontsize=12)
     ax.annotate("ε(θ̃ − θ)", (blended + torch.tensor([-0.95, -0.55])).tolist(), color=GREEN)
-    ax.set_title("Fish walks through both, then steps back")
+    ax.set_title("one inner loop of Fish, then an interpolation")
 
 
 def gradients_figure() -> Figure:
     figure = Figure(figsize=(10.4, 3.9), layout="constrained")
     axes = figure.subplots(1, 3)
-    pulls(axes[0], (-0.2, 0.2), "they agree")
-    pulls(axes[1], (2.7, 0.1), "they do not")
-    draw_walk(axes[2])
+    draw_gradients(axes[0], (-0.2, 0.2), "agreement")
+    draw_gradients(axes[1], (2.7, 0.1), "conflict")
+    draw_inner_loop(axes[2])
     return figure
 
 
@@ -112,7 +112,7 @@ def theorem_figure() -> Figure:
         found = check_theorem(domains)
         label = f"S = {domains}, slope {found.slope:.3f}"
         ax.loglog(found.alphas, found.one_minus_cos, "o-", color=colour, ms=3, lw=1, label=label)
-    ax.set(xlabel="α, the rate of the inner steps", ylabel=r"$1 - \cos(G_f, G_g)$")
+    ax.set(xlabel="α, the inner learning rate", ylabel=r"$1 - \cos(G_f, G_g)$")
     ax.grid(color=FAINT, lw=0.6)
     ax.legend(frameon=False)
     return figure

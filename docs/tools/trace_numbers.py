@@ -1,18 +1,20 @@
-"""Traces every number that a page reports to the results it names: ``python docs/tools/trace_numbers.py``.
+"""Traces every number on a page to the results that the page names: ``python docs/tools/trace_numbers.py``.
 
-A page names them in comments, which hold until the next heading, ``from`` also until the next ``from``:
+A page names its results in comments. A comment applies until the next heading, and ``from`` until the next
+``from``:
 
     <!-- from: 2026-11-16-cdsprites.md#N = 10; published/cdsprites.yaml -->
     <!-- cells from: 2026-11-16-h200.md -->
     <!-- given: 12,000 passes; 22 algorithms -->
 
-``from`` names files of ``benchmarks/results`` or of the paper's numbers, if need be with a section. All
-numbers in a row of a table must be in one line there, in their order, beside the row's first cell. With
-``cells from`` each may be in a line of its own, beside the row's first cell, the column's heading or a word
-of the cell; where the first cell is a number, beside both of the former. Numbers in a sentence must be in a
-line that has a word of the sentence; those of a list ("51, 50 and 56") in one line, in their order. Numbers
-are compared as they are written, ± included. ``given`` has numbers that were not measured; without any, it
-is all of the section. Headings, code, addresses and what ``SETTINGS`` describes are left out.
+``from`` names files in ``benchmarks/results`` or the paper's published numbers, optionally with a section.
+All numbers of a table row must be in one line of these files, in the same order, and that line must contain
+the first cell of the row. With ``cells from``, each number may be in a different line, which must contain
+the first cell of the row, the column heading or a word of the cell; if the first cell is a number, both the
+first cell and the heading. Numbers in a sentence must be in a line that shares a word with the sentence;
+numbers of a list ("51, 50 and 56") must be in one line, in the same order. Numbers are compared as written,
+including ±. ``given`` lists numbers that were not measured; without a number it exempts the rest of the
+section. Headings, code, link targets and the patterns in ``SETTINGS`` are not checked.
 """
 
 from __future__ import annotations
@@ -25,22 +27,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [
-    "README.md",
-    "docs/agreement.md",
-    "docs/algorithms.md",
-    "docs/comparison.md",
-    "docs/evidence.md",
-    "docs/findings.md",
-    "docs/own-data.md",
-    "docs/pretrained.md",
-    "docs/report.md",
-    "docs/scikit-learn.md",
-    "docs/sweeps.md",
-    "docs/when-not.md",
-    "docs/wilds.md",
-    "docs/your-loop.md",
-]
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs" / "evidence").glob("*.md"))]
+"""The pages that report measurements."""
 FOLDERS = {"published": ROOT / "src" / "shoal" / "paper" / "published"}
 RESULTS = ROOT / "benchmarks" / "results"
 

@@ -1,4 +1,4 @@
-"""Shoal: domain generalization. Train models that work in domains they were not trained on."""
+"""Shoal: domain generalization. Train models that work on domains they were not trained on."""
 
 from __future__ import annotations
 

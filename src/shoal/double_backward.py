@@ -13,6 +13,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 aten = torch.ops.aten
+_saved_tensor_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: True)
+"""Those that are set. torch 2.6 cannot tell; its own functions are used there."""
 
 
 class FastDoubleBackward(TorchFunctionMode):
@@ -32,7 +34,7 @@ class FastDoubleBackward(TorchFunctionMode):
     second derivatives depend on the first."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch._C._autograd._top_saved_tensors_default_hooks(False):
+        if _saved_tensor_hooks(False):
             return func(*args, **kwargs or {})
         if func in CONVOLUTIONS:
             return CONVOLUTIONS[func](self, *args, **kwargs or {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,15 +16,27 @@ LONGEST_MESSAGE, LINES = 900, 3
 """Characters and lines of a whole message."""
 
 
+OF_COLUMNS = re.compile(r"(?<![\w-])--(numeric|boolean|date|categorical|text|drop|group|decimal|day-first)\b")
+
+
 class TableWarning(UserWarning):
-    """Something in a table is doubtful: the report on its columns says it too."""
+    """A doubtful property of a table, which is in the report on its columns as well.
+
+    The message names options of the command line; as a string, it names arguments of Python functions.
+    """
+
+    def __str__(self) -> str:
+        return OF_COLUMNS.sub(lambda found: f"{found[1].replace('-', '_')}=", str(self.args[0]))
 
 
 class InputError(ValueError):
-    """Wrong input, found before time was spent on it.
+    """Invalid input, detected before any work is done.
 
-    The message names the argument, the value and what would be right, in one or two lines; the command
-    line prints it without a traceback. Where it quotes something very long, it is cut.
+    The message names the argument, its value and what is valid, in one or two lines; the command line prints
+    it without a traceback. Very long quotations are truncated.
+
+    Args:
+        message: text of the message.
     """
 
     def __init__(self, message: str) -> None:

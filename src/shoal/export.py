@@ -65,17 +65,22 @@ class Exported:
 def export(
     trained: Trained, path: str | Path, format: str | None = None, *, prepared: bool = False
 ) -> Exported:
-    """Writes a trained model for other programs; batches may have any size. ::
+    """Export a trained model for use without Shoal; the batch size is dynamic. ::
 
         shoal.load("runs/fish").export("fish.onnx")
 
-    An ONNX file of a model of tables takes raw columns, unless ``prepared`` numbers are asked for. Random
-    input goes through both at two batch sizes. If outputs differ by more than 1e-4 nothing is written.
-    Adapters (LoRA) are merged into the weights, so that the file does not need peft.
+    The outputs are compared with those of the model on random inputs at two batch sizes; nothing is written
+    if they differ by more than 1e-4. LoRA adapters are merged into the weights, so that the file does not
+    need peft.
 
     Args:
-        path: the file; beside it ``FILE.json`` says how raw input is prepared, and the names of classes.
-        format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"``, by default what the file's ending says.
+        trained: model, from :func:`shoal.load`.
+        path: file to write. The preprocessing and the class names are written to ``FILE.json``.
+        format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"`` (default: by the file extension).
+        prepared: for ONNX of a table model, take preprocessed inputs instead of raw columns.
+
+    Returns:
+        Exported: the files, and the largest difference between the outputs.
     """
     path = Path(path).expanduser()
     format = ENDINGS.get(path.suffix, "onnx") if format is None else format
@@ -138,7 +143,7 @@ def sample(trained: Trained, size: int, seed: int) -> Any:
     """Random input of the shape that the model takes."""
     about = trained.about
     if not about.input_shape:
-        raise InputError("it is not known which shape of input this model takes, so it cannot be exported.")
+        raise InputError("the input shape of this model is not known, so it cannot be exported.")
     kind = getattr(torch, about.numbers or "float32", None)
     if about.inputs.get("kind") != "text" and isinstance(kind, torch.dtype) and not kind.is_floating_point:
         return torch.zeros(size, *about.input_shape, dtype=kind)
@@ -186,10 +191,12 @@ def to_onnx(plain: nn.Module, network: nn.Module, x: Any, path: Path) -> Run:
     """An ONNX file, which onnxruntime runs."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         if importlib.util.find_spec(package) is None:
-            raise InputError(f"format 'onnx' needs {package}: pip install 'shoal[onnx]'.")
+            raise InputError(f"format 'onnx' requires {package}: pip install 'shoal[onnx]'.")
     weight = sum(value.nbytes for value in plain.state_dict().values())
     if weight > LARGEST:
-        raise InputError(f"the weights take {weight:,} bytes and ONNX holds 2 GiB: format 'torch-export'.")
+        raise InputError(
+            f"the weights take {weight:,} bytes and ONNX is limited to 2 GiB; use format 'torch-export'."
+        )
     names: dict[str, Any] = {"input_names": list(_parts(x)), "output_names": ["output"]}
     with _quiet("ONNX"):
         program = torch.onnx.export(network, **_traced(network, x), **names, dynamo=True, verbose=False)
@@ -222,7 +229,7 @@ def _quiet(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # the exporters and the networks they trace raise whatever they like
         why = first_line(error)[:200]
-        raise InputError(f"this model cannot be made into a graph for {what}: {why}") from error
+        raise InputError(f"this model cannot be exported to {what}: {why}") from error
     finally:
         logging.disable(level)
 
@@ -330,7 +337,7 @@ EXPRESSED: dict[str, tuple[Callable[[Graph, str, Mapping[str, Any]], list[str]],
     "date": (_date, "DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
     "categorical": (_category, "STRING", "the text, of a whole number its digits; missing: empty, NA, - …"),
     # A hash of words has no ONNX operator.
-    "text": (lambda graph, x, about: [x], "FLOAT", "not raw: a bag of words, prepared as FILE.json says"),
+    "text": (lambda graph, x, about: [x], "FLOAT", "preprocessed: a bag of words, as described in FILE.json"),
 }
 """Of each kind of column: what becomes of it, as what type it comes, and what that is in words."""
 

@@ -81,7 +81,9 @@ def lines_of(file: TextIO, where: str | Path, most: float = math.inf) -> Iterato
         most -= len(line)
         if len(line) == LONGEST or most < 0:
             what = (
-                "is far larger than it says" if most < 0 else f"has a line of {LONGEST:,} characters or more"
+                "is far larger than its header says"
+                if most < 0
+                else f"has a line of {LONGEST:,} characters or more"
             )
             raise InputError(f"{str(where)!r} {what}; it is not read.")
         yield line
@@ -92,7 +94,10 @@ def check_expansion(path: str | Path, size: int | None = None) -> float:
     own = os.stat(path).st_size
     most = max(SMALL, BOMB * own)
     if size is not None and size > most:
-        raise InputError(f"{str(path)!r} says to hold {size:,} bytes, which is not believed of {own:,}.")
+        raise InputError(
+            f"{str(path)!r} declares {size:,} bytes of content, which is implausible for a file of "
+            f"{own:,} bytes."
+        )
     return most
 
 
@@ -281,7 +286,7 @@ def _opened(path: Path) -> int:
             return handle
         except OSError as error:
             if error.errno != errno.ENXIO or time.monotonic() - began > READER_SECONDS:
-                why = "nobody reads from this pipe" if error.errno == errno.ENXIO else error.strerror
+                why = "the pipe is not open for reading" if error.errno == errno.ENXIO else error.strerror
                 raise OSError(error.errno, why, str(path)) from None
         time.sleep(0.05)
 
@@ -302,7 +307,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: st
     path = Path(path)
     name = f"{option} {str(path)!r}".lstrip()
     if path.is_dir():
-        raise InputError(f"{name} is a folder; give a file.")
+        raise InputError(f"{name} is a folder; specify a file.")
     for above in path.parents:
         if above.exists() and not above.is_dir():
             raise InputError(f"{name} cannot be written: {str(above)!r} is a file.")
@@ -312,7 +317,7 @@ def check_output(path: str | Path, inputs: Iterable[str | Path] = (), option: st
     for source in inputs:
         within = os.path.isdir(source) and Path(os.path.realpath(source)) in real.parents
         if within or same_file(path, source):
-            raise InputError(f"{name} is also an input, and would be overwritten; choose another name.")
+            raise InputError(f"{name} is also an input and would be overwritten; choose another name.")
 
 
 def same_file(one: str | Path, other: str | Path) -> bool:

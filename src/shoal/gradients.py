@@ -47,7 +47,17 @@ Measure = Literal["gip", "variance"]
 def gradient(
     loss: Tensor, params: Sequence[Tensor], *, create_graph: bool = False, retain_graph: bool | None = None
 ) -> Gradient:
-    """The gradient of ``loss``, with zeros for parameters that it does not depend on."""
+    """Compute the gradient of ``loss``, with zeros for parameters that it does not depend on.
+
+    Args:
+        loss: tensor with one number.
+        params: parameters to differentiate with respect to.
+        create_graph: keep the graph of the gradient, for second derivatives.
+        retain_graph: keep the graph of the loss (default: as ``create_graph``).
+
+    Returns:
+        One tensor per parameter.
+    """
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
         raise InputError(f"loss must be one number that depends on parameters, got {shown(loss)}.")
     params = _parameters(params)
@@ -63,19 +73,32 @@ def _dense(g: Tensor | None, p: Tensor) -> Tensor:
 
 
 def inner_product(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """a·b over all tensors, as one scalar."""
+    """Compute the inner product a·b over all tensors.
+
+    Args:
+        a: list of tensors, such as a gradient.
+        b: list of tensors with the same shapes.
+
+    Returns:
+        Tensor with one number.
+    """
     _check_alike([a, b])
     return torch.stack([(x * y).sum() for x, y in zip(a, b, strict=True)]).sum()
 
 
 @checked
 def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Tensor:
-    """The mean pairwise inner product of S ≥ 2 gradients; with ``normalize``, their mean cosine.
-
-    A zero gradient has cosine 0 with every other.
+    """Compute the mean pairwise inner product of S ≥ 2 gradients.
 
     >>> gip([[torch.tensor([1.0, 0.0])], [torch.tensor([2.0, 2.0])]])
     tensor(2.)
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+        normalize: compute the mean cosine similarity instead; a zero gradient has cosine 0 with every other.
+
+    Returns:
+        Tensor with one number.
     """
     count = _pairs(len(gradients))
     _check_alike(gradients)
@@ -90,16 +113,32 @@ def gip(gradients: Sequence[Sequence[Tensor]], *, normalize: bool = False) -> Te
 
 @checked
 def gram_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """All inner products g_i·g_j, (S, S). Extra memory: the largest tensor, S times."""
+    """Compute all inner products g_i·g_j of S gradients.
+
+    The extra memory is S times the size of the largest tensor.
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+
+    Returns:
+        Tensor (S, S).
+    """
     _check_alike(gradients)
     return torch.stack([_grams(same) for same in zip(*gradients, strict=True)]).sum(0)
 
 
 @checked
 def gram_matrices(gradients: Sequence[Sequence[Tensor]], groups: Sequence[str]) -> dict[str, Tensor]:
-    """The inner products of each group of tensors: ``groups[p]`` is the name of the group of tensor p.
+    """Compute the inner products of each group of tensors.
 
     The sum of these matrices is :func:`gram_matrix`.
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+        groups: name of the group of each tensor, such as its layer.
+
+    Returns:
+        Tensor (S, S) for each group.
     """
     _check_alike(gradients)
     if len(groups) != len(gradients[0]):
@@ -118,7 +157,14 @@ def _grams(same: Sequence[Tensor]) -> Tensor:
 
 @checked
 def cosines(gram: Tensor) -> Tensor:
-    """Inner products (…, S, S) as cosines; a zero gradient has cosine 0 with every other."""
+    """Convert inner products to cosine similarities; a zero gradient has cosine 0 with every other.
+
+    Args:
+        gram: inner products (…, S, S), as from :func:`gram_matrix`.
+
+    Returns:
+        Tensor (…, S, S).
+    """
     _check_square(gram)
     norm = gram.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
     factor = torch.where(norm > 0, 1 / torch.where(norm > 0, norm, 1), 0)
@@ -126,29 +172,48 @@ def cosines(gram: Tensor) -> Tensor:
 
 
 def cosine_matrix(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """The cosines between all S gradients, (S, S).
+    """Compute the cosine similarities between all S gradients.
 
     >>> cosine_matrix([[torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 2.0])]])
     tensor([[1., 0.],
             [0., 1.]])
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+
+    Returns:
+        Tensor (S, S).
     """
     return cosines(gram_matrix(gradients))
 
 
 @checked
 def mean_of_pairs(matrix: Tensor) -> Tensor:
-    """The mean of the off-diagonal entries of (…, S, S): :func:`gip`, from inner products or cosines."""
+    """Compute the mean of the off-diagonal entries; of inner products, this is :func:`gip`.
+
+    Args:
+        matrix: inner products or cosines (…, S, S).
+
+    Returns:
+        Tensor (…).
+    """
     count = _pairs(_check_square(matrix))
     return (matrix.sum((-2, -1)) - matrix.diagonal(dim1=-2, dim2=-1).sum(-1)) / count
 
 
 @checked
 def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
-    """|1/S Σ_i sign g_i|, averaged over parameters: 1 if all domains agree on the sign of every parameter.
+    """Compute |1/S Σ_i sign g_i|, averaged over parameters: 1 if all domains agree on every sign.
 
     Parameters whose gradient is zero in all domains, such as embeddings of words not in the batch, are not
     counted. For random signs the expectation is about √(2/(πS)), and 1/2 for S = 2, so compare only values
     with the same S.
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+
+    Returns:
+        Tensor with one number.
 
     Reference: Parascandolo et al., Learning explanations that are hard to vary, 2021, whose AND-mask keeps
     the parameters where this is at least τ.
@@ -166,7 +231,7 @@ def sign_agreement(gradients: Sequence[Sequence[Tensor]]) -> Tensor:
 
 @checked
 def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
-    """The mean of the gradients, after projecting each onto the normal plane of those it conflicts with.
+    """Average the gradients after projecting each onto the normal plane of those it conflicts with.
 
     For each i, j runs over i+1, i+2, …, i−1 (cyclically). If the inner product with g_j is negative, the
     component along g_j is removed:
@@ -175,6 +240,12 @@ def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
 
     >>> pcgrad([[torch.tensor([1.0, 0.0])], [torch.tensor([-1.0, 1.0])]])
     [tensor([0.2500, 0.7500])]
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+
+    Returns:
+        One tensor per parameter.
 
     Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020, which takes the sum, in
     random order, instead of the mean.
@@ -199,13 +270,20 @@ def pcgrad(gradients: Sequence[Sequence[Tensor]]) -> Gradient:
 
 @checked
 def and_mask(gradients: Sequence[Sequence[Tensor]], tau: Annotated[float, Range(0, 1)] = 1.0) -> Gradient:
-    """The mean gradient, set to zero where the S gradients disagree in sign.
+    """Average the gradients and set components to zero where the S gradients disagree in sign.
 
-    A component is kept where the absolute mean of its S signs is at least τ: with τ = 1 all signs must agree,
-    with τ = 0 everything is kept. Each tensor is then divided by the fraction of its components that is kept.
+    A component is kept where the absolute mean of its S signs is at least τ. Each tensor is then divided by
+    the fraction of its components that is kept.
 
     >>> and_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+        tau: threshold τ: with 1 all signs must agree, with 0 everything is kept.
+
+    Returns:
+        One tensor per parameter.
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """
@@ -224,13 +302,21 @@ def sand_mask(
     tau: Annotated[float, Range(0, below=1)] = 0.5,
     k: Annotated[float, Range(above=0)] = 10.0,
 ) -> Gradient:
-    """The mean gradient times max(0, tanh(k/σ² (a − τ))), divided by the mean of that mask.
+    """Average the gradients, multiplied by max(0, tanh(k/σ² (a − τ))) and divided by the mean of that mask.
 
     For each component, a is the absolute mean of the S signs and σ² the variance of the S gradients. Unlike
     ``pcgrad`` and ``and_mask``, the result depends on the scale of the loss.
 
     >>> sand_mask([[torch.tensor([1.0, 1.0])], [torch.tensor([3.0, -1.0])]])
     [tensor([4., 0.])]
+
+    Args:
+        gradients: gradients of the domains, each a list with one tensor per parameter.
+        tau: threshold τ of the sign agreement.
+        k: steepness of the mask.
+
+    Returns:
+        One tensor per parameter.
 
     Reference: Shahtalebi et al., SAND-mask: An Enhanced Gradient Masking Strategy for the Discovery of
     Invariances in Domain Generalization, 2021.
@@ -262,8 +348,12 @@ Combine = Callable[[list[Gradient]], Sequence[Tensor]]
 
 
 class Combined(NamedTuple):
-    """The result of :func:`backward`: losses (S,) in the order of the mapping, and the cosines (S, S) between
-    the domains' gradients."""
+    """The result of :func:`backward`.
+
+    Attributes:
+        losses: losses (S,) in the order of the mapping.
+        cosines: cosine similarities (S, S) between the gradients of the domains.
+    """
 
     losses: Tensor
     cosines: Tensor
@@ -271,12 +361,17 @@ class Combined(NamedTuple):
 
 @checked
 def losses_by_domain(losses: Tensor, domain: Tensor) -> dict[int, Tensor]:
-    """The mean loss of each domain, from the loss (B,) and the domain index (B,) of each example.
-
-    The keys are the domain indices in the batch, sorted.
+    """Compute the mean loss of each domain in a mixed batch.
 
     >>> losses_by_domain(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([7, 4, 7]))
     {4: tensor(2.), 7: tensor(2.)}
+
+    Args:
+        losses: loss of each example, (B,).
+        domain: domain index of each example, (B,).
+
+    Returns:
+        The mean loss of each domain index in the batch, sorted by index.
     """
     if losses.ndim != 1 or not len(losses) or not losses.is_floating_point():
         raise InputError(
@@ -303,7 +398,7 @@ def backward(
     scale: Annotated[float, Range(above=0)] | Tensor = 1.0,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Combined:
-    """Replaces ``loss.backward()``: combines the domains' gradients and adds the result to ``.grad``.
+    """Replace ``loss.backward()``: combine the gradients of the domains and add the result to ``.grad``.
 
     ::
 
@@ -326,7 +421,7 @@ def backward(
         losses: the mean loss of each domain, for at least two domains.
         params: a module, an optimizer or tensors; tensors that do not require a gradient are ignored.
         combine: combines S gradients into one: :func:`pcgrad`, :func:`and_mask`, :func:`sand_mask` or a
-            function of yours; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero
+            your own function; ``functools.partial(and_mask, tau=0.8)`` passes settings. A gradient is zero
             for parameters that the domain's loss does not depend on.
         scale: the factor by which the losses were multiplied, as with a GradScaler. ``combine`` receives
             unscaled gradients, and ``.grad`` is scaled. PCGrad and AND-mask do not depend on it.
@@ -349,7 +444,7 @@ def backward(
             whole = [g / scale for g in whole]
         gradients.append(whole if average is None else list(average(whole)))
     if not any(reached):
-        raise InputError("losses depend on none of params; are these the parameters of another model?")
+        raise InputError("losses do not depend on any of params; are these the parameters of another model?")
     total = combine(gradients)
     right = isinstance(total, (list, tuple)) and all(isinstance(g, Tensor) for g in total)
     if not right or [g.shape for g in total] != [p.shape for p in trained]:
@@ -386,7 +481,7 @@ def _trained(params: Trainable) -> list[Tensor]:
 
 def _check_losses(losses: Mapping[Domain, Tensor], params: Sequence[Tensor]) -> None:
     if len(losses) < 2:
-        raise InputError(f"losses must be of at least 2 domains, got {len(losses)}.")
+        raise InputError(f"losses must contain at least 2 domains, got {len(losses)}.")
     for domain, loss in losses.items():
         _check_loss(domain, loss, params)
     if len({loss.device for loss in losses.values()}) > 1:
@@ -399,7 +494,7 @@ def _check_loss(domain: Domain, loss: object, params: Sequence[Tensor]) -> None:
         what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else shown(loss)
         raise InputError(f"{which} must be a tensor with one number, got {what}.")
     if not loss.requires_grad:
-        raise InputError(f"{which} depends on no parameter; was it computed without gradients?")
+        raise InputError(f"{which} does not depend on any parameter; was it computed without gradients?")
     devices = sorted({str(p.device) for p in params})
     if str(loss.device) not in devices:
         raise InputError(f"{which} is on {loss.device}, params are on {', '.join(devices)}.")
@@ -441,7 +536,14 @@ def _add_to_grad(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 class Matching(NamedTuple):
-    """The result of :func:`match`: losses (S,), the mean gradient, the measure and its gradient."""
+    """The result of :func:`match`.
+
+    Attributes:
+        losses: losses (S,).
+        mean: mean gradient.
+        value: the measure: the GIP, or the variance.
+        slope: gradient of the measure.
+    """
 
     losses: Tensor
     mean: Gradient
@@ -477,7 +579,7 @@ def idgm_backward(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """Replaces ``loss.backward()``: adds the gradient of IDGM's objective to ``.grad``.
+    """Replace ``loss.backward()``: add the gradient of the objective of IDGM to ``.grad``.
 
         1/S Σ_i L_i − γ/(S(S−1)) Σ_{i≠j} g_i·g_j    (with ``normalize``, cosines instead of inner products)
 
@@ -535,11 +637,20 @@ def iga_backward(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """Replaces ``loss.backward()``: adds the gradient of IGA's objective to ``.grad``.
+    """Replace ``loss.backward()``: add the gradient of the objective of IGA to ``.grad``.
 
         1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²,    λ = ``weight``
 
-    All other arguments are those of :func:`idgm_backward`.
+    Args:
+        losses: for each domain, a function that computes its mean loss with the current parameters.
+        params: a module, an optimizer or tensors.
+        weight: λ.
+        method: as in :func:`match`.
+        model: as in :func:`idgm_backward`.
+        average: as in :func:`backward`.
+
+    Returns:
+        The losses, the mean gradient, the variance of the gradients, and its gradient.
 
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization
     problem?, 2020.
@@ -582,7 +693,7 @@ def _closures(
 ) -> list[Callable[[], Tensor]]:
     """The functions, each of which checks what it returns."""
     if len(losses) < 2:
-        raise InputError(f"losses must be of at least 2 domains, got {len(losses)}.")
+        raise InputError(f"losses must contain at least 2 domains, got {len(losses)}.")
     for domain, function in losses.items():
         if not callable(function):
             raise InputError(
@@ -618,38 +729,46 @@ def match(
     model: nn.Module | None = None,
     average: Callable[[Gradient], Gradient] | None = None,
 ) -> Matching:
-    """The mean gradient, the GIP and its gradient.
+    """Compute the mean gradient, the GIP and its gradient.
 
-    ``losses[i]()`` computes domain i's mean loss with the current parameters. The gradient of the GIP is
-    Σ_i H_i v_i, with H_i the Hessian of domain i's loss and v_i = ∂GIP/∂g_i:
+    The gradient of the GIP is Σ_i H_i v_i, with H_i the Hessian of the loss of domain i and v_i = ∂GIP/∂g_i:
 
         raw          v_i = 2/(S(S−1)) Σ_{j≠i} g_j
         normalised   v_i = 2/(S(S−1)) (I − u_i u_iᵀ)/n_i Σ_{j≠i} u_j,   u_i = g_i/n_i,  n_i = √(‖g_i‖² + δ²)
 
-    ``measure="variance"`` uses the trace of the gradients' covariance instead, 1/S Σ_i ‖g_i − ḡ‖², for which
-    v_i = 2/S (g_i − ḡ).
+    With δ = 0, the normalised form is the cosine, whose gradient grows without bound as ‖g_i‖ → 0; a gradient
+    so short that 1/‖g_i‖⁴ overflows (3e-10 in float32) is treated as zero.
 
-    δ is ``softening``: with 0 the normalised form is the cosine itself, whose gradient grows without bound as
-    ‖g_i‖ → 0; a gradient so short that 1/‖g_i‖⁴ overflows (3e-10 in float32) counts as zero.
-
-    ``method="exact"`` computes one Hessian-vector product per domain by double backward. It calls each loss
+    The exact method computes one Hessian-vector product per domain by double backward. It calls each loss
     once and keeps the graphs of all domains in memory, about as much as one pass of all batches together; a
-    loss that is split into :data:`Parts` is computed again instead, part by part. ``"finite-difference"``
-    computes (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory
-    at a time, and moves and restores the parameters in place; r is ``radius`` (default: 0.03, or the square
-    root of the machine epsilon times 1 + ‖θ‖ if that is larger). With smooth activations the default is
-    within a few per cent of exact, and the error is proportional to r. This does not hold for ReLU, whose
-    kinks the exact form ignores: each kink crossed adds a jump divided by r, so a tiny r yields noise. Both
-    methods keep S gradients in memory.
+    loss that is split into :data:`Parts` is computed again instead, part by part. Finite differences compute
+    (∇L_i(θ + r v_i/‖v_i‖) − g_i)·‖v_i‖/r from first-order gradients only, with one graph in memory at a time,
+    and move and restore the parameters in place. With smooth activations the default r is within a few per
+    cent of exact, and the error is proportional to r. This does not hold for ReLU, whose kinks the exact form
+    ignores: each kink crossed adds a jump divided by r, so a tiny r yields noise. Both methods keep S
+    gradients in memory.
 
-    With ``model``, a second pass uses the dropout masks of the first and does not update buffers. If several
-    processes hold parts of every domain's batch, ``average`` averages a gradient over them before any
-    non-linear operation.
+    Args:
+        losses: functions that compute the mean loss of each domain with the current parameters.
+        params: parameters to differentiate with respect to.
+        measure: ``"gip"``, or ``"variance"`` for the trace of the covariance of the gradients,
+            1/S Σ_i ‖g_i − ḡ‖², with v_i = 2/S (g_i − ḡ).
+        normalize: use cosines instead of inner products.
+        method: ``"exact"`` or ``"finite-difference"``.
+        softening: δ in the normalised form.
+        radius: r of finite differences (default: 0.03, or the square root of the machine epsilon times
+            1 + ‖θ‖ if that is larger).
+        model: module whose second pass uses the dropout masks of the first and does not update buffers.
+        average: function that averages a gradient over processes which hold parts of the batch of each
+            domain; called before any non-linear operation.
+
+    Returns:
+        The losses, the mean gradient, the measure and its gradient.
     """
     count = _pairs(len(losses))
     params = _parameters(params)
     if measure == "variance" and normalize:
-        raise InputError("the variance is of gradients as they are; leave normalize out.")
+        raise InputError("the variance is defined for gradients that are not normalized; remove normalize.")
     # Either measure is c/2 (r ‖Σu‖² − Σ‖u‖²), so that v_i = c (r Σu − u_i) before any normalising.
     r, c = (1.0, 2.0 / count) if measure == "gip" else (1.0 / len(losses), -2.0 / len(losses))
     domains: list[Parts] = [[(1.0, loss)] if callable(loss) else loss for loss in losses]
@@ -746,9 +865,12 @@ class _Graph(NamedTuple):
 
 
 class Layout:
-    """Lists of tensors like ``params`` as one vector and back: few large operations in place of many small.
+    """Convert lists of tensors to one vector and back, to replace many small operations by a few large ones.
 
-    Elements are in the order they have in memory, so that a channels-last parameter has such a gradient.
+    Elements are in memory order, so that a channels-last parameter has a channels-last gradient.
+
+    Args:
+        params: tensors that define the shapes.
     """
 
     def __init__(self, params: Sequence[Tensor]) -> None:
@@ -786,7 +908,7 @@ def _check_alike(gradients: Sequence[Sequence[Tensor]]) -> None:
 
 def _check_several(gradients: Sequence[Sequence[Tensor]]) -> None:
     if len(gradients) < 2:
-        raise InputError(f"gradients must be of at least 2 domains, got {len(gradients)}.")
+        raise InputError(f"gradients must contain at least 2 domains, got {len(gradients)}.")
     _check_alike(gradients)
 
 
@@ -834,9 +956,15 @@ def _first_order(parts: Parts, params: Sequence[Tensor]) -> tuple[Tensor, Gradie
 
 @contextmanager
 def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Tensor) -> Iterator[None]:
-    """In this block the parameters are θ + by · direction; afterwards they are exactly what they were.
+    """Within the block, replace the parameters θ by θ + by · direction; restore them exactly afterwards.
 
-    A direction that is not finite, as of a gradient that overflowed in half precision, leads nowhere.
+    If the direction is not finite, for example because a gradient overflowed in half precision, the
+    parameters are not moved.
+
+    Args:
+        params: parameters θ.
+        direction: list with one tensor per parameter.
+        by: step size.
     """
     layout = Layout(params)
     start, way = layout.join(params), layout.join(direction)
@@ -854,7 +982,16 @@ def moved(params: Sequence[Tensor], direction: Sequence[Tensor], by: float | Ten
 def curvature(
     losses: Sequence[Callable[[], Tensor] | Parts], params: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Gradient:
-    """H v, where H is the Hessian of the mean of the losses, with one graph in memory at a time."""
+    """Compute the Hessian-vector product H v, with one graph in memory at a time.
+
+    Args:
+        losses: functions that compute the mean loss of each domain; H is the Hessian of their mean.
+        params: parameters to differentiate with respect to.
+        v: list with one tensor per parameter.
+
+    Returns:
+        One tensor per parameter.
+    """
     if len(v) != len(params):
         raise InputError(f"v must have one tensor per parameter, {len(params)}; got {len(v)}.")
     params = _parameters(params)

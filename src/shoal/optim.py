@@ -50,7 +50,7 @@ def _in_groups(name: str) -> Any:
 
 
 class Fish(Optimizer):
-    """Takes S steps with ``inner`` from θ to θ̃, then interpolates: θ ← θ + ε(θ̃ − θ).
+    """Take S steps with ``inner`` from θ to θ̃, then interpolate: θ ← θ + ε(θ̃ − θ).
 
     Each ``step()`` is one step of this inner loop, so the training loop does not change; every S-th step also
     interpolates. With S batches from S *different domains* this is Fish, which maximises the inner product
@@ -66,8 +66,8 @@ class Fish(Optimizer):
             ``param_groups``, so learning-rate schedulers, gradient clipping and ``GradScaler`` work on
             either.
         inner_steps: S, the number of steps of an inner loop: the ``domains_per_step`` of the sampler.
-        meta_lr: ε in (0, 1], applied exactly as written. The authors' program divides its setting by S first;
-            to repeat one of its runs, divide here.
+        meta_lr: ε in (0, 1], applied exactly as written. The code of the authors divides its setting by S
+            first; to repeat one of its runs, divide here.
         inner_state: ``"carry"`` keeps the inner optimizer's moments from one inner loop to the next;
             ``"reset"`` starts every inner loop with fresh ones.
 
@@ -106,7 +106,9 @@ class Fish(Optimizer):
         inner_state: Literal["carry", "reset"] = "carry",
     ) -> None:
         if isinstance(inner, Fish):
-            raise InputError(f"inner of Fish must not be a {type(inner).__name__}: give what it wraps.")
+            raise InputError(
+                f"inner of Fish must not be a {type(inner).__name__}: pass the wrapped optimizer."
+            )
         # Optimizer.__init__ would make a second set of groups and state; __setstate__ sets up hooks alone.
         super().__setstate__(
             {
@@ -164,7 +166,11 @@ class Fish(Optimizer):
         return self.inner.defaults
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Parameters added within a walk join at the next one."""
+        """Add parameters; within an inner loop, they join at the next one.
+
+        Args:
+            param_group: parameters and options.
+        """
         self.inner.add_param_group(param_group)
         self.param_groups[-1].update(self._walk())
 
@@ -174,7 +180,10 @@ class Fish(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         if self._showing_slow:
-            raise RuntimeError("step() inside slow_weights(): leave the block first, it puts θ̃ back.")
+            raise RuntimeError(
+                "step() was called inside slow_weights(); leave the block first, which restores the inner "
+                "weights."
+            )
         self._unshare()
         if closure is None and self._is_only_to_make_state():
             self._leave_from_here()
@@ -208,23 +217,29 @@ class Fish(Optimizer):
         return bool(grads) and all(g is not None and not _whole(g.abs().sum()) for g in grads)
 
     def restart(self) -> None:
-        """The next step begins a new inner loop from the current parameters."""
+        """Start a new inner loop from the current parameters with the next step."""
         self.position = 0
         self._spoilt = None
 
     def spoil(self, bad: Tensor) -> None:
-        """Where ``bad``, a single truth value on the parameters' device, holds, this walk will lead nowhere.
+        """Discard the current inner loop where ``bad`` is true: at its end the parameters are θ again.
 
-        At its end the parameters are θ again. Nothing waits for the device to know.
+        The host does not wait for the device.
+
+        Args:
+            bad: tensor with one boolean on the device of the parameters.
         """
         self._spoilt = bad if self._spoilt is None else self._spoilt | bad
 
     @torch.no_grad()
     def forget(self, where: Tensor) -> None:
-        """Where ``where``, a single truth value, holds, the inner optimizer's moments become zero.
+        """Reset the moments of the inner optimizer to zero where ``where`` is true.
 
-        In place and on the parameters' device, so that a CUDA graph may do it. To be called between inner
-        loops, of optimizers that begin with moments of zero.
+        The operation is in place and on the device, so that a CUDA graph can contain it. Call it between
+        inner loops, with optimizers whose moments start at zero.
+
+        Args:
+            where: tensor with one boolean.
         """
         self._unshare()
         by_device: dict[torch.device, list[Tensor]] = {}
@@ -260,7 +275,8 @@ class Fish(Optimizer):
         return _shards(self._slow.values())
 
     def blend(self) -> None:
-        """θ + ε(θ̃ − θ) into the parameters. Called by ``step``; to be overridden, not called."""
+        """Interpolate: write θ + ε(θ̃ − θ) to the parameters. Called by ``step``; to be overridden, not
+        called."""
         walking, left = self._walking(), self._left()
         if left:
             torch._foreach_lerp_(left, walking, self.meta_lr)
@@ -280,14 +296,13 @@ class Fish(Optimizer):
 
     @contextmanager
     def slow_weights(self, model: nn.Module | None = None) -> Iterator[None]:
-        """Within the block the model holds θ, the slow weights, to evaluate or save within an inner loop.
+        """Within the block, set the model to the slow weights θ, to evaluate or save it within an inner loop.
 
         Args:
-            model: needed only if the parameters are sharded. FSDP may still hold those that it gathered
-                for the last forward pass, and must gather them again.
+            model: required only if the parameters are sharded: FSDP must gather them again.
         """
         if model is None and any(hasattr(p, "to_local") for p in self._params()):
-            raise InputError("the parameters are sharded: call slow_weights(model), with the sharded model.")
+            raise InputError("the parameters are sharded; call slow_weights(model), with the sharded model.")
         if self.position == 0 or self._showing_slow:  # the model holds θ already
             yield
             return
@@ -310,11 +325,14 @@ class Fish(Optimizer):
         self.inner.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's, with the walk: θ under ``"slow"`` and the rest in ``param_groups``."""
+        """Return the state of the inner optimizer and of the inner loop, with θ under ``"slow"``."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         if self._showing_slow:
-            raise RuntimeError("state_dict() inside slow_weights(): leave the block first, the walk is at θ̃.")
+            raise RuntimeError(
+                "state_dict() was called inside slow_weights(); leave the block first, which restores the "
+                "inner weights."
+            )
         self._unshare()
         self._saved_spoilt = self._spoilt is not None and bool(self._spoilt)
         found = self.inner.state_dict()
@@ -330,9 +348,12 @@ class Fish(Optimizer):
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on in mid-walk, with the saved settings.
+        """Load a state and continue within the inner loop, with the saved settings.
 
-        A plain state of the inner optimizer is taken too: a walk then begins, with this optimizer's settings.
+        A plain state of the inner optimizer starts a new inner loop, with the settings of this optimizer.
+
+        Args:
+            state_dict: state, from :meth:`state_dict`.
         """
         given = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -344,13 +365,13 @@ class Fish(Optimizer):
         walk |= {k: v for k, v in groups[0].items() if k in walk}
         if "fish" in given:
             raise InputError(
-                "this state of Fish is of Shoal 0.2 or before, which kept walks elsewhere, under 'fish'; "
-                "load it there, or train anew."
+                "this state of Fish was saved by Shoal 0.2 or earlier, in another format; "
+                "load it with that version, or train again."
             )
         if walk["position"] and not slow and any(p.requires_grad for p in self._params()):
             raise InputError(
-                f"the state is {walk['position']} steps into a walk of {walk['inner_steps']} and lacks the "
-                f"weights from where it left, state[p][{SLOW!r}]; load one that is whole."
+                f"the state is {walk['position']} steps into an inner loop of {walk['inner_steps']}, and the "
+                f"slow weights, state[p][{SLOW!r}], are missing; load a complete state."
             )
         # Adam looks for its moments in every entry that there is.
         bare = {n: {k: v for k, v in e.items() if k != SLOW} if n in slow else e for n, e in entries.items()}

@@ -474,7 +474,7 @@ def _smoothed(found: Tensor, variances: FishrVariances, ids: Tensor) -> Tensor:
     if kept.shape[1] != found.shape[1]:
         raise InputError(
             f"variances has {kept.shape[1]} numbers per domain, and these features and logits have "
-            f"{found.shape[1]}: make it with FishrVariances(domains, features, outputs)."
+            f"{found.shape[1]}: create it with FishrVariances(domains, features, outputs)."
         )
     smooth = torch.lerp(found, kept[ids].to(found.dtype), variances.ema)
     if variances.training:
@@ -603,7 +603,7 @@ class DomainDiscriminator(nn.Module):
             raise InputError(
                 "y is missing: DomainDiscriminator(…, classes=…) takes discriminator(features, domain, y)."
                 if y is None
-                else "y is for a DomainDiscriminator(…, classes=…), and this one has none: leave it out."
+                else "y is for a DomainDiscriminator(…, classes=…), and this one has no classes; remove it."
             )
         given = {"features": features} if y is None else {"features": features, "y": y}
         blocks, (features, *rest) = _grouped(domain, given, least=1, known=self.domains)
@@ -658,7 +658,8 @@ def mixup(
         loss = (share * losses + (1 - share) * others).mean()
 
     Args:
-        x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed.
+        x: (B, …), or a nested list, tuple or dict of such tensors; features if inputs cannot be mixed. uint8
+            images stay uint8.
         y: (B, …), the targets.
         domain: (B,), the domain index of each example, or :class:`Blocks`.
         alpha: α; the smaller, the less is mixed.
@@ -698,19 +699,28 @@ def mixup(
 
     def mixed(values: Tensor) -> Tensor:
         triples = zip(other(values), own(values), shares, strict=True)
+        if values.dtype == torch.uint8:  # images: rounded, since a model may take floats for another scale
+            found = [torch.lerp(b.float(), a.float(), share.float()) for b, a, share in triples]
+            return torch.cat(found).round().to(torch.uint8)
         return torch.cat([torch.lerp(b, a, share.to(a.dtype)) for b, a, share in triples])
 
     ordered = iter(parts)
     x = map_nest(lambda p: mixed(next(ordered)) if isinstance(p, Tensor) and p.ndim else p, x)
     share = torch.cat([s.expand(n) for s, n in zip(shares, sizes, strict=True)])
-    if parts[0].is_floating_point():
-        share = share.to(torch.promote_types(parts[0].dtype, torch.float32))
+    share = share.to(torch.promote_types(parts[0].dtype, torch.float32))
     return x, torch.cat(own(y)), torch.cat(other(y)), share
 
 
 def mixup_shares(count: int, alpha: float, device: torch.device) -> Tensor:
-    """Draws from Beta(α, α), as X/(X + Y) of two from Gamma(α), by their logarithms: those of a small α
-    are often below what a number can hold. A Gamma(α) is a Gamma(α + 1) times U^(1/α).
+    """Sample from Beta(α, α).
+
+    The values are X/(X + Y) of two samples from Gamma(α), computed from their logarithms, because samples
+    with a small α are often below the smallest floating-point number. Gamma(α) is Gamma(α + 1) times U^(1/α).
+
+    Args:
+        count: number of values.
+        alpha: α.
+        device: device of the values.
     """
     alphas = torch.full((count, 2), alpha, dtype=widest(device), device=device)
     logs = torch._standard_gamma(alphas + 1).log() + torch.rand_like(alphas).log() / alphas
@@ -752,8 +762,8 @@ def _grouped(
     for name, values in tensors.items():
         if name != "y" and not bool(torch.isfinite(values.detach()).all()):
             raise InputError(
-                f"{name} has values that are not finite (NaN or infinity). Skip this batch, or look for what "
-                "makes them: often a learning rate that is too high, or float16 that overflows."
+                f"{name} has values that are not finite (NaN or infinity). Skip this batch, or find the "
+                "cause: often a learning rate that is too high, or float16 overflow."
             )
     turn = start.argsort()
     order = torch.from_numpy(turn.argsort()[place].argsort(kind="stable")).to(device)
@@ -769,14 +779,15 @@ def _check_tensor(name: str, values: Any, first: str, other: Tensor) -> None:
         raise InputError(f"{name} must have one value or row per example, got a single number{hint}.")
     if name == "losses" and values.ndim != 1:
         raise InputError(f"losses must be one number per example, (B,), got {_described(values)}.")
-    if name != "y" and not values.is_floating_point():
+    images = name.startswith("x") and values.dtype == torch.uint8
+    if name != "y" and not (values.is_floating_point() or images):
         hint = {
             "features": ": pass what the model computes before its last layer, not inputs or token ids",
             "x": ", which has nothing between its values: mix features in place of token ids",
         }.get(name.partition("[")[0], "")
         raise InputError(f"{name} must be floating-point numbers, got {values.dtype}{hint}.")
     if values.numel() == 0:
-        raise InputError(f"{name} has nothing in it: its shape is {tuple(values.shape)}.")
+        raise InputError(f"{name} is empty: its shape is {tuple(values.shape)}.")
     if len(values) != len(other):
         raise InputError(f"{name} has {len(values)} examples, and {first} has {len(other)}.")
     if values.device != other.device:

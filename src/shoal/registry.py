@@ -107,7 +107,9 @@ class Registry:
         (entry, package), *others = offered[key]
         if others:
             which = " and ".join(str(each) for _, each in offered[key])
-            raise InputError(f"{self.kind} {key!r} is in two packages, {which}; uninstall one of them.")
+            raise InputError(
+                f"{self.kind} {key!r} is defined by two packages, {which}; uninstall one of them."
+            )
         try:
             found = entry.load()
         except (Exception, SystemExit) as error:  # whatever a stranger's module may raise
@@ -148,11 +150,11 @@ class Registry:
             key = spelled(entry.name)
             if key in self.own:
                 refused[key] = (
-                    f"{self.kind} {key!r} of the package {package} is not used: it is Shoal's own name."
+                    f"{self.kind} {key!r} of the package {package} is ignored: the name is used by Shoal."
                 )
             elif key in self.reserved or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key):
-                why = "is reserved" if key in self.reserved else "must be of letters, digits and dashes"
-                refused[key] = f"{self.kind} {key!r} of the package {package} is not used: its name {why}."
+                why = "is reserved" if key in self.reserved else "must consist of letters, digits and dashes"
+                refused[key] = f"{self.kind} {key!r} of the package {package} is ignored: its name {why}."
             else:
                 offered[key].append((entry, package))
         return dict(offered), refused
@@ -195,7 +197,18 @@ MODELS = Registry(
     "model",
     "shoal.models",
     support=frozenset(
-        {"backbones", "calling", "feature_model", "features", "head", "language", "layers", "lora", "weights"}
+        {
+            "backbones",
+            "batchnorm",
+            "calling",
+            "feature_model",
+            "features",
+            "head",
+            "language",
+            "layers",
+            "lora",
+            "weights",
+        }
     ),
     needs=("build",),
 )

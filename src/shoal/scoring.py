@@ -54,7 +54,26 @@ class Group:
 
 @dataclass(frozen=True)
 class Score:
-    """The result of :func:`score`; ``print`` shows it, :meth:`to_dict` has all of it as plain data."""
+    """The result of :func:`score`; ``print`` shows it.
+
+    Attributes:
+        model: run folder of the model.
+        data: name of the data.
+        task: ``classification`` or ``regression``.
+        label: label column.
+        domain: domain column, if there is one.
+        rows: number of rows of the data, of which ``overall.rows`` are scored.
+        overall: metrics of all rows.
+        domains: metrics of each domain.
+        class_names: names of the classes.
+        unlabelled: number of rows without a label.
+        unreadable: labels of a regression that are not numbers, with their counts.
+        unknown: classes unknown to the model, with their counts.
+        calibration: calibration of the probabilities, in classification.
+        drift: drift of each column, flagged columns first; ``None`` if the model has no summary of its
+            training columns.
+        notes: remarks on the data.
+    """
 
     model: str
     data: str
@@ -98,11 +117,11 @@ class Score:
         }
 
     def to_frame(self) -> Any:
-        """A pandas frame with a row per domain, and one of all rows: each metric and its interval."""
+        """Return a DataFrame with each metric and its interval: one row per domain, and one for all rows."""
         try:
             import pandas
         except ImportError as error:
-            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+            raise InputError("a DataFrame requires pandas: pip install 'shoal[tables]'") from error
         rows = []
         for group in (*self.domains, self.overall):
             row: dict[str, Any] = {"domain": group.name, "rows": group.rows, "seen": group.seen}
@@ -112,7 +131,11 @@ class Score:
         return pandas.DataFrame(rows)
 
     def save(self, path: str | Path) -> Path:
-        """Writes :meth:`to_dict` as JSON to a file, or to ``score.json`` in a folder."""
+        """Write :meth:`to_dict` as JSON.
+
+        Args:
+            path: .json file, or a folder for ``score.json``.
+        """
         path = Path(path).expanduser()
         path = path if path.suffix.lower() == ".json" else path / "score.json"
         try:
@@ -140,13 +163,15 @@ class Score:
             f"{self.overall.rows:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"
         ]
         if self.unlabelled:
-            lines.append(f"Left out: {_rows(self.unlabelled)} without a label.")
+            lines.append(f"Excluded: {_rows(self.unlabelled)} without a label.")
         if count := sum(self.unreadable.values()):
-            lines.append(f"Left out: {_rows(count)} whose label is no number: {quoted(self.unreadable)}.")
+            lines.append(
+                f"Excluded: {_rows(count)} with a label that is not a number: {quoted(self.unreadable)}."
+            )
         if count := sum(self.unknown.values()):
             right = (self.overall.metrics["accuracy"].value or 0.0) * self.overall.rows
             lines.append(
-                f"Left out: {_rows(count)} of classes that the model does not know: {quoted(self.unknown)}. "
+                f"Excluded: {_rows(count)} of classes unknown to the model: {quoted(self.unknown)}. "
                 f"Counted as errors, the accuracy would be {right / (self.overall.rows + count):.3f}."
             )
         return "\n".join(map(_filled, lines))
@@ -173,12 +198,12 @@ class Score:
         error, chance = self.calibration["error"], self.calibration["chance"]
         what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
         good, bad = (
-            "no sign that the probabilities are off",
-            "the probabilities are off by more than sampling",
+            "no significant miscalibration",
+            "miscalibrated by more than sampling",
         )
         return _filled(
-            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (95 in 100 "
-            f"perfectly calibrated models stay below {chance:.3f} with so many rows): "
+            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
+            f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows): "
             f"{f'{bad} explains' if error > chance else good}."
         )
 
@@ -187,9 +212,9 @@ class Score:
             return ""
         flagged = sum(bool(column.flags) for column in self.drift)
         different = [column for column in self.drift if column.words()]
-        count = f"{flagged or 'none'} of {len(self.drift)} differ{'s' * (flagged < 2)}"
+        count = f"{flagged or 'none'} of {len(self.drift)} columns differ{'s' * (flagged < 2)}"
         table = f"\n\n{_columns(different).text()}" if different else ""
-        return f"Columns against training: {count} more than sampling explains.{table}"
+        return f"Drift: {count} from training by more than sampling explains.{table}"
 
 
 def _filled(line: str) -> str:
@@ -255,34 +280,44 @@ def score(
     bad_images: str = "stop",
     seed: Seed = 0,
 ) -> Score:
-    """Metrics of a trained model on labelled data, per domain and overall, with 95 % intervals. ::
+    """Score a trained model on labelled data, per domain and overall, with 95 % confidence intervals. ::
 
-        found = shoal.score("runs/fish", "labelled.csv")
-        print(found)
-        found.overall.metrics["AUC"].low
+        result = shoal.score("runs/fish", "labelled.csv")
+        print(result)
+        result.overall.metrics["AUC"].low
 
     Args:
-        model: a run's folder, or what :func:`shoal.load` gives (for a network of your own).
-        data: for a model of tables or of text: a file, a DataFrame or a mapping of columns. For one of
-            images: a folder as ``domain/class/image``, or ``class/image``.
-        label: the column with the truth, by default that of training.
-        domain: the column with the domains, by default that of training; without it all rows are one group.
-        column: of a table of text: the column with the text.
+        model: run folder, or model loaded with :func:`shoal.load` (for your own network).
+        data: for table and text models: a file, a DataFrame or a mapping of columns. For image models: a
+            folder arranged as ``domain/class/image`` or ``class/image``.
+        label: column to predict (default: as in training).
+        domain: column with the domain of each row (default: as in training; without it all rows are one
+            group).
+        column: text column of a table, for text models.
+        batch_size: number of examples per batch.
+        workers: number of processes that load examples.
+        device: device.
         bad_images: ``stop`` at an image that cannot be read, or ``skip`` it.
-        seed: of the bootstrap.
+        seed: random seed of the bootstrap.
+
+    Returns:
+        Score: metrics, calibration and drift.
     """
     need_scipy()
     trained = model if isinstance(model, Trained) else load(model, device=device)
     kind = str(trained.inputs.get("kind", "array"))
     if kind == "array":
         raise InputError(
-            "this model takes prepared arrays; score takes models of tables, of text in tables and of images "
+            "this model takes preprocessed arrays; score supports models of tables, of text in tables and "
+            "of images "
             "in folders. For arrays take predict_proba and the functions of shoal.experiments.statistics."
         )
     reader = trained.reader(column=column, bad=bad_images)
     if kind == "image":
         if not isinstance(data, str | Path) or not Path(data).expanduser().is_dir():
-            raise InputError("this model takes images: give a folder as domain/class/image, or class/image.")
+            raise InputError(
+                "this model takes images; specify a folder arranged as domain/class/image or class/image."
+            )
         outputs, names = _predicted(trained, reader, data, batch_size, workers)
         truth = _from_paths(names, trained)
     else:
@@ -329,18 +364,18 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
     rows = rows_of(data)
     if rows is None:
         what = repr(str(data)) if isinstance(data, str | Path) else f"a {type(data).__name__}"
-        raise InputError(f"score takes a table (.csv, .parquet …) for this model, not {what}.")
+        raise InputError(f"score requires a table (.csv, .parquet …) for this model, not {what}.")
     about = _described(trained)
     wanted = label or about.get("name")
     if wanted is None:
-        raise InputError("say which column holds the labels (label, or --label on the command line).")
+        raise InputError("the label column is missing; set it with label (--label on the command line).")
     check_columns(rows, [wanted], "the label column" if label else "the label column of the training")
     notes: list[str] = []
     where = domain or about.get("domain")
     if domain is not None:
         check_columns(rows, [domain], "the domain column")
     elif where is not None and where not in rows.names:
-        notes.append(f"There is no column {where!r} with domains, so all rows are one group.")
+        notes.append(f"There is no domain column {where!r}, so all rows are one group.")
         where = None
     drift = _drift(trained, rows, notes)
     features = [column.name for column in drift.columns] if drift else []
@@ -364,7 +399,7 @@ def _from_table(trained: Trained, data: Any, label: str | None, domain: str | No
     unlabelled = int((np.isnan(every) if numeric else every == UNLABELLED).sum())
     unlabelled -= other.total() if numeric else 0
     if where is not None and (gone := int((found < 0).sum())):
-        notes.append(f"{_rows(gone)} without a domain: in the overall numbers, in no domain.")
+        notes.append(f"{_rows(gone)} without a domain are included in the overall scores only.")
     moved = drift.result() if drift is not None else None
     return _Truth(wanted, where, every, found, list(known), unlabelled, other, moved, notes)
 
@@ -384,7 +419,7 @@ def _drift(trained: Trained, rows: Rows, notes: list[str]) -> Drift | None:
         return None
     training = trained.inputs.get("training")
     if not training:
-        notes.append("The model has no summary of its training columns, so drift cannot be shown.")
+        notes.append("The model has no summary of its training columns, so drift cannot be measured.")
         return None
     preprocessing = Preprocessing.from_dict(trained.inputs)
     check_columns(rows, preprocessing.names, "what the model needs:")
@@ -428,7 +463,7 @@ def _from_paths(paths: Sequence[str], trained: Trained) -> _Truth:
     parts = [Path(path).parts for path in paths]
     depths = {len(part) for part in parts}
     if min(depths) < 2 or (len(depths & {2}) and len(depths) > 1):
-        raise InputError("images must be in folders as domain/class/image, or all as class/image.")
+        raise InputError("images must be arranged as domain/class/image, or all as class/image.")
     nested = min(depths) > 2
     classes = {name: n for n, name in enumerate(trained.classes)}
     labels = [part[1] if nested else part[0] for part in parts]

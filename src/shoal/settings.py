@@ -64,7 +64,7 @@ class Range(NamedTuple):
     above: float | None = None
     below: float | None = None
     what: str = ""
-    """What the number is, such as "a share of the data"."""
+    """What the number is, such as "a fraction of the data"."""
     search: Search | None = None
     large: tuple[Any, Search] | None = None
     """The default and the search for large images, where they are not the same as for small ones."""
@@ -369,7 +369,7 @@ def _hint(kinds: Sequence[Kind], value: Any) -> str:
         meant = int(value)
     else:
         text = any(kind.type is str for kind in kinds)
-        return " To be text, no and null need quotes." if text else ""
+        return " To be read as text, no and null must be quoted." if text else ""
     try:
         return "" if meant is None else f" Did you mean {_take(kinds, meant)!r}?"
     except (TypeError, ValueError, OverflowError):

@@ -41,7 +41,7 @@ try:
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(
-        f"shoal.sklearn needs scikit-learn 1.6 or later ({error}): pip install 'shoal[sklearn]'"
+        f"shoal.sklearn requires scikit-learn 1.6 or later ({error}): pip install 'shoal[sklearn]'"
     ) from error
 
 __all__ = ["DomainClassifier", "DomainRegressor"]
@@ -130,7 +130,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             drawn = {"draw": self.draw, "domains_per_step": self.domains_per_step}
             return {"algorithm": cls, "settings": settings, **drawn}
         groups = f"one group only ({domains.names[0]!r})" if grouped else "no groups"
-        message = f"{cls.__name__} needs several domains and fit was given {groups}: it trains as ERM."
+        message = f"{cls.__name__} requires several domains, but fit received {groups}; it trains as ERM."
         warnings.warn(message, stacklevel=4)
         return {"algorithm": "erm", "settings": {}, "draw": None, "domains_per_step": None}
 
@@ -139,7 +139,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
         if share is None:
             return {"train": domains}
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
-            raise InputError(f"validation must be None or a share between 0 and 1; got {share!r}.")
+            raise InputError(f"validation must be None or a fraction between 0 and 1; got {share!r}.")
         train, held = hold_out(domains, float(share), seed)
         return {"train": train, "validation": held}
 
@@ -161,7 +161,7 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
             torch.default_generator.manual_seed(seed)
             made = self.model(input_shape, classes)
         if not isinstance(made, nn.Module):
-            raise InputError(f"model must make a torch.nn.Module, got {type(made).__name__}.")
+            raise InputError(f"model must return a torch.nn.Module, got {type(made).__name__}.")
         return copy.deepcopy(made)  # it may be one that the function gives every time
 
     def _optimizer(self) -> OptimizerMaker:
@@ -188,46 +188,57 @@ class _DomainEstimator(BaseEstimator):  # type: ignore[misc] # scikit-learn has 
 
 
 class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
-    """A classifier for held-out domains, trained by any of Shoal's algorithms. ::
+    """A classifier for held-out domains, trained with any algorithm of Shoal. ::
 
         DomainClassifier("fish").fit(X, y, groups=hospital).score(X_new, y_new)
 
-    Labels may be of any type. Without groups, or with a single one, an algorithm that needs several domains
-    trains as ERM, and says so in a warning.
+    Labels may be of any type. Without groups, or with a single one, an algorithm that requires several
+    domains trains as ERM, with a warning.
 
     Args:
-        algorithm: a name (``shoal list algorithms``) or a subclass of :class:`~shoal.algorithms.Algorithm`.
-        model: the name of a network for flat features, or ``model(input_shape, classes)``, which makes one;
-            ``classes`` is ``None`` for regression. By default ``"tabular"``.
-        settings: the algorithm's own, such as ``{"meta_lr": 0.1}``.
-        steps: each takes ``batch_size`` rows from each of ``domains_per_step`` domains. By default as many as
-            make 30 passes over the rows, but at least 50 and at most 2,000.
-        batch_size: rows from each domain in a step.
-        domains_per_step: by default every domain where there are at most 16, else 5.
-        draw: how batches are drawn, if not as the algorithm asks; ``"regrouped"`` mixes the domains of each
-            step: the control for what grouping does.
-        lr: the learning rate of an ``optimizer`` that is named.
-        optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, or a function from parameters to one of torch's.
-        validation: the share of every domain that is not trained on, but chooses the best of ten evaluations
-            (accuracy, or the mean squared error). By default all rows are trained on and the last step
-            counts.
-        patience: stop after so many evaluations without improvement; needs ``validation``.
-        standardize: bring every column to mean 0 and deviation 1 in the rows trained on.
-        random_state: decides everything that is drawn; ``None`` takes NumPy's global state, as usual.
-        device: such as ``"cuda"``, for the training; by default CUDA where there is one.
-        verbose: above 0, show a progress line.
+        algorithm: name of an algorithm (``shoal list algorithms``) or subclass of
+            :class:`~shoal.algorithms.Algorithm`.
+        model: name of a network for flat features, or function ``model(input_shape, classes)`` that builds
+            one; ``classes`` is ``None`` for regression (default: ``"tabular"``).
+        settings: hyperparameters of the algorithm, such as ``{"meta_lr": 0.1}``.
+        steps: number of training steps, each on ``batch_size`` rows from each of ``domains_per_step`` domains
+            (default: as many as make 30 epochs, but at least 50 and at most 2,000).
+        batch_size: number of rows per domain and step.
+        domains_per_step: number of domains per step (default: all if there are at most 16, otherwise 5).
+        draw: how batches are sampled (default: as the algorithm requires); ``"regrouped"`` mixes the domains
+            of each step, as a control for the grouping.
+        lr: learning rate of an ``optimizer`` given by name.
+        optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, or a function that creates a torch optimizer from
+            parameters.
+        validation: fraction of each domain that is held out to select the best of ten evaluations (by
+            accuracy, or the mean squared error). By default all rows are trained on and the last step is
+            used.
+        patience: stop after this number of evaluations without improvement; requires ``validation``.
+        standardize: standardize every column on the training rows.
+        random_state: random seed; ``None`` uses the global state of NumPy.
+        device: device for training, such as ``"cuda"`` (default: CUDA if available).
+        verbose: show a progress line if above 0.
 
     Attributes:
-        classes_: the labels, sorted.
-        model_: the trained network, on the CPU, in eval mode. It takes standardised columns.
-        algorithm_: what was trained with in the end, such as ``"Fish"``.
-        domains_: the groups' names, sorted.
-        n_iter_: steps that were trained.
-        history_: what was measured along the way, as plain data.
+        classes_: labels, sorted.
+        model_: trained network, on the CPU, in eval mode. It takes standardized columns.
+        algorithm_: name of the algorithm that was used, such as ``"Fish"``.
+        domains_: names of the groups, sorted.
+        n_iter_: number of training steps.
+        history_: evaluations during the training, as plain data.
     """
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
+        """Train the model.
+
+        Args:
+            X: dense rows without missing values.
+            y: labels.
+            groups: domain of each row.
+
+        Returns:
+            The estimator.
+        """
         X, y = validate_data(self, X, y, dtype=FLOATS)
         _check_labels(y)
         check_classification_targets(y)
@@ -240,30 +251,85 @@ class DomainClassifier(ClassifierMixin, _DomainEstimator):  # type: ignore[misc]
         return self
 
     def decision_function(self, X: Any) -> NDArray[np.float64]:
-        """Logits (n, classes); of two classes their difference, (n,), which is above 0 for the second."""
+        """Compute logits (n, classes); for two classes their difference, (n,), above 0 for the second class.
+
+        Args:
+            X: dense rows without missing values.
+        """
         logits = self._outputs(X)
         return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Probabilities (n, classes), in the order of ``classes_``."""
+        """Predict probabilities (n, classes), in the order of ``classes_``.
+
+        Args:
+            X: dense rows without missing values.
+        """
         probabilities: NDArray[np.float64] = torch.softmax(torch.from_numpy(self._outputs(X)), 1).numpy()
         return probabilities
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The likeliest label of each row."""
+        """Predict the most probable label of each row.
+
+        Args:
+            X: dense rows without missing values.
+        """
         best = self._outputs(X).argmax(1)  # first, as it asks whether there is a model
         labels: NDArray[Any] = self.classes_[best]
         return labels
 
 
 class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
-    """A regressor for held-out domains; see :class:`DomainClassifier` for its parameters.
+    """A regressor for held-out domains, trained with any algorithm of Shoal. ::
 
-    It learns standardised targets, ``(y - target_[0]) / target_[1]``, by squared error.
+        DomainRegressor("fish").fit(X, y, groups=hospital).score(X_new, y_new)
+
+    It is trained on standardized targets, ``(y - target_[0]) / target_[1]``, with the squared error.
+
+    Args:
+        algorithm: name of an algorithm (``shoal list algorithms``) or subclass of
+            :class:`~shoal.algorithms.Algorithm`.
+        model: name of a network for flat features, or function ``model(input_shape, classes)`` that builds
+            one; ``classes`` is ``None`` for regression (default: ``"tabular"``).
+        settings: hyperparameters of the algorithm, such as ``{"meta_lr": 0.1}``.
+        steps: number of training steps, each on ``batch_size`` rows from each of ``domains_per_step`` domains
+            (default: as many as make 30 epochs, but at least 50 and at most 2,000).
+        batch_size: number of rows per domain and step.
+        domains_per_step: number of domains per step (default: all if there are at most 16, otherwise 5).
+        draw: how batches are sampled (default: as the algorithm requires); ``"regrouped"`` mixes the domains
+            of each step, as a control for the grouping.
+        lr: learning rate of an ``optimizer`` given by name.
+        optimizer: ``"adam"``, ``"adamw"``, ``"sgd"``, or a function that creates a torch optimizer from
+            parameters.
+        validation: fraction of each domain that is held out to select the best of ten evaluations (by
+            accuracy, or the mean squared error). By default all rows are trained on and the last step is
+            used.
+        patience: stop after this number of evaluations without improvement; requires ``validation``.
+        standardize: standardize every column on the training rows.
+        random_state: random seed; ``None`` uses the global state of NumPy.
+        device: device for training, such as ``"cuda"`` (default: CUDA if available).
+        verbose: show a progress line if above 0.
+
+    Attributes:
+        target_: mean and standard deviation of the targets.
+        model_: trained network, on the CPU, in eval mode. It takes standardized columns.
+        algorithm_: name of the algorithm that was used, such as ``"Fish"``.
+        domains_: names of the groups, sorted.
+        n_iter_: number of training steps.
+        history_: evaluations during the training, as plain data.
     """
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> Self:
-        """Trains on dense rows ``X`` without missing values; ``groups`` says which domain each is from."""
+        """Train the model.
+
+        Args:
+            X: dense rows without missing values.
+            y: targets.
+            groups: domain of each row.
+
+        Returns:
+            The estimator.
+        """
         X, y = validate_data(self, X, y, dtype=FLOATS, y_numeric=True)
         y = y.astype(np.float64)
         mean, spread = _centre(y)
@@ -272,7 +338,11 @@ class DomainRegressor(RegressorMixin, _DomainEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:
-        """One number per row, on the scale of the targets."""
+        """Predict one number per row, in the units of the targets.
+
+        Args:
+            X: dense rows without missing values.
+        """
         outputs = self._outputs(X)  # first, as it asks whether there is a model
         return outputs * self.target_[1] + self.target_[0]
 
@@ -283,10 +353,12 @@ def _check_labels(y: NDArray[Any]) -> None:
         return
     for row, label in enumerate(y):
         if label is None:
-            raise InputError(f"y has no label in row {row} (None); leave such rows out.")
+            raise InputError(f"y has no label in row {row} (None); remove such rows.")
     kinds = sorted({"numbers" if isinstance(label, Real) else type(label).__name__ for label in y})
     if len(kinds) > 1:
-        raise InputError(f"y has labels of several types, {' and '.join(kinds)}; make them all of one.")
+        raise InputError(
+            f"y has labels of several types, {' and '.join(kinds)}; they must have the same type."
+        )
 
 
 def _centre(y: NDArray[np.float64]) -> tuple[float, float]:
@@ -294,7 +366,7 @@ def _centre(y: NDArray[np.float64]) -> tuple[float, float]:
     largest = float(np.abs(y).max()) or 1.0  # divided by, so that no square is too large or too small
     mean, spread = float((y / largest).mean()) * largest, float((y / largest).std()) * largest
     if not np.isfinite((y - mean) / (spread or 1.0)).all():
-        raise InputError(f"y reaches {largest:.3g}, too far for a regression; divide the targets by it.")
+        raise InputError(f"y reaches {largest:.3g}, too large for regression; rescale the targets.")
     return mean, spread or 1.0
 
 

@@ -73,7 +73,7 @@ class Ingredient:
             raise InputError(f"the run in {str(folder)!r} is not finished: it has no record.json.")
         record = read_record(folder / "record.json")
         if record.status != "finished":
-            raise InputError(f"the run in {str(folder)!r} {record.status}; a soup is made of finished runs.")
+            raise InputError(f"the run in {str(folder)!r} {record.status}; a soup requires finished runs.")
         if baselines.is_one(record.config):
             name = record.config.algorithm
             raise InputError(f"the run in {str(folder)!r} is the baseline {name}, which cannot be averaged.")
@@ -131,24 +131,24 @@ def read_ingredients(paths: Iterable[Path]) -> list[Ingredient]:
     """The runs in these folders, checked against each other before any work."""
     folders = [folder for path in paths for folder in _folders(path)]
     if len(folders) < 2:
-        raise InputError(f"a soup is made of at least two runs, got {len(folders)}.")
+        raise InputError(f"a soup requires at least two runs, got {len(folders)}.")
     real = [os.path.realpath(folder) for folder in folders]
     for number, place in enumerate(real):
         if place in real[:number]:
-            raise InputError(f"the run in {str(folders[number])!r} was given twice.")
+            raise InputError(f"the run in {str(folders[number])!r} is listed twice.")
     found = [Ingredient.read(folder) for folder in folders]
     for number, run in enumerate(found):
         for other in found[:number]:
             if other.checksum == run.checksum:
                 both = f"{str(other.folder)!r} and {str(run.folder)!r}"
-                raise InputError(f"{both} hold the same weights; give each run once.")
+                raise InputError(f"{both} have the same weights; list each run once.")
     for run in found[1:]:
         _check_alike(found[0], run)
     first = found[0].weights()
     for run in found:
         weights = run.weights()
         if why := difference(first, weights):
-            raise InputError(f"{_named(found[0], run)} are of different architectures: {why}.")
+            raise InputError(f"{_named(found[0], run)} have different architectures: {why}.")
         if bad := [k for k, v in weights.items() if v.is_floating_point() and not v.isfinite().all()]:
             raise InputError(f"the weights in {str(run.folder)!r} are damaged: {bad[0]!r} is not finite.")
     return found
@@ -180,7 +180,7 @@ def _check_alike(first: Ingredient, other: Ingredient) -> None:
             name = next(k for k in [*a, *b] if k not in a or k not in b or a[k] != b[k])
             what, a, b = f"{what} ({name})", a.get(name), b.get(name)
         raise InputError(
-            f"{_named(first, other)} differ in their {what}: {shown(a)} and {shown(b)}. A soup is made of "
+            f"{_named(first, other)} differ in their {what}: {shown(a)} and {shown(b)}. A soup requires "
             "runs on the same data, with the same model."
         )
     if first.config.eval_limit == other.config.eval_limit:
@@ -198,13 +198,13 @@ def warn_of_start(runs: Sequence[Ingredient]) -> None:
     if len(began) == 1 and "" not in began:
         return
     if began == {""}:
-        why = "do not say that they started from pretrained weights"
+        why = "do not show that they started from pretrained weights"
     else:
         names = ", ".join(sorted(name or "none" for name in began))
-        why = f"name different weights that they started from ({names})"
+        why = f"list different initial weights ({names})"
     warnings.warn(
-        f"the records of these runs {why}. A mean of weights is a good model only where the runs were "
-        "fine-tuned from the same ones.",
+        f"the records of these runs {why}. An average of weights is a good model only if the runs were "
+        "fine-tuned from the same initial weights.",
         stacklevel=4,
     )
 
@@ -336,7 +336,9 @@ def mix(runs: Sequence[Ingredient], training: Training, greedy: bool, progress: 
     every, evaluation = list(training.splits), Evaluation(training, progress)
     splits = [split for split in every if split != "train"]
     if greedy and "validation" not in splits:
-        raise InputError("a greedy soup needs validation scores, and these data have no validation split.")
+        raise InputError(
+            "a greedy soup requires validation scores, and this dataset has no validation split."
+        )
 
     def measure(numbers: Sequence[int]) -> Scores:
         parts = [runs[n] for n in numbers]
@@ -367,8 +369,9 @@ def mix_unseen(runs: Sequence[Ingredient]) -> Mixed:
     first = runs[0].weights()
     if any(k.endswith("running_mean") and not torch.equal(v, first[k]) for k, v in weights.items()):
         warnings.warn(
-            "the statistics of BatchNorm are means of the runs' and not recomputed on training data: give "
-            "them to shoal.soup as 'data'.",
+            "BatchNorm statistics are averages over the runs and not recomputed on training data; to "
+            "recompute "
+            "them, pass the data to shoal.soup as 'data'.",
             stacklevel=4,
         )
     return Mixed(weights, range(len(runs)), (), {})

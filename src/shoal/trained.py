@@ -107,10 +107,15 @@ class About:
 
 
 class Trained(nn.Module):
-    """A trained model in eval mode. Called with prepared tensors it gives what the network gives.
+    """A trained model in eval mode, with its preprocessing; returned by :func:`load`.
 
-    ``class_names`` are the classes in the order of the outputs, ``inputs`` says how raw input is prepared,
-    ``record`` is what came out of the training, as in ``record.json`` (empty where there is none).
+    Called with preprocessed tensors, it returns the outputs of the network.
+
+    Args:
+        model: network.
+        about: description of the model: task, classes, and preprocessing.
+        folder: folder that it was loaded from.
+        record: content of ``record.json``, if there is one.
     """
 
     def __init__(
@@ -130,7 +135,14 @@ class Trained(nn.Module):
         files: Mapping[str, bytes] = NOTHING,
         record: Mapping[str, Any] = NOTHING,
     ) -> Trained:
-        """Of a model that was just trained, with what :func:`shoal.training.summary.about` says of it."""
+        """Create it from a model that was just trained.
+
+        Args:
+            model: network.
+            content: description of the model, from :func:`shoal.training.summary.about`.
+            files: further files of the model by name, such as its tokenizer.
+            record: content of ``record.json``.
+        """
         names = [f.name for f in fields(About)]
         about = About(**{name: content[name] for name in names if name in content})
         about = replace(about, input_shape=tuple(about.input_shape), class_names=tuple(about.class_names))
@@ -148,7 +160,7 @@ class Trained(nn.Module):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Their names, or numbers where they have none; empty in regression."""
+        """The names of the classes, or their numbers if they have none; empty in regression."""
         return self.class_names or tuple(map(str, range(self.about.classes or 0)))
 
     @property
@@ -163,12 +175,21 @@ class Trained(nn.Module):
         return call(self.model, x)
 
     def train(self, mode: bool = True) -> Trained:
-        """It stays in eval mode: for more training take ``.model``."""
+        """Stay in eval mode; to train further, use ``.model``.
+
+        Args:
+            mode: ignored.
+        """
         super().train(False)
         return self
 
     def reader(self, source: Any = None, **options: Any) -> Reader:
-        """What prepares raw input; tensors and arrays are taken as they are."""
+        """Return the reader that preprocesses raw input; tensors and arrays are not changed.
+
+        Args:
+            source: raw input, or an array.
+            **options: options of the reader.
+        """
         ready = isinstance(source, Tensor | np.ndarray)
         return reader({} if ready else self.inputs, self.about.input_shape, folder=self.folder, **options)
 
@@ -176,13 +197,17 @@ class Trained(nn.Module):
     def predict(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[Any]:
-        """The class of each example by name (by number, where it has none), or in regression its value.
+        """Predict the class of each example by name (by number, if it has none), or its value in regression.
 
-        Of several labels it is 0 or 1 for each; of dense outputs a class for each position.
+        With several labels, the prediction is 0 or 1 for each; with dense outputs, a class for each position.
 
-        ``source`` is raw: for a model of tables a CSV or Parquet file, a DataFrame or a mapping of columns;
-        of images a file, several, or a folder; of text a list, a .txt file with one per line, or a table and
-        its ``column``. Tensors and arrays are taken as the network's own input.
+        Args:
+            source: raw input: for table models a CSV or Parquet file, a DataFrame or a mapping of columns;
+                for image models a file, several files, or a folder; for text models a list, a .txt file with
+                one text per line, or a table. Tensors and arrays are used as the input of the network.
+            batch_size: number of examples per batch.
+            workers: number of processes that load examples.
+            column: text column of a table, for text models.
         """
         found = self._collected(source, batch_size, workers, column)
         return self.labels(found)
@@ -191,19 +216,26 @@ class Trained(nn.Module):
     def predict_proba(
         self, source: Any, *, batch_size: int = 256, workers: int = 0, column: str | None = None
     ) -> NDArray[np.float64]:
-        """The probability of each class, (n, classes); of each of several labels, (n, labels)."""
+        """Predict the probability of each class, (n, classes), or of each of several labels, (n, labels).
+
+        Args:
+            source: as in :meth:`predict`.
+            batch_size: number of examples per batch.
+            workers: number of processes that load examples.
+            column: text column of a table, for text models.
+        """
         if self.about.task == "multilabel":
             logits = self._collected(source, batch_size, workers, column).astype(np.float64)
             return np.exp(-np.logaddexp(0, -logits))
         if self.about.classes is None:
-            raise InputError("this model predicts numbers, not classes; there are no probabilities.")
+            raise InputError("this model is a regression model and has no probabilities.")
         return probabilities(self._collected(source, batch_size, workers, column))
 
     def _collected(self, source: Any, batch_size: int, workers: int, column: str | None) -> NDArray[Any]:
         source_reader = self.reader(source, column=column)
         outputs = [output for _, output in self.outputs(source_reader, source, batch_size, workers)]
         if not outputs:
-            raise InputError("there is nothing to predict for: the input is empty.")
+            raise InputError("the input is empty.")
         for note in source_reader.doubts:
             warnings.warn(note, stacklevel=4)
         return np.concatenate(outputs)
@@ -211,7 +243,14 @@ class Trained(nn.Module):
     def outputs(
         self, source_reader: Reader, source: Any, batch_size: int = 256, workers: int = 0
     ) -> Iterator[tuple[Batch, NDArray[Any]]]:
-        """What the network gives for ``source``, batch by batch; in regression in the label's own units."""
+        """Compute the outputs of the network batch by batch; in regression in the units of the label.
+
+        Args:
+            source_reader: reader of the input, from :meth:`reader`.
+            source: as in :meth:`predict`.
+            batch_size: number of examples per batch.
+            workers: number of processes that load examples.
+        """
         for batch in _prepared(source_reader.batches(source, batch_size, workers)):
             found = self._applied(batch)
             # In float64: the label's own units may be such that float32 would round.
@@ -230,7 +269,11 @@ class Trained(nn.Module):
         return found
 
     def labels(self, outputs: NDArray[Any]) -> NDArray[Any]:
-        """What is predicted, from the network's outputs."""
+        """Convert outputs of the network to predictions.
+
+        Args:
+            outputs: outputs of the network.
+        """
         if self.about.task == "multilabel":
             return (outputs > 0).astype(np.int64)
         if self.about.classes is None:
@@ -239,9 +282,14 @@ class Trained(nn.Module):
         return np.array(self.class_names)[best] if self.class_names else best
 
     def export(self, path: str | Path, format: str | None = None, *, prepared: bool = False) -> Exported:
-        """Writes it for other programs: see :func:`shoal.export.export`. ::
+        """Export the model for use without Shoal; see :func:`shoal.export.export`. ::
 
-        shoal.load("runs/fish").export("fish.onnx")
+            shoal.load("runs/fish").export("fish.onnx")
+
+        Args:
+            path: file to write.
+            format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"`` (default: by the file extension).
+            prepared: for ONNX of a table model, take preprocessed inputs instead of raw columns.
         """
         from shoal.export import export
 
@@ -262,7 +310,9 @@ def _prepared(batches: Iterator[Batch]) -> Iterator[Batch]:
     except InputError:
         raise
     except (*_WRONG, MemoryError) as error:
-        raise InputError(f"the input cannot be prepared as {ABOUT} says: {first_line(error)}") from error
+        raise InputError(
+            f"the input cannot be preprocessed according to {ABOUT}: {first_line(error)}"
+        ) from error
 
 
 def first_line(error: BaseException) -> str:
@@ -283,16 +333,22 @@ def probabilities(outputs: NDArray[Any]) -> NDArray[np.float64]:
 def load(
     folder: str | Path, model: nn.Module | None = None, *, device: str | torch.device = "cpu"
 ) -> Trained:
-    """The trained model of a run, ready to predict. ::
+    """Load the trained model of a run. ::
 
         model = shoal.load("runs/fish")
         model.predict("new patients.csv")
 
     Args:
-        folder: what `shoal train` was given as ``--out`` or :func:`shoal.fit` as ``folder``, or the file
+        folder: run folder (``--out`` of `shoal train`, ``folder`` of :func:`shoal.fit`), or the file
             ``model.safetensors`` in it.
-        model: for a run of a network of your own: one built as it was, into which the weights are put.
-        device: where it is to be.
+        model: for runs of your own network: an instance of it, which receives the weights.
+        device: device of the model.
+
+    Returns:
+        Trained: the model, ready to predict.
+
+    Raises:
+        InputError: the folder contains no trained model, or the model is your own network and was not passed.
     """
     place_on = pick_device(device)
     weights = find(Path(folder).expanduser())
@@ -322,10 +378,10 @@ def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> n
     """The network that ``inputs.json`` describes, with random weights: whatever it was, none are fetched."""
     call = "shoal.load(FOLDER, model=MODULE)"
     if about is None:
-        raise InputError(f"{str(place)!r} has no {ABOUT}, which says what the model is; give it: {call}.")
+        raise InputError(f"{str(place)!r} has no {ABOUT}, which describes the model; pass the model: {call}.")
     if "name" not in about.model:
-        own = f"a network of your own ({about.model.get('class', 'a class of its own')})"
-        raise InputError(f"the model in {str(place)!r} is {own}; give one built in the same way: {call}.")
+        own = f"your own network ({about.model.get('class', 'a class of its own')})"
+        raise InputError(f"the model in {str(place)!r} is {own}; pass an instance of it: {call}.")
     name = _name(place, about)
     options = about.model.get("options") or {}
     if not isinstance(options, dict):
@@ -340,7 +396,7 @@ def _built(place: Path, about: About | None, weights: Mapping[str, Tensor]) -> n
             if isinstance(error, InputError) and not given:  # not about options: what to install, for example
                 raise
             raise InputError(
-                f"the model {name!r} cannot be built as {ABOUT} says: {first_line(error)}"
+                f"the model {name!r} cannot be built according to {ABOUT}: {first_line(error)}"
             ) from error
 
 
@@ -351,7 +407,7 @@ def _name(place: Path, about: About) -> str:
         if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
             raise _damaged(place / ABOUT, "a name of a model or tokenizer is not a short text")
     if tokenizer != TOKENIZER and is_folder(tokenizer):
-        raise _damaged(place / ABOUT, f"its tokenizer is not in the folder {TOKENIZER!r} beside it")
+        raise _damaged(place / ABOUT, f"its tokenizer is not in the folder {TOKENIZER!r} next to it")
     if (place / ENCODER / "config.json").is_file():
         return str((place / ENCODER).resolve())
     if language.known(name) and (name not in language.CONFIGURATIONS or is_folder(name)):
@@ -389,21 +445,21 @@ def find(path: Path) -> Path:
             return path
         if path.suffix.lower() == ".json":
             raise _only_records(path, [path])
-        raise InputError(f"{str(path)!r} is not the weights of a model: give a run's folder, or {WEIGHTS}.")
+        raise InputError(f"{str(path)!r} is not a weights file of a model; use a run folder, or {WEIGHTS}.")
     if not os.path.isdir(path):
         raise InputError(f"there is no folder {shown(str(path))}.")
     if (path / WEIGHTS).is_file():
         return path / WEIGHTS
     if several := sorted(path.glob(f"*/{WEIGHTS}")):
         names = ", ".join(repr(str(p.parent)) for p in several[:3]) + (" …" if len(several) > 3 else "")
-        raise InputError(f"{str(path)!r} holds several runs; give one of them: {names}.")
+        raise InputError(f"{str(path)!r} contains several runs; use one of them: {names}.")
     if (path / "config.yaml").is_file():
         state = "has diverged" if (path / RECORD).is_file() else "is not finished: shoal resume"
-        raise InputError(f"the run in {str(path)!r} {state}; there are no weights to use.")
+        raise InputError(f"the run in {str(path)!r} {state}; it has no weights.")
     records = sorted([*path.glob("*.json"), *path.glob("runs/*.json")])
     if records := [p for p in records if len(p.stem) == 16]:
         raise _only_records(path, records)
-    raise InputError(f"{str(path)!r} holds no trained model: there is no {WEIGHTS} in it.")
+    raise InputError(f"{str(path)!r} contains no trained model: there is no {WEIGHTS} in it.")
 
 
 def _only_records(path: Path, records: Sequence[Path]) -> InputError:
@@ -411,11 +467,11 @@ def _only_records(path: Path, records: Sequence[Path]) -> InputError:
     try:
         config = RunConfig.from_dict(_json(records[0])["config"])
     except (InputError, LookupError, TypeError, ValueError):
-        return InputError(f"{str(path)!r} holds no trained model; give the folder of a run.")
+        return InputError(f"{str(path)!r} contains no trained model; use the folder of a run.")
     which = "this run" if path == records[0] else f"one of its {len(records):,} runs"
     return InputError(
-        f"{str(path)!r} holds records without weights, which comparisons and sweeps do not keep. "
-        f"Train {which} anew:\n{train_command(config)[:600]}"
+        f"{str(path)!r} contains records without weights, which comparisons and sweeps do not save. "
+        f"To train {which} again:\n{train_command(config)[:600]}"
     )
 
 
@@ -471,7 +527,7 @@ def _json(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
-        raise _damaged(path, "it is no mapping")
+        raise _damaged(path, "it is not a mapping")
     return content
 
 

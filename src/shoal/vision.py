@@ -38,7 +38,7 @@ def allow_torchvision() -> None:
     native = importlib.machinery.PathFinder.find_spec("_C", package.submodule_search_locations)
     try:
         if native is None or native.origin is None:
-            raise OSError("its native library is not there")
+            raise OSError("its native library is missing")
         torch.ops.load_library(native.origin)  # torchvision would do the same; twice is once
     except OSError as error:
         library = torch.library.Library("torchvision", "FRAGMENT")

@@ -58,6 +58,6 @@ def test_a_comma_is_named() -> None:
 
 def test_a_share_is_not_taken_for_steps() -> None:
     with pytest.raises(
-        InputError, match=r"a share of the training from 0 to 2, got 500\.0\. Did you mean 500\?"
+        InputError, match=r"a fraction of the training from 0 to 2, got 500\.0\. Did you mean 500\?"
     ):
         one_step("irm", start=500.0)

@@ -183,7 +183,7 @@ def test_a_schedule_applies_to_either_rate() -> None:
 
 def test_a_rate_of_zero_is_refused() -> None:
     algorithm = build("eqrm", network(), cross_entropy, Task(S, 2), quantile_lr=1e-6)
-    with pytest.raises(InputError, match=r"quantile_lr=1e-06 of EQRM needs an optimizer with lr above 0"):
+    with pytest.raises(InputError, match=r"quantile_lr=1e-06 of EQRM requires an optimizer with lr above 0"):
         algorithm.wrap(torch.optim.SGD(algorithm.parameters(), 0.0), S)
 
 

@@ -93,7 +93,7 @@ class TestEveryAlgorithm:
     def test_learns_each_task_it_is_for(self, name: str, kind: str) -> None:
         cls, train = algorithm_class(name), toy_of(kind)
         if kind not in cls.tasks:
-            with pytest.raises(InputError, match=rf"is for .*, and this is {kind}. Others can: \w+"):
+            with pytest.raises(InputError, match=rf"supports .*, and this task is {kind}. Alternatives: \w+"):
                 fit(name, network_of(kind), train, task=kind)
             return
         # Published weights are for cross-entropy.

@@ -139,7 +139,7 @@ class TestFish:
         "maker", [torch.optim.NAdam, partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5)]
     )
     def test_a_state_that_does_not_begin_at_zero_is_not_reset_by_number(self, maker: Maker) -> None:
-        with pytest.raises(InputError, match=r"inner_state=2 needs Adam, AdamW or SGD without dampening"):
+        with pytest.raises(InputError, match=r"inner_state=2 requires Adam, AdamW or SGD without dampening"):
             trained("fish", maker, 1, inner_state=2)
 
     def test_buffers_walk_or_interpolate(self) -> None:

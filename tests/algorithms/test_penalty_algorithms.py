@@ -519,13 +519,15 @@ def dict_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
 class TestMessages:
     @pytest.mark.parametrize("name", ["dann", "cdann"])
     def test_a_discriminator_must_know_how_many_features_there_are(self, name: str) -> None:
-        with pytest.raises(InputError, match=r"how many features there are: Task\(…, features=…\)"):
+        with pytest.raises(InputError, match=r"the number of features: Task\(…, features=…\)"):
             build(name, network(), cross_entropy, Task(2, 2))
 
     def test_cdann_names_others_for_a_regression(self) -> None:
         train = {f"{b.domain}": (b.x, b.x[:, 0]) for b in domains()}
         model = FeatureModel(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)))
-        with pytest.raises(InputError, match=r"CDANN is for classification.*Others can: dann, coral, mmd\."):
+        with pytest.raises(
+            InputError, match=r"CDANN supports classification.*Alternatives: dann, coral, mmd\."
+        ):
             shoal.fit("cdann", model, train, steps=1, progress=False)
 
     def test_mixup_of_whole_numbers_is_refused_before_it_trains(self) -> None:

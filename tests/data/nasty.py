@@ -80,7 +80,7 @@ CASES: dict[str, Case] = {
         _cells(lambda n, r: f"{1000 + 37 * n * n % 8999:,}"),
         "numeric",
         reads={0: 1000.0},
-        warns=r"'1,000' is read as 1000 \(1,234 can be 1234 or 1\.234; the option decimal",
+        warns=r"'1,000' is read as 1000 \(1,234 can mean 1234 or 1\.234; set the option decimal",
     ),
     "thousands, said to be decimals": Case(
         _cells(lambda n, r: f"{1000 + 37 * n * n % 8999:,}"),
@@ -110,7 +110,9 @@ CASES: dict[str, Case] = {
     "euros behind": Case(_repeat("3,50 €", "4,25 €", "1.000,00 €"), "numeric", reads={0: 3.5, 2: 1000.0}),
     "per cent": Case(_cells(lambda n, r: f"{n % 40}%"), "numeric", reads={3: 3.0}),
     "per cent and none": Case(
-        _repeat("12%", "13%", "14%", "15%", "0.16"), "numeric", warns="some cells have % and some have none"
+        _repeat("12%", "13%", "14%", "15%", "0.16"),
+        "numeric",
+        warns="some cells have the unit % and some have none",
     ),
     "kilograms": Case(_cells(lambda n, r: f"{60 + n % 31 / 2} kg"), "numeric", reads={0: 60.0, 1: 60.5}),
     "two units": Case(
@@ -145,7 +147,7 @@ CASES: dict[str, Case] = {
         _rng().permutation(ROWS).tolist(), "dropped", warns="numbers the rows"
     ),
     "patients twice each": Case(
-        [n // 2 + 1 for n in range(ROWS)], "dropped", name="patient", warns="repeated entity: --group"
+        [n // 2 + 1 for n in range(ROWS)], "dropped", name="patient", warns="for a repeated entity"
     ),
     "visits of entities, in order": Case([n // 2 + 1 for n in range(ROWS)], "dropped", warns="--group"),
     "codes of letters and digits": Case(
@@ -169,7 +171,9 @@ CASES: dict[str, Case] = {
     "repeated dates": Case(_repeat("2021-03-01", "2021-03-05", "2021-04-01"), "date", reads={2: 18718.0}),
     "days first": Case(_repeat("01.03.2021", "25.12.2020", "07.06.2021"), "date", reads={0: 18687.0}),
     "months first": Case(_repeat("03/01/2021", "12/25/2020", "06/07/2021"), "date", reads={0: 18687.0}),
-    "open dates": Case(_repeat("03/01/2021", "04/02/2021"), "date", warns="is read month first; the option"),
+    "open dates": Case(
+        _repeat("03/01/2021", "04/02/2021"), "date", warns="is read month first; set the option"
+    ),
     "open dates, said": Case(
         _repeat("01/03/2021", "02/04/2021"), "date", reads={0: 18687.0}, options={"day_first": True}
     ),

@@ -43,9 +43,9 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         (
             data(y=[1, 2, 3, 1, 2, 3]),
             3,
-            r"labels run from 1 to 3; with classes=3 they must run 0..2: subtract 1",
+            r"labels range from 1 to 3; with classes=3 they must range from 0 to 2: subtract 1",
         ),
-        (data(), 2, r"labels run from 0 to 2; .*0..1: give classes=3\? .*example 2 of domain 'a'"),
+        (data(), 2, r"labels range from 0 to 2; .*0 to 1; set classes=3\? .*example 2 of domain 'a'"),
         (data(y=[0, 1, 2, 0, -1, 2]), 3, "from -1 to 2; .*example 1 of domain 'b' .example 4 of all"),
         (data(y=[0, 1, -(2**63), 0, 1, 1]), 3, "what NaN becomes as an integer.*example 2 of domain 'a'"),
         (data(y=[0.0, 1.0, 2.0, 0.0, 1.0, 2.0]), 3, r"labels are float32.*y.long\(\)"),
@@ -87,7 +87,7 @@ def test_indices_beyond_the_dataset() -> None:
     [
         (({"f": [torch.tensor([float("inf")])]}, 0), 2, "example 3 of domain 'b' has a feature"),
         ((np.array([np.nan]), 0), 2, "example 3 of domain 'b' has a feature"),
-        ((torch.zeros(2), 2), 2, "label 2; with classes=2 labels must run 0..1"),
+        ((torch.zeros(2), 2), 2, "label 2; with classes=2 labels must range from 0 to 1"),
         ((torch.zeros(2), 0.5), 2, "label 0.5; .*integer"),
         ((torch.zeros(2), float("nan")), None, "target that is not finite"),
         ((torch.zeros(2), 0, 0), 2, "3 parts"),

@@ -186,7 +186,7 @@ class TestWhatWorks:
         assert set(both.examples[0][0]) == {"x", "batch"}
         with pytest.raises(InputError, match=r"cannot take two training examples \(dict of 'x', 'batch'\)"):
             fitted(both, nn.Linear(4, 2))
-        with pytest.raises(InputError, match=r"no model is known for examples of shape \(\)"):
+        with pytest.raises(InputError, match=r"there is no default model for examples of shape \(\)"):
             fitted(both)
         with pytest.raises(InputError, match="by its index"):
             from_dataset(rows.to_iterable_dataset(), SITES)
@@ -233,22 +233,25 @@ class Stream(IterableDataset[Any]):
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a stream": (Stream, "is a Stream; a dataset that gives any example by its index"),
-    "whole floats": (lambda: pairs(T, Y.astype(float)), "Say task='classification' or task='regression'"),
+    "whole floats": (lambda: pairs(T, Y.astype(float)), "set task='classification' or task='regression'"),
     "whole floating tensors": (
         lambda: TensorDataset(T, torch.from_numpy(Y).float()),
-        r"only whole values \(0, 1\)",
+        r"only integer values \(0, 1\)",
     ),
     "no label": (lambda: each(lambda n: {"x": T[n], "kind": 1}), "'x', 'kind': none of label, labels"),
     "two labels": (lambda: each(lambda n: {"x": T[n], "y": 1, "label": 1}), "several of label, labels"),
     "x alone": (lambda: TensorDataset(T), r"example 0 of the dataset is 1 part; .* pair \(x, y\)"),
     "a tensor": (lambda: each(lambda n: T[n]), r"is a Tensor; an example must be a pair \(x, y\)"),
     "two inputs": (lambda: each(lambda n: (T[n], T[n], 1)), r"\(\(a, b\), y\)"),
-    "text as x": (lambda: each(lambda n: ("words", 1)), "has a text as its input; tokenize"),
+    "text as x": (lambda: each(lambda n: ("words", 1)), "has text as its input; tokenize"),
     "text in a dict": (lambda: each(lambda n: {"text": "words", "label": 1}), "'text' is text: tokenize"),
-    "an image": (lambda: each(lambda n: (picture(), 1)), "has a Pillow image as its input; make it a tensor"),
+    "an image": (
+        lambda: each(lambda n: (picture(), 1)),
+        "has a Pillow image as its input; convert it to a tensor",
+    ),
     "no label's value": (
         lambda: pairs(T, [None] * COUNT),
-        "has the label None; it must be a number or a text",
+        "has the label None; it must be a number or a string",
     ),
     "a NaN label": (lambda: pairs(T, [float("nan")] * COUNT), "a label that is not finite"),
     "labels of two kinds": (lambda: each(lambda n: (T[n], n % 2 or "no")), "some .* are text and others"),
@@ -293,12 +296,12 @@ def test_labels_beyond_the_model_are_named_before_training() -> None:
         TensorDataset(T, torch.tensor(labels)),
         list(zip(T, labels, strict=True)),
     ):
-        with pytest.raises(InputError, match=r"labels run from 0 to 5.*example 41 of domain 'a'"):
+        with pytest.raises(InputError, match=r"labels range from 0 to 5.*example 41 of domain 'a'"):
             fitted({"a": dataset, "b": dataset}, nn.Linear(4, 2))
-    with pytest.raises(InputError, match=r"labels run from 0 to 5; with classes=3"):
+    with pytest.raises(InputError, match=r"labels range from 0 to 5; with classes=3"):
         fitted(from_dataset(pairs(T, labels), ["a"] * COUNT, classes=3))
     labels[41] = -1
-    with pytest.raises(InputError, match="labels run from -1 to 1"):
+    with pytest.raises(InputError, match="labels range from -1 to 1"):
         fitted({"a": pairs(T, labels), "b": pairs(T, labels)}, nn.Linear(4, 2))
 
 

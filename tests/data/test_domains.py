@@ -58,8 +58,8 @@ def test_any_kind_of_labels(labels: object) -> None:
         ([0, 1, None], "position 2 is None"),
         ([0.0, float("nan")], "position 1 is nan"),
         ([0.5, 1.0], "position 0 is 0.5"),
-        ([], "one label for each example"),
-        ([[1, 2], [3, 4]], "one label for each example"),
+        ([], "one label per example"),
+        ([[1, 2], [3, 4]], "one label per example"),
     ],
 )
 def test_labels_refused(labels: list, message: str) -> None:
@@ -89,9 +89,9 @@ def test_indices_of_is_a_view() -> None:
     [
         ({"a": [0], "b": []}, "'b' has no examples"),
         ({"a": [0], "b": [3, -2]}, "'b' has index -2"),
-        ({"a": [True, False]}, "'a' is given as a mask"),
+        ({"a": [True, False]}, "'a' is a mask"),
         ({"a": [0.5]}, "'a' has indices of shape"),
-        ({1: [0], "1": [1]}, "two domains are called '1'"),
+        ({1: [0], "1": [1]}, "two domains have the name '1'"),
         ({}, "no domains"),
     ],
 )
@@ -109,7 +109,7 @@ def test_select_by_name_or_number() -> None:
     assert [chosen.indices_of(d).tolist() for d in (0, 1)] == [[1, 5, 6], [0, 1]]
     assert domains.select("b").names == ("b",)
     assert Domains.from_labels([7, 7, 9]).select(1).names == ("9",)
-    for wrong, message in ((["a", 0], "'a' is named twice"), ([3], "number 3"), ("d", "unknown domain 'd'")):
+    for wrong, message in ((["a", 0], "'a' is listed twice"), ([3], "number 3"), ("d", "unknown domain 'd'")):
         with pytest.raises(InputError, match=message):
             domains.select(wrong)
 

@@ -287,19 +287,19 @@ def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path, waits: lis
     fetch([f"{server.url}/file.zip"], tmp_path / "file.zip", tell=nothing, say=said.append)
     assert (tmp_path / "file.zip").read_bytes() == CONTENT
     assert waits == [1, 7, 60, 8]
-    assert said[0] == "file.zip: the server says 503 Service Unavailable; trying again in 1 s"
+    assert said[0] == "file.zip: the server responded 503 Service Unavailable; trying again in 1 s"
 
 
 def test_a_server_that_stays_busy_or_breaks_off_is_given_up(
     server: Server, tmp_path: Path, waits: list[float]
 ) -> None:
     server.serve(refusals=[(503, {})] * 99)
-    with pytest.raises(InputError, match=r"503 Service Unavailable, 5 times\. Give a --mirror, or put"):
+    with pytest.raises(InputError, match=r"503 Service Unavailable, 5 times\. Use --mirror, or put"):
         fetched(server, tmp_path)
     assert len(server.asked) == 5
     server.serve(breaks=[100_000] * 99, ranges=False)
     with pytest.raises(
-        InputError, match=r"ended after 100,000 of 300,002 bytes, 5 times\. 100\.0 kB .* kept"
+        InputError, match=r"was closed after 100,000 of 300,002 bytes, 5 times\. 100\.0 kB are saved"
     ):
         fetched(server, tmp_path)
     assert len(server.asked) == 5 + 5
@@ -312,7 +312,7 @@ def test_a_file_that_is_not_there_is_looked_for_elsewhere(
 ) -> None:
     with pytest.raises(InputError) as error:
         fetched(server, tmp_path)
-    assert f"{server.url}/file.zip: the server says 404 Not Found." in str(error.value)
+    assert f"{server.url}/file.zip: the server responded 404 Not Found." in str(error.value)
     assert repr(str(tmp_path / "file.zip")) in str(error.value)
     assert (len(server.asked), waits, list(tmp_path.iterdir())) == (1, [], [])
     server.serve(name="other/file.zip")
@@ -333,7 +333,7 @@ def test_another_address_does_not_cost_what_came(server: Server, tmp_path: Path)
     server.serve(breaks=[100_000, *[0] * 99])
     server.serve(name="other/file.zip")
     urls = [f"{server.url}/file.zip", f"{server.url}/other/file.zip"]
-    with pytest.raises(InputError, match=r"100\.0 kB of it are kept; the same command resumes"):
+    with pytest.raises(InputError, match=r"100\.0 kB are saved; the same command resumes"):
         fetch(urls, tmp_path / "file.zip", tell=nothing, say=nothing)
     assert {path for path, _ in server.asked} == {"/file.zip"}
     assert (tmp_path / "file.zip.part").read_bytes() == CONTENT[:100_000]
@@ -349,7 +349,7 @@ def test_a_server_that_cannot_be_reached(tmp_path: Path, waits: list[float]) -> 
 
 def test_a_web_page_is_no_archive(server: Server, tmp_path: Path) -> None:
     server.serve(b"<html>Are you sure?", headers={"Content-Type": "text/html; charset=utf-8"})
-    with pytest.raises(InputError, match="sent a web page where a file was expected, as Google Drive does"):
+    with pytest.raises(InputError, match="sent a web page instead of a file, as Google Drive does"):
         fetched(server, tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert drive("abc").startswith("https://drive.usercontent.google.com/download?id=abc&")
@@ -361,7 +361,7 @@ def test_a_full_disk_keeps_what_came(server: Server, tmp_path: Path, small_chunk
     resource.setrlimit(resource.RLIMIT_FSIZE, (123_456, before[1]))
     try:
         with pytest.raises(
-            InputError, match=r"file.zip.part' cannot be written: .*What came is kept"
+            InputError, match=r"file.zip.part' cannot be written: .*Free some disk space"
         ) as error:
             fetched(server, tmp_path)
     finally:
@@ -398,7 +398,9 @@ def test_room_is_looked_for_before(
     server.serve()
     free = shutil.disk_usage(tmp_path)._replace(free=299_999)
     monkeypatch.setattr(module.shutil, "disk_usage", lambda folder: free)
-    with pytest.raises(InputError, match=r"file.zip needs 300\.0 kB, and .* has 300\.0 kB free; make room"):
+    with pytest.raises(
+        InputError, match=r"file.zip needs 300\.0 kB, and .* has 300\.0 kB free; free some disk space"
+    ):
         fetched(server, tmp_path)
     assert (tmp_path / "file.zip.part").stat().st_size == 0
 
@@ -531,7 +533,7 @@ def test_without_a_checksum_the_first_is_trusted_and_others_compared(tmp_path: P
     assert got.files[0]["checked"] == "--sha256"
     note.write_text("nonsense")
     shutil.rmtree(to / "PACS")
-    with pytest.raises(InputError, match=r"PACS.zip.sha256' holds no sha256; remove it"):
+    with pytest.raises(InputError, match=r"PACS.zip.sha256' contains no sha256; remove it"):
         get(pacs(), to, mirror=source)
 
 
@@ -586,7 +588,7 @@ def test_members_that_lead_out_are_refused(name: str, kind: str, tmp_path: Path)
     archive = tmp_path / f"evil.{kind}"
     archive.write_bytes(zipped("good", name) if kind == "zip" else tarred(("good", {}), (name, {})))
     (tmp_path / "to").mkdir()
-    with pytest.raises(InputError, match=f"{re.escape(repr(name))} in it leads out of the folder"):
+    with pytest.raises(InputError, match=f"{re.escape(repr(name))} in it points outside the folder"):
         unpack(archive, tmp_path / "to", nothing)
     assert all_in(tmp_path) == [f"evil.{kind}"]
 
@@ -622,7 +624,7 @@ def test_links_that_lead_out_and_devices_are_refused(how: dict[str, Any], tmp_pa
     (tmp_path / "secret").write_bytes(b"secret")
     (tmp_path / "evil.tar.gz").write_bytes(tarred(("good", {}), ("a/evil", how)))
     (tmp_path / "to").mkdir()
-    with pytest.raises(InputError, match=r"leads out of the folder|is neither a file nor a folder"):
+    with pytest.raises(InputError, match=r"points outside the folder|is neither a file nor a folder"):
         unpack(tmp_path / "evil.tar.gz", tmp_path / "to", nothing)
     assert list((tmp_path / "to").iterdir()) == []
 
@@ -698,7 +700,7 @@ def test_bombs_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.Monkey
     zeros = bytes(3_000_000)
     archive.write_bytes(zipped("a", content=zeros) if kind == "zip" else gzip.compress(_tar_of(zeros)))
     (tmp_path / "to").mkdir()
-    with pytest.raises(InputError, match=r"says to hold 3,000,000 bytes, which is not believed of"):
+    with pytest.raises(InputError, match=r"declares 3,000,000 bytes of content, which is implausible for"):
         unpack(archive, tmp_path / "to", nothing)
     monkeypatch.setattr("shoal.files.SMALL", 2**30)
     free = shutil.disk_usage(tmp_path)._replace(free=2_999_999)
@@ -789,7 +791,7 @@ def test_a_stop_in_the_middle_tidies_up(error: BaseException, tmp_path: Path) ->
 def test_archives_of_something_else_are_refused_and_kept(tmp_path: Path) -> None:
     source = mirror(tmp_path / "mirror", PACS__zip=zipped("kfold/photo/dog/1.jpg", "kfold/sketch/dog/1.jpg"))
     with pytest.raises(
-        InputError, match=r"PACS.zip: not all domains of PACS are in it \(art_painting, .*kept"
+        InputError, match=r"PACS.zip: not all domains of PACS are in it \(art_painting, .*The files are in"
     ):
         get(pacs(), tmp_path / "to", mirror=source)
     assert all_in(tmp_path / "to") == ["downloads/PACS/PACS.zip"]
@@ -799,7 +801,7 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "to/PACS/photo").mkdir(parents=True)
     (tmp_path / "to/PACS/photo/mine.jpg").write_bytes(b"mine")
     source = mirror(tmp_path / "mirror", PACS__zip=PACS)
-    with pytest.raises(InputError, match=r"PACS' is there, but not all of PACS is in it; move it away"):
+    with pytest.raises(InputError, match=r"PACS' exists but is not a complete copy of PACS; move it away"):
         get(pacs(), tmp_path / "to", mirror=source)
     assert all_in(tmp_path / "to") == ["PACS/photo/mine.jpg"]
     (tmp_path / "file").write_text("")
@@ -812,7 +814,7 @@ def test_two_processes_do_not_fetch_the_same(tmp_path: Path) -> None:
 
     def another(file: str, doing: str, done: int, total: int | None) -> None:
         with pytest.raises(
-            InputError, match=r"another process is fetching into .*downloads/PACS'; wait for it"
+            InputError, match=r"another process is downloading to .*downloads/PACS'; wait for it"
         ):
             get(pacs(), tmp_path / "to", mirror=source)
         assert (tmp_path / "to/downloads/PACS").is_dir()
@@ -905,7 +907,7 @@ def test_domainnet_is_six_archives_less_the_copies(tmp_path: Path) -> None:
     got = get(without_sums("domainnet"), tmp_path / "to", mirror=str(tmp_path))
     left = {f"{d}/dog/{i}.jpg" for d in domains for i in range(3)} - set(copies)
     assert set(all_in(got.folder)) == left
-    assert got.notes == ["2 images that DomainBed lists as copies are left out"]
+    assert got.notes == ["2 images that DomainBed lists as duplicates are excluded"]
     assert (tmp_path / "mine").exists()
     assert len(list((tmp_path / "to/downloads").rglob("*.sha256"))) == 7
 
@@ -943,13 +945,13 @@ def test_terra_incognita_is_sorted_by_its_labels(tmp_path: Path) -> None:
         "location_46/empty/1.jpg",
     ]
     assert got.notes == [
-        "5 images of four cameras and ten classes are kept; 1 that the labels name are not in the archive"
+        "5 images of four cameras and ten classes are kept; 1 listed in the labels are not in the archive"
     ]
 
 
 @pytest.mark.parametrize("said", [[], {}, labels(images=[{"id": 1}]), labels(categories=None)], ids=str)
 def test_labels_of_another_form_are_refused(said: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"caltech_images_20210113.json holds no labels of camera traps"):
+    with pytest.raises(InputError, match=r"caltech_images_20210113.json contains no camera trap labels"):
         get(without_sums("terra-incognita"), tmp_path / "to", mirror=str(terra(tmp_path, said)))
     assert not (tmp_path / "to/terra_incognita").exists()
 
@@ -999,14 +1001,14 @@ def test_get_check_and_load(
     ]
     assert f"PACS.zip: {amount(len(content))} of {amount(len(content))} fetched" in shown.err
     assert "PACS.zip: 40 of 40 unpacked" in shown.err
-    assert "the connection ended after 1,000 of" in shown.err
+    assert "the connection was closed after 1,000 of" in shown.err
     assert len(shown.err.splitlines()) < 25  # a line a tenth
     assert main(["data", "check", "data/PACS", "--dataset", "pacs", "--json", "--workers", "1"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["images"], report["unreadable"]) == (40, {})  # too few, but all sound
     assert load("pacs", folder="data", size=16).splits["test"].names == ("sketch",)
     assert main(command) == 0
-    assert "pacs is in data/PACS; nothing was fetched." in capsys.readouterr().out
+    assert "pacs is already in data/PACS; nothing was downloaded." in capsys.readouterr().out
     assert main(["data", "get", "pacs", "--mirror", "data/downloads/PACS", "--to", "b c", "--json",
                  "--sha256", f"PACS.zip={sha256(content)}"]) == 0  # fmt: skip
     (report,) = json.loads(capsys.readouterr().out)["datasets"]
@@ -1024,7 +1026,7 @@ def test_real_mnist_from_a_mirror(tmp_path: Path, capsys: Captured, monkeypatch:
     assert all_in(tmp_path) == sorted(f"mnist/{s.file}" for s in DOWNLOADS["rotated-mnist"].sources)
     assert len(load("rotated-mnist", per_domain=50).examples) == 300  # type: ignore[arg-type]
     assert main(["data", "get", "rotated-mnist", "--mirror", "http://localhost:9"]) == 0
-    assert "nothing was fetched" in capsys.readouterr().out
+    assert "nothing was downloaded" in capsys.readouterr().out
 
 
 def test_real_hospitals_from_a_mirror(tmp_path: Path, capsys: Captured) -> None:
@@ -1041,11 +1043,11 @@ def test_a_plan_fetches_nothing(tmp_path: Path, capsys: Captured, monkeypatch: p
     to = ["--to", str(tmp_path / "to"), "--plan"]
     assert main(["data", "get", "rotated-mnist", "terra-incognita", *to]) == 0
     shown = capsys.readouterr().out
-    assert f"rotated-mnist, in {tmp_path / 'to/mnist'}, would be fetched" in shown
+    assert f"rotated-mnist, in {tmp_path / 'to/mnist'}, would be downloaded" in shown
     assert "  t10k-labels-idx1-ubyte.gz: 4.5 kB, md5 ec29112dd5afa0611ce80d1b7f02629c (torchvision)" in shown
     assert "    https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz" in shown
     assert "eccv_18_all_images_sm.tar.gz: about 6.5 GB, no checksum is published" in shown
-    assert "none was tried" in shown
+    assert "they were not tested" in shown
     assert main(["data", "get", "pacs", *to, "--mirror", "http://here", "--json", "--sha256", "a" * 64]) == 0
     (plan,) = json.loads(capsys.readouterr().out)["plan"]
     assert plan["files"][0]["urls"] == ["http://here/PACS.zip"]
@@ -1058,18 +1060,31 @@ def test_help_says_what_there_is(capsys: Captured) -> None:
         main(["data", "get", "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0
-    for option in ("--to DIR", "--mirror URL", "--sha256 HEX", "--keep-archive", "--plan", "none was tried"):
+    for option in (
+        "--to DIR",
+        "--mirror URL",
+        "--sha256 HEX",
+        "--keep-archive",
+        "--plan",
+        "they were not tested",
+    ):
         assert option in shown
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["linear"], "dataset 'linear' is not fetched; these are: coloured-mnist, domainnet,"),
+        (["linear"], "dataset 'linear' cannot be downloaded; these can: coloured-mnist, domainnet,"),
         (["pasc"], "Did you mean 'pacs'?"),
         (["pacs", "--sha256", "12"], "--sha256 takes 64 hexadecimal digits, got '12'"),
-        (["heart", "--sha256", "a" * 64], "of which file? Say FILE=aaaaaaaa…, one of processed.cleveland"),
-        (["heart", "--sha256", f"x={'a' * 64}"], "'x' is not fetched; these are: processed.cleveland.data"),
+        (
+            ["heart", "--sha256", "a" * 64],
+            "there are several files; use FILE=aaaaaaaa… with one of processed.cleveland",
+        ),
+        (
+            ["heart", "--sha256", f"x={'a' * 64}"],
+            "'x' is not a file of this dataset; the files are: processed.cleveland.data",
+        ),
         (["pacs", "--mirror", "nowhere"], "--mirror: there is no folder 'nowhere'"),
         (["pacs", "--mirror", "gopher://x"], "must be a folder, or start with http://"),
     ],
@@ -1095,7 +1110,7 @@ def test_one_that_cannot_be_had_does_not_stop_the_others(
     assert main([*command, "--sha256", f"PACS.zip={sha256(content)}"]) == 2
     shown = capsys.readouterr()
     assert "pacs is now in" in shown.out
-    assert "shoal: vlcs: VLCS.tar.gz could not be fetched; file://" in shown.err
+    assert "shoal: vlcs: VLCS.tar.gz could not be downloaded: file://" in shown.err
     assert "No such file or directory" in shown.err
 
 
@@ -1107,4 +1122,4 @@ def test_ctrl_c_says_that_it_goes_on(
 
     monkeypatch.setattr(module, "fetch", stop)
     assert main(["data", "get", "pacs", "--to", str(tmp_path)]) == 130
-    assert "stopped. What came is kept; the same command resumes" in capsys.readouterr().err
+    assert "interrupted. The same command resumes the download" in capsys.readouterr().err

@@ -177,7 +177,7 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str, tmp_path
 
 def test_without_pillow_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(InputError, match=r"needs Pillow: pip install 'shoal\[images\]'"):
+    with pytest.raises(InputError, match=r"requires Pillow: pip install 'shoal\[images\]'"):
         only(tmp_path / "a.png")
 
 
@@ -575,7 +575,7 @@ def odd_folder(root: Path) -> dict[str, set[str]]:
     noise(80, 70, 7).save(root / "place 2" / "kind 1" / "7.jpg")
     for path in (root / "place 0" / "kind 1").iterdir():
         path.unlink()
-    return {"unreadable": bad, "left out": {"place 1/kind 0/moving.gif", "place 1/kind 0/notes.txt"}}
+    return {"unreadable": bad, "ignored": {"place 1/kind 0/moving.gif", "place 1/kind 0/notes.txt"}}
 
 
 def read_all(examples: Any) -> list[str]:
@@ -599,10 +599,10 @@ def test_whatever_lies_in_a_folder_is_told_once_with_its_path(bad: str, tmp_path
         data = load("image-folder", folder=str(tmp_path), size=16, bad=bad, augment=False)
         stopped = read_all(data.examples)
     told = [str(w.message) for w in caught]
-    assert sum("left out: images end in" in text for text in told) == 1
-    assert sum(any(name in text for name in wrong["left out"]) for text in told) == 1
+    assert sum("ignored: image extensions are" in text for text in told) == 1
+    assert sum(any(name in text for name in wrong["ignored"]) for text in told) == 1
     assert sum("no image of class 'kind 1' in 'place 0'" in text for text in told) == 1
-    said = [text for text in (stopped if bad == "stop" else told) if "left out" not in text]
+    said = [text for text in (stopped if bad == "stop" else told) if "ignored" not in text]
     for name in wrong["unreadable"]:
         assert sum(repr(str(tmp_path / name)) in text for text in said) == (2 if bad == "stop" else 1), name
     assert len(stopped) == (2 * len(wrong["unreadable"]) if bad == "stop" else 0)
@@ -641,8 +641,8 @@ def test_the_check_names_whatever_lies_in_a_folder(
     assert report["lacking"] == [{"domain": "place 0", "class": "kind 1"}]
     assert report["wrong"] == [f"images that cannot be read: {len(wrong['unreadable'])}"]
     (told,) = [str(w.message) for w in caught]
-    assert any(name in told for name in wrong["left out"])
-    assert "and 1 more left out" in told
+    assert any(name in told for name in wrong["ignored"])
+    assert "and 1 more ignored" in told
 
 
 # In memory

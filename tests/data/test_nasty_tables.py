@@ -21,7 +21,7 @@ from shoal.data.inputs import reader
 from shoal.data.own import check_table
 from shoal.data.reading import CsvRows, as_table, read_table
 from shoal.data.table import Preprocessing, Tally
-from shoal.errors import InputError
+from shoal.errors import InputError, TableWarning
 
 OTHER = [f"{(n * 37 % 101) / 7:.3f}" for n in range(ROWS)]
 SITE = [("oslo", "lima", "kyoto")[n] for n in np.random.default_rng(1).integers(0, 3, ROWS)]
@@ -131,7 +131,7 @@ class TestOnePath:
         fixed = {"anchor": "numeric"}
         try:
             how = Preprocessing.fit(read, np.arange(0, read.rows, 2), kinds=fixed)
-        except InputError:  # no column is left, if there are few rows
+        except InputError:  # there is no column, if there are few rows
             return
         wanted = how.transform(read)
         assert np.isfinite(wanted).all()
@@ -242,7 +242,7 @@ class TestSuspicions:
             "missing where ill": np.where(ill, np.nan, draw.normal(size=120)),
         }[how]
         assert re.search(
-            "leak: possible leakage: it alone predicts 'ill'", self.warned({**table, "leak": leak})
+            "leak: possible leakage: this column alone predicts 'ill'", self.warned({**table, "leak": leak})
         )
 
     def test_an_ordinary_good_feature_is_no_leak(self) -> None:
@@ -287,7 +287,7 @@ class TestSuspicions:
         twice = {name: np.concatenate([values, values[:10], values[:4]]) for name, values in table.items()}
         twice["site"][-4:] = "lima"
         said = self.warned(twice)
-        assert "14 rows repeat another row in all columns (such as rows 1 and 121)" in said
+        assert "14 rows are duplicates (such as rows 1 and 121)" in said
         assert "are in more than one domain" in said
         few = {"a": ["x", "y"] * 60, "site": table["site"], "ill": table["ill"]}
         assert "repeat" not in self.warned(few)  # by chance alone
@@ -302,6 +302,25 @@ class TestSuspicions:
         assert re.search(r"x +categorical", capsys.readouterr().out)
 
 
+def test_warnings_name_arguments_in_python_and_options_in_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = np.random.default_rng(0)
+    table = {"patient_id": draw.integers(40, size=90), "x": draw.normal(size=90), "y": np.arange(90) % 2}
+    table["site"] = np.array(["a", "b", "c"])[draw.integers(3, size=90)]
+    with pytest.warns(TableWarning) as caught:
+        from_table(table, label="y", domain="site", test="a")
+    assert any("group=" in str(w.message) for w in caught)
+    assert not any("--" in str(w.message) for w in caught)
+    rows = zip(*table.values(), strict=True)
+    lines = [",".join(table), *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert main(["data", "check", str(tmp_path / "t.csv"), "--label", "y", "--domain", "site"]) == 0
+    shown = capsys.readouterr()
+    assert "--group" in shown.out + shown.err
+    assert "group=" not in shown.out + shown.err
+
+
 class TestGroups:
     def table(self) -> dict[str, Any]:
         draw = np.random.default_rng(0)
@@ -314,7 +333,10 @@ class TestGroups:
     @pytest.mark.parametrize("test", [None, "a", "b"])
     def test_an_entity_is_on_one_side_of_every_split(self, test: str | None, seed: int) -> None:
         table = self.table()
-        data = from_table(table, label="y", domain="site", group="who", test=test, seed=seed)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            data = from_table(table, label="y", domain="site", group="who", test=test, seed=seed)
+        assert len(caught) == (test is not None)
         sides = [set(table["who"][d.examples()].tolist()) for d in data.splits.values()]
         for n, one in enumerate(sides):
             for other in sides[n + 1 :]:
@@ -323,6 +345,15 @@ class TestGroups:
         rest = held + len(data.splits["train"].examples())
         assert 0.1 < held / rest < 0.3
         assert [s["name"] for s in data.inputs["columns"]] == ["x"]
+
+    def test_rows_that_are_not_used_are_counted(self) -> None:
+        table = self.table()
+        there = np.isin(table["who"], table["who"][table["site"] == "a"])
+        of = {d: table["site"] == d for d in "bcd"}
+        lost = {d: (int((there & mask).sum()), int(mask.sum())) for d, mask in of.items()}
+        each = ", ".join(f"{n} of {whole} of '{d}'" for d, (n, whole) in lost.items() if n)
+        with pytest.warns(UserWarning, match=f"not used, because the same entity.*: {each}$"):
+            from_table(table, label="y", domain="site", group="who", test="a")
 
     def test_without_it_entities_are_split(self) -> None:
         table = self.table()
@@ -338,7 +369,7 @@ def test_unseen_categories_and_unread_cells_are_reported(tmp_path: Path) -> None
     took = reader(how.to_dict(), (how.width,))
     list(took.batches(tmp_path / "new.csv"))
     assert any("'old' (1)" in note for note in took.notes)
-    assert any("training never saw: 'z' (2)" in note for note in took.notes)
+    assert any("not in the training data: 'z' (2)" in note for note in took.notes)
     tally = Tally()
     how.transform({"a": [1.0], "c": ["x"]}, tally)
     assert not tally.notes()

@@ -225,15 +225,15 @@ def set_bytes(start: int, new: bytes) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize(
     ("file", "spoil", "message"),
     [
-        (0, lambda c: c[:-1], "holds 47039 bytes of data where its header says 60 × 28 × 28"),
-        (1, lambda c: c + b"\0", "holds 61 bytes of data where its header says 60"),
-        (2, lambda c: c[:10], "is cut off: 10 bytes"),
-        (3, lambda c: b"", "is cut off: 0 bytes"),
+        (0, lambda c: c[:-1], "contains 47039 bytes of data, but its header specifies 60 × 28 × 28"),
+        (1, lambda c: c + b"\0", "contains 61 bytes of data, but its header specifies 60"),
+        (2, lambda c: c[:10], "is truncated: 10 bytes"),
+        (3, lambda c: b"", "is truncated: 0 bytes"),
         (2, set_bytes(3, b"\1"), "starts with the number 2049, not 2051"),
         (3, set_bytes(0, b"<html>"), "starts with the number 1013478509, not 2049"),
-        (0, set_bytes(4, struct.pack(">3I", 60, 14, 56)), "holds images of 14 × 56 pixels, not 28 × 28"),
-        (1, lambda c: idx(np.zeros(59, np.uint8)), "holds 59 labels for the 60 images"),
-        (3, set_bytes(20, b"\x0a"), "holds a label 10"),
+        (0, set_bytes(4, struct.pack(">3I", 60, 14, 56)), "contains images of 14 × 56 pixels, not 28 × 28"),
+        (1, lambda c: idx(np.zeros(59, np.uint8)), "contains 59 labels for 60 images"),
+        (3, set_bytes(20, b"\x0a"), "contains the label 10"),
     ],
 )
 def test_a_spoilt_file_is_named(
@@ -245,7 +245,7 @@ def test_a_spoilt_file_is_named(
         load("rotated-mnist", folder=str(tmp_path))
     said = str(caught.value)
     assert repr(str(tmp_path / f"{FILES[file]}{'.gz' * gz}")) in said
-    assert "`--data folder=DIR` or the environment variable SHOAL_DATA says where" in said
+    assert "`--data folder=DIR` or the environment variable SHOAL_DATA sets where" in said
     assert "\n" not in said
 
 
@@ -253,7 +253,7 @@ def test_a_spoilt_file_is_named(
 def test_a_missing_file_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "raw", {n: c for n, c in contents().items() if n != FILES[2]})
     there = (
-        f"'{FILES[2]}' \\(or .gz\\) in '{tmp_path / 'raw'}'; `--data folder=DIR` or .*SHOAL_DATA says where"
+        f"'{FILES[2]}' \\(or .gz\\) in '{tmp_path / 'raw'}'; `--data folder=DIR` or .*SHOAL_DATA sets where"
     )
     with pytest.raises(InputError, match=there):
         load(name, folder=str(tmp_path))
@@ -286,7 +286,7 @@ def test_idx_files_are_read_whole_or_not_at_all(
         with pytest.raises(InputError, match="starts with the number"):
             read_idx(path, array.ndim - 1)
         path.write_bytes(content[:cut])
-        with pytest.raises(InputError, match=r"'.*file' (is cut off|holds|cannot be read)"):
+        with pytest.raises(InputError, match=r"'.*file' (is truncated|contains|cannot be read)"):
             read_idx(path, array.ndim)
 
 
@@ -457,7 +457,7 @@ def test_a_malformed_line_is_named(spoilt: str, message: str, test: str, tmp_pat
 def test_missing_and_empty_hospitals_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made(tmp_path)
     (tmp_path / "processed.hungarian.data").write_text("")
-    with pytest.raises(InputError, match=r"processed.hungarian.data' holds no patients.*SHOAL_DATA"):
+    with pytest.raises(InputError, match=r"processed.hungarian.data' contains no patients.*SHOAL_DATA"):
         load("heart", folder=folder)
     (tmp_path / "processed.hungarian.data").unlink()
     with pytest.raises(InputError, match=f"'processed.hungarian.data' in '{tmp_path}'; `--data folder=DIR`"):

@@ -284,9 +284,9 @@ def test_epochs_are_passes() -> None:
     sampler.set_epoch(1)  # step 7 is in it
     assert list(sampler) == passes[1][5:]
     sampler.set_step(7)
-    with pytest.raises(InputError, match=r"set_step\(7\) is in pass 1 of 5 steps, but .* begins pass 0"):
+    with pytest.raises(InputError, match=r"set_step\(7\) is in epoch 1 of 5 steps, but .* starts epoch 0"):
         sampler.set_epoch(0)
-    with pytest.raises(InputError, match="batch=2 of a step of 2"):
+    with pytest.raises(InputError, match="batch=2 must be less than 2"):
         sampler.set_step(0, 2)
 
 
@@ -357,7 +357,7 @@ def test_mixed_batches_resume_and_have_epochs() -> None:
     assert list(sampler) == straight[6:10]
     sampler.set_epoch(1)
     assert list(sampler) == straight[10:]
-    with pytest.raises(InputError, match="batch=1 of a step of 1"):
+    with pytest.raises(InputError, match="batch=1 must be less than 1"):
         sampler.set_step(0, 1)
 
 

@@ -104,5 +104,5 @@ def test_overlaps_never_take_all_of_a_domain() -> None:
 def test_hold_out_refuses() -> None:
     with pytest.raises(InputError, match=r"share=1.5"):
         hold_out(Domains.from_sizes({"a": 9}), 1.5, 0)
-    with pytest.raises(InputError, match="holds out nothing"):
+    with pytest.raises(InputError, match="holds out no example"):
         hold_out(Domains.from_labels(range(9)), 0.5, 0)

@@ -106,7 +106,7 @@ class TestReading:
         [
             ("a,b\n1,2\n1,2,3\n", "line 3: 3 values, but the first line names 2 columns"),
             ("sep=,\n\na,b\n1,2\n1,2,3\n", "line 5: 3 values"),
-            ("a,a\n1,2\n", "two columns called 'a'"),
+            ("a,a\n1,2\n", "two columns named 'a'"),
             ("a,b\n", "has no rows"),
             ("", "has no rows"),
         ],
@@ -158,7 +158,7 @@ class TestReading:
     @pytest.mark.parametrize(
         ("table", "says"),
         [
-            ({"a": [1, 2], "b": [1]}, "not equally long: 'a' 2, 'b' 1"),
+            ({"a": [1, 2], "b": [1]}, "different lengths: 'a' 2, 'b' 1"),
             ({}, "no rows"),
             ({"a": []}, "no rows"),
             ({"a": [[1], [2]]}, "column 'a', row 1: a list"),
@@ -252,15 +252,15 @@ class TestColumns:
         how = Preprocessing.fit(as_table({**names, **others}))
         assert how.names == ("age",)
         assert how.dropped == {
-            "name": "is different in (almost) every row, as an identifier is",
-            "patient_id": "is different in every row and has the name of an identifier",
+            "name": "is different in (almost) every row, like an identifier",
+            "patient_id": "is different in every row and is named like an identifier",
             "same": "has the same value in every row",
             "one": "has the same value in every row",
             "none": "is empty",
         }
         kept = Preprocessing.fit(as_table(names), kinds={"patient_id": "numeric"})
         assert kept.names == ("patient_id",)
-        with pytest.raises(InputError, match=r"no column is left to learn from: 'same' has the same value"):
+        with pytest.raises(InputError, match=r"there is no column to learn from: 'same' has the same value"):
             Preprocessing.fit(as_table({"same": ["x"] * 3}))
 
     def test_plain_data_and_back(self) -> None:
@@ -287,8 +287,8 @@ class TestColumns:
         assert found[1:].tolist() == [[0, 0, 0], [0, 0, 0]]
         how.transform({"age": [1.0, math.inf], "c": ["x", "y"]}, tally)
         assert tally.notes() == [
-            "column 'age': 3 of 5 cells could not be read and count as missing: 'inf' (2), 'old' (1)",
-            "column 'c': 2 of 5 cells hold categories that training never saw: 'new' (2)",
+            "column 'age': 3 of 5 cells could not be read and are treated as missing: 'inf' (2), 'old' (1)",
+            "column 'c': 2 of 5 cells contain categories that are not in the training data: 'new' (2)",
         ]
 
     @settings(deadline=None, max_examples=60)
@@ -333,24 +333,24 @@ class TestLabels:
     def test_quantities(self) -> None:
         found = self.read(*np.linspace(0, 1, 30).tolist())
         assert (found.task, found.classes) == ("regression", None)
-        assert "30 different numbers, so it is a quantity" in found.note
+        assert "30 different numbers, so the task is regression" in found.note
         assert self.read(1, 2, 3, task="regression").task == "regression"
         assert self.read(*range(30), task="classification").classes == 30
-        with pytest.raises(InputError, match="30 different values in 30 rows: say whether"):
+        with pytest.raises(InputError, match="30 different values in 30 rows; set --task"):
             self.read(*range(30))
-        with pytest.raises(InputError, match="60 different values in 60 rows: say whether"):
+        with pytest.raises(InputError, match="60 different values in 60 rows; set --task"):
             self.read(*(f"n{n}" for n in range(60)))
 
     def test_what_is_none(self) -> None:
         with pytest.raises(InputError, match=r"missing in rows 2, 3, 4, 5, 6 and 1 more"):
             self.read("a", None, "?", "NA", "", "nan", "null", "b")
-        with pytest.raises(InputError, match=r"missing in row 2 \('NA' means a missing one\)"):
+        with pytest.raises(InputError, match=r"missing in row 2 \('NA' is read as missing\)"):
             self.read("some", "NA", "many")
         found = self.read("some", "none", "many", "-", "none")
         assert (found.names, found.values.tolist()) == (("-", "many", "none", "some"), [3, 2, 1, 0, 2])
-        with pytest.raises(InputError, match="'a' in every row; there must be two classes"):
+        with pytest.raises(InputError, match="'a' in every row; at least two classes are needed"):
             self.read("a", "a")
-        with pytest.raises(InputError, match=r"holds 'x' \(1\); for regression"):
+        with pytest.raises(InputError, match=r"contains 'x' \(1\); for regression"):
             self.read(1, "x", task="regression")
         with pytest.raises(InputError, match="unknown task 'regresion'"):
             self.read(1, 2, task="regresion")
@@ -432,7 +432,7 @@ class TestFromTable:
             ({"columns": ["site"]}, "column 'site' is the domain"),
             ({"columns": ["aeg"]}, "no column 'aeg' for the features. Did you mean 'age'"),
             ({"drop": ["aeg"]}, "no column 'aeg' for the list"),
-            ({"drop": ["age", "colour"]}, "no column is left"),
+            ({"drop": ["age", "colour"]}, "there is no column"),
             ({"test": "paris"}, "unknown test domain 'paris'.*Known: kyoto, lima, oslo"),
             ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
@@ -478,14 +478,14 @@ class TestFromTable:
         tiny = np.where(np.arange(120) == 0, "single", table["site"])
         data = from_table({**table, "site": tiny}, label="ill", domain="site", test="kyoto")
         assert data.notes["columns"] == "'constant' has the same value in every row"
-        assert data.notes["test"] == "it has classes that no training example has: 'perhaps'"
+        assert data.notes["test"] == "it has classes without training examples: 'perhaps'"
         assert "none of them of kyoto" in data.notes["examples"]
         assert "'single'" in data.notes["domains"]
         assert "single" in data.splits["train"].names
 
     def test_an_identifier_is_said(self) -> None:
         table = {**patients(), "name": [f"p{n}" for n in range(120)]}
-        with pytest.warns(UserWarning, match="column 'name': not used, as it is different in"):
+        with pytest.warns(UserWarning, match="column 'name': not used, because it is different in"):
             from_table(table, label="ill", domain="site")
 
 
@@ -516,7 +516,7 @@ class TestOtherSources:
         [
             (np.zeros((3, 2)), "x has 3 examples, y 2 and domains 2"),
             (np.array([[0.0, 1.0], [np.nan, 0.0]]), "number in example 1 that is not finite"),
-            (np.array([["a"], ["b"]]), "must be numbers"),
+            (np.array([["a"], ["b"]]), "must be numeric"),
             (np.zeros(2), r"shape \(2,\)"),
         ],
     )
@@ -550,7 +550,7 @@ class TestOtherSources:
         data = from_hf(whole, label="ill", domain="site", test="oslo", drop=["colour"])
         assert data.class_names == ("ill", "well")
         assert data.input_shape == (2,)
-        with pytest.raises(InputError, match=r"splits train; give one: dataset\['train'\]"):
+        with pytest.raises(InputError, match=r"splits train; select one, such as dataset\['train'\]"):
             from_hf(hub.DatasetDict({"train": whole}), label="ill", domain="site")
         with pytest.raises(InputError, match="got ndarray"):
             from_hf(np.zeros(3), label="ill", domain="site")
@@ -614,15 +614,15 @@ class TestDataset:
         assert sets.load("table", **options, digest=digest)
         with Path(options["file"]).open("a") as file:
             file.write("\n41.5,red,oslo,no")
-        with pytest.raises(InputError, match="is not the file it was"):
+        with pytest.raises(InputError, match="has changed: its digest"):
             sets.load("table", **options, digest=digest)
 
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({}, r"`--data file=FILE` says which"),
-            ({"file": "t.csv"}, r"needs the column to predict: `label=COLUMN`"),
-            ({"file": "t.csv", "label": "ill"}, r"needs the column with the domains"),
+            ({}, r"`--data file=FILE` sets it"),
+            ({"file": "t.csv"}, r"requires the column to predict: `label=COLUMN`"),
+            ({"file": "t.csv", "label": "ill"}, r"requires the column with the domains"),
             ({"file": "t.csv", "label": "ill", "domain": "site"}, "No such file"),
             ({"fle": "t.csv"}, "Did you mean 'file'"),
         ],
@@ -634,7 +634,9 @@ class TestDataset:
     @pytest.mark.parametrize("test", [False, ["lima", None], {"lima": 1}])
     def test_what_is_no_name_of_a_domain(self, test: Any, tmp_path: Path) -> None:
         options = {"file": self.file(tmp_path), "label": "ill", "domain": "site"}
-        with pytest.raises(InputError, match=r"must be text .* To be text, no and null need quotes"):
+        with pytest.raises(
+            InputError, match=r"must be text .* To be read as text, no and null must be quoted"
+        ):
             sets.load("table", **options, test=test)
         with pytest.raises(InputError, match="no column '3' for the features"):
             sets.load("table", **options, columns=3)

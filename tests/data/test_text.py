@@ -136,7 +136,7 @@ def test_bytes_that_are_no_utf8_are_replaced(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("", "has no column 'split'"),
-        ("splits,b\n1,2\n", "has no column 'split'. Is it 'splits'?"),
+        ("splits,b\n1,2\n", "has no column 'split'. Did you mean 'splits'?"),
         ("split,b\n", "has no rows"),
         ("split,b\n\n\n", "has no rows"),
         ("split,b\n1,2\n\n3\n4,5\n", r"at byte 13: 1 values \('3'\) where the first line names 2"),
@@ -156,7 +156,7 @@ def test_a_mark_that_is_never_closed_is_an_error_and_not_a_full_memory(
     path = tmp_path / "open.csv"
     path.write_text("a,b\n" + '"x,1\n' + "y,2\n" * 2000)
     before = csv.field_size_limit()
-    with pytest.raises(InputError, match=r"open.csv' is not a CSV file, or a damaged one"):
+    with pytest.raises(InputError, match=r"open.csv' is not a valid CSV file"):
         read_table(path, ("a",))
     assert csv.field_size_limit() == before
 
@@ -373,7 +373,7 @@ def test_any_number_of_workers_gives_the_same_batches(tmp_path: Path, tiny: str)
     [
         (
             "distilbert-base-uncased",
-            r"tokenizer of 'distilbert-base-uncased'.*no network; give a folder with",
+            r"tokenizer of 'distilbert-base-uncased'.*no network; use a folder with",
         ),
         ("/nowhere/at/all", r"there is no '/nowhere/at/all/config.json'; a model's folder has config.json"),
     ],

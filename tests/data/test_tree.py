@@ -69,7 +69,7 @@ def test_what_is_no_picture_is_told_once_and_classes_that_lack_too(tmp_path: Pat
         files = read_tree(tmp_path)
     texts = [str(w.message) for w in told]
     assert len(texts) == 2
-    assert "and 3 more left out" in texts[0]
+    assert "and 3 more ignored" in texts[0]
     assert "'emu' in 'a', 'dog' in 'b', 'emu' in 'b' and 1 more" in texts[1]
     assert files.missing() == [("a", "emu"), ("b", "dog"), ("b", "emu"), ("c", "dog")]
     assert len(files) == 5
@@ -254,7 +254,7 @@ def test_several_domains_are_held_out(tmp_path: Path) -> None:
     [
         (
             ["train/dog/1.png", "val/dog/2.png"],
-            r"train/, val/ in .* are splits and not domains: the layout is",
+            r"train/, val/ in .* look like splits, not domains: the layout is",
         ),
         (["Training/a/dog/1.png", "TEST/a/dog/2.png"], r"TEST/, Training/ in .*: give '.*TEST'"),
         (["images/a/dog/1.png"], r"images/ in .*: give '.*images'"),
@@ -287,7 +287,7 @@ def test_a_folder_that_is_removed_is_named(tmp_path: Path) -> None:
         put(tmp_path / "in", *(f"{d}/{c}/{i}.png" for d in "xy" for c in "ab" for i in range(5)))
         data = load("image-folder", folder=str(tmp_path / "in"), size=16, bad=bad, cache=False)
         shutil.rmtree(tmp_path / "in")
-        with pytest.raises(InputError, match=r"^the folder '.*/in' is no longer there\.$"):
+        with pytest.raises(InputError, match=r"^the folder '.*/in' no longer exists\.$"):
             data.examples[0]
         with pytest.raises(InputError, match=r"^the folder '.*/in' cannot be read: No such file"):
             load("image-folder", folder=str(tmp_path / "in"))
@@ -324,7 +324,7 @@ def test_a_list_with_splits_is_taken_at_its_word(tmp_path: Path) -> None:
     got = {name: domains.indices.tolist() for name, domains in data.splits.items()}
     assert got == {"train": [0, 1, 5, 6, 7, 11], "validation": [2, 4, 8, 10], "test": [3, 9]}
     assert data.splits["train"].names == ("a", "b")
-    with pytest.raises(InputError, match=r"column 'split'.*leave test out"):
+    with pytest.raises(InputError, match=r"column 'split'.*do not set test"):
         load("manifest", file=file, test="a")
 
 

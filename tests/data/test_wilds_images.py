@@ -351,7 +351,7 @@ def test_a_renamed_folder_says_its_version(root: Path, tmp_path: Path) -> None:
     assert find(fmow.PUBLISHED, renamed) == (renamed, "1.1")
     (renamed / "RELEASE_v1.1.txt").unlink()
     assert find(fmow.PUBLISHED, renamed, "1.1") == (renamed, "1.1")
-    with pytest.raises(InputError, match=r"of version unknown; wanted is one of 1\.0, 1\.1.*version="):
+    with pytest.raises(InputError, match=r"version unknown; required is one of 1\.0, 1\.1.*version="):
         find(fmow.PUBLISHED, renamed)
 
 
@@ -362,7 +362,7 @@ def test_what_is_not_there_is_said(root: Path, tmp_path: Path) -> None:
         loaded("camelyon17", root / FOLDERS["iwildcam"])
     with pytest.raises(InputError, match=r"unknown version of camelyon17 '2\.0'.*Known: 1\.0"):
         loaded("camelyon17", root, version="2.0")
-    with pytest.raises(InputError, match=r"of version 1\.1; wanted is 1\.0"):
+    with pytest.raises(InputError, match=r"version 1\.1; required is 1\.0"):
         loaded("fmow", root, version="1.0")
     with pytest.raises(InputError, match="unknown fold of poverty 'F'"):
         loaded("poverty", root, fold="F")
@@ -451,7 +451,7 @@ def test_bad_numbers_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no rows"):
         read_columns(path, {"n": int})
     path.write_text("n,n\n1,2\n")
-    with pytest.raises(InputError, match="two columns called 'n'"):
+    with pytest.raises(InputError, match="two columns named 'n'"):
         read_columns(path, {"n": int})
     with pytest.raises(InputError, match="No such file"):
         read_columns(tmp_path / "none.csv", {"n": int})
@@ -557,7 +557,7 @@ def test_check_says_when_all_is_well(
     if name == "poverty":  # thousands of files: whether each is read, and no more
         monkeypatch.setattr(poverty.Villages, "problem", lambda self, i: None if i < len(self) else "none")
     assert cli.main(["data", "check", str(root), "--dataset", name, "--workers", "1"]) == 0
-    assert "Counts are those published" in capsys.readouterr().out
+    assert "The counts match the published ones" in capsys.readouterr().out
 
 
 def test_check_says_what_differs(
@@ -568,9 +568,9 @@ def test_check_says_what_differs(
     monkeypatch.setattr(fmow, "PUBLISHED", dataclasses.replace(right, counts=counts))
     assert cli.main(["data", "check", str(root), "--dataset", "fmow", "--workers", "1"]) == 1
     said = capsys.readouterr().out
-    assert "wrong: test has 62 examples, not 70" in said
+    assert "problem: test has 62 examples, not 70" in said
     assert "These are the counts of version 1.0." in said
-    assert "can be got from https://wilds" in said
+    assert "can be obtained from https://wilds" in said
 
 
 def test_imitations_follow_from_their_seed(tmp_path: Path) -> None:

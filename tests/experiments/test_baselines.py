@@ -158,7 +158,7 @@ def test_trees_by_hand() -> None:
         ("right", 0, -1, "'right' has a number that is out of range"),
         ("roots", 1, 6, "'roots' has a number that is out of range"),
         ("feature", 2, 2, "'feature' has a number that is out of range"),
-        ("left", 1, 2, "one child alone"),
+        ("left", 1, 2, "only one child"),
         ("threshold", 0, float("nan"), "'threshold' has a number that is not finite"),
         ("value", 1, float("inf"), "'value' has a number that is not finite"),
     ],
@@ -245,7 +245,7 @@ def test_trained_used_and_exported_like_any_run(name: str, table: list[str], cap
     assert main(["export", "run", "--format", "torch-export", "--out", "m.pt2"]) == 0
     if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnxscript"):
         assert main(["export", "run", "--out", "m.onnx"]) == 0
-        assert "It takes 2 raw columns" in capsys.readouterr().out
+        assert "The inputs are 2 raw columns" in capsys.readouterr().out
 
 
 def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured) -> None:
@@ -277,12 +277,12 @@ def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured)
         (["majority", "--set", "C=1"], "unknown setting of majority: 'C'. Known: none."),
         (
             ["logistic-regression", "--lr", "0.1"],
-            "--lr is for training a network, and logistic-regression is",
+            "--lr is an option of neural networks, and logistic-regression is",
         ),
-        (["majority", "--seeds", "3"], "--seeds is for training a network"),
+        (["majority", "--seeds", "3"], "--seeds is an option of neural networks"),
         (
             ["ridge-regression"],
-            "ridge-regression does not predict classes; majority, logistic-regression, gr",
+            "ridge-regression does not predict classes; use majority or logistic-regression or gr",
         ),
         (["gradient-bosting"], "Did you mean 'gradient-boosting'?"),
     ],
@@ -299,7 +299,7 @@ def test_pictures_are_not_rows_of_numbers(capsys: Captured, tmp_path: Path) -> N
     pytest.importorskip("sklearn")
     out = str(tmp_path / "run")
     assert main(["train", "majority", "rotated-digits", "--out", out]) == 2
-    assert "takes rows of numbers" in capsys.readouterr().err
+    assert "requires tabular data" in capsys.readouterr().err
 
 
 def test_without_scikit_learn(table: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

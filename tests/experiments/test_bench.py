@@ -514,7 +514,9 @@ class TestFolder:
 
     def test_another_run_is_refused(self, tmp_path: Path) -> None:
         run(TINY, "cpu", folder=tmp_path)
-        with pytest.raises(InputError, match=r"holds another run \(steps 4, not 8\); choose another folder"):
+        with pytest.raises(
+            InputError, match=r"contains another run \(steps 4, not 8\); choose another folder"
+        ):
             run(replace(TINY, steps=8), "cpu", folder=tmp_path)
 
     def test_a_diverged_run_keeps_its_record_and_no_model(self, tmp_path: Path) -> None:
@@ -527,7 +529,7 @@ class TestFolder:
     def test_seeds_of_another_run_are_not_taken_for_these(self, tmp_path: Path) -> None:
         store = Store(tmp_path, weights=True)
         run_all([TINY, replace(TINY, seed=1)], store, device="cpu", jobs=1)
-        with pytest.raises(InputError, match=r"seed-0' holds another run \(steps 4, not 8\)"):
+        with pytest.raises(InputError, match=r"seed-0' contains another run \(steps 4, not 8\)"):
             run_all([replace(TINY, steps=8)], store, device="cpu", jobs=1)
 
 

@@ -233,12 +233,14 @@ def test_a_node_that_does_not_see_the_folder_is_named(
     monkeypatch.chdir(nodes.home)
     apart, wanted = Store("/proc/self/cwd/runs"), configs(60)
     try:
-        with pytest.raises(InputError, match=r"does not see /proc/self/cwd/runs, which must be one") as found:
+        with pytest.raises(
+            InputError, match=r"cannot access /proc/self/cwd/runs, which must be a folder"
+        ) as found:
             execute(wanted, apart, Ray())
         assert other.node_id[:8] in str(found.value)
         assert "more nodes" not in str(found.value)
         monkeypatch.setattr(cluster, "_check_nodes", lambda *given: None)  # as if it came later
-        with pytest.raises(InputError, match="does not see /proc/self/cwd/runs"):
+        with pytest.raises(InputError, match="cannot access /proc/self/cwd/runs"):
             execute(wanted, apart, Ray(cpus=2))
     finally:
         nodes.remove_node(other)
@@ -265,11 +267,11 @@ def test_runs_go_to_gpus_where_there_are_some(nodes: Any, store: Store) -> None:
     [
         ({"gpus": 1}, "no node of the cluster has 1 CPUs and 1 GPUs"),
         ({"cpus": 5}, "no node of the cluster has 5 CPUs and 0 GPUs"),
-        ({"gpus": float("nan")}, "a share of a GPU such as 0.25, or whole GPUs"),
-        ({"gpus": 1.5}, "a share of a GPU such as 0.25, or whole GPUs"),
+        ({"gpus": float("nan")}, "a fraction of a GPU such as 0.25, or an integer"),
+        ({"gpus": 1.5}, "a fraction of a GPU such as 0.25, or an integer"),
         ({"gpus": 1, "device": "cpu"}, "contradict each other"),
         ({"gpus": 0, "device": "cuda"}, "contradict each other"),
-        ({"device": "cuda:1"}, "say 'cpu' or 'cuda'"),
+        ({"device": "cuda:1"}, "use 'cpu' or 'cuda'"),
     ],
 )
 def test_needs_that_cannot_be_met(given: dict[str, Any], message: str, store: Store) -> None:

@@ -172,7 +172,7 @@ class TestLayout:
     def test_own_validation_is_used_where_it_is_like_the_training_domains(self, made: Any) -> None:
         assert compare.layout(made(True, {}), {}).holdout is None
         assert compare.layout(made(True, {"test": "a few are ill"}), {}).holdout is None
-        assert compare.layout(made(True, {"validation": "drawn like the test domain"}), {}).holdout == 0.2
+        assert compare.layout(made(True, {"validation": "sampled like the test domain"}), {}).holdout == 0.2
         assert compare.layout(made(False, {}), {}).holdout == 0.2
 
     def test_domains(self, made: Any) -> None:
@@ -184,7 +184,7 @@ class TestLayout:
         found = compare.layout(several, {})
         assert (found.left_out, found.domains, found.classes) == (("a", "b", "c"), 2, None)
         assert compare.layout(several, {}, ["b", "a", "b"]).left_out == ("b", "a")
-        with pytest.raises(InputError, match="name them in held_out="):
+        with pytest.raises(InputError, match="use held_out= to select"):
             compare.layout(several, {"test": "a"})
         with pytest.raises(InputError, match=r"option of dataset 'made'"):
             compare.layout(several, {"sice": 3})
@@ -201,7 +201,7 @@ class TestLayout:
         assert compare.layout("image-folder", folder, ["c", "a"]).left_out == ("c", "a")
         with pytest.raises(InputError, match=r"domain to hold out: 'd'.*Known: a, b, c"):
             compare.layout("image-folder", folder, ["d"])
-        with pytest.raises(InputError, match="name them in held_out="):
+        with pytest.raises(InputError, match="use held_out= to select"):
             compare.layout("image-folder", {**folder, "test": "a"})
         with pytest.raises(InputError, match=r"option of dataset 'image-folder': 'sice'"):
             compare.layout("image-folder", {**folder, "sice": 3})
@@ -248,7 +248,7 @@ class TestHoldout:
 
     def test_a_run_with_it(self) -> None:
         config = RunConfig("linear", "erm", 2, select="best", holdout=0.2)
-        with pytest.raises(InputError, match="need validation data"):
+        with pytest.raises(InputError, match="require validation data"):
             run(replace(config, holdout=None), device="cpu")
         found = run(config, device="cpu")
         scores = found.history[-1]["scores"]
@@ -258,7 +258,7 @@ class TestHoldout:
 
     @pytest.mark.parametrize("share", [0, 1, 1.5, -0.2, 0.0, 1.0, math.nan, "0.2", True])
     def test_shares_that_are_none(self, share: Any) -> None:
-        with pytest.raises(InputError, match="holdout must be a share between 0 and 1"):
+        with pytest.raises(InputError, match="holdout must be a fraction between 0 and 1"):
             replace(BASE, holdout=share)
 
     def test_it_is_part_of_a_runs_name(self) -> None:
@@ -374,7 +374,7 @@ class TestResults:
         assert fish["difference"]["values"] == [0.125, None]
         assert fish["domains"]["75°"]["values"] == [0.25, 0.5]
         assert view.table(result).rows[1][2:5] == ["75.0 (1 of 2)", "37.5 ± 17.7", "50.0 (1 of 2)"]
-        assert "Runs that diverged, and were not chosen: fish 2." in view.words(result)
+        assert "Diverged runs, which were not selected: fish 2." in view.words(result)
 
     def test_an_algorithm_that_always_diverged(self) -> None:
         configs = plan()
@@ -449,7 +449,7 @@ class TestReport:
     def test_table(self) -> None:
         table = view.table(self.result(apart=0.1))
         assert table.columns == [
-            *("rank", "algorithm", "0°", "75°", "average accuracy", "worst domain", "against erm"),
+            *("rank", "algorithm", "0°", "75°", "average accuracy", "worst domain", "difference to erm"),
             "validation accuracy",
         ]
         assert table.rows[0][:5] == ["1", "fish", "60.5 ± 0.8", "60.5 ± 0.8", "60.5 ± 0.8"]
@@ -471,7 +471,7 @@ class TestReport:
             "rank",
             "algorithm",
             "75°",
-            "against erm",
+            "difference to erm",
             "validation accuracy",
         ]
 
@@ -494,7 +494,7 @@ class TestReport:
     def test_the_picture_shows_every_algorithm_and_domain(self, tmp_path: Path) -> None:
         _, svg = plots.save(view.figure(self.result()), tmp_path / "compare")
         text = svg.read_text()
-        for shown in ("erm", "fish", "0°", "75°", "worst domain", "accuracy in a held-out domain (%)"):
+        for shown in ("erm", "fish", "0°", "75°", "worst domain", "accuracy on a held-out domain (%)"):
             assert f"<!-- {shown} -->" in text
 
     def test_csv_has_a_line_a_trial(self) -> None:
@@ -530,7 +530,10 @@ class TestCommand:
         shown = capsys.readouterr()
         result = json.loads(shown.out)
         result.pop("schema", None)  # of what is printed
-        assert "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 st" in shown.err
+        assert (
+            "8 runs: 2 algorithms, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 re"
+            in shown.err
+        )
         assert "[8/8] fish, held out: 75°, seed 1: accuracy " in shown.err
         assert {r["algorithm"]: r["average"]["sd"] is not None for r in result["rows"]} == {
             "erm": True,
@@ -587,7 +590,7 @@ class TestCommand:
         assert main([*TINY, "--plan"]) == 0
         shown = capsys.readouterr()
         assert shown.out.startswith(
-            "8 runs: 2 rows, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 still to do."
+            "8 runs: 2 algorithms, 1 held-out domain, 2 seeds, 2 hyperparameter trials each; 8 remaining."
         )
         assert not shown.err
         path = Path("shoal-compare/rotated-digits.plan.json")
@@ -597,7 +600,7 @@ class TestCommand:
         for more in (["--plan"], ["--no-run"], []):
             assert main([*TINY, "--seeds", "3", *more]) == 2
             said = capsys.readouterr().err
-            assert "holds another plan: 4 of these 12 runs are not in it, and 0 of its 8" in said
+            assert "contains a different plan: 4 of these 12 runs are not in it, and 0 of its 8" in said
         assert json.loads(path.read_text()) == runs
         assert main([*TINY, "--no-run"]) == 0
         assert "8 of 8 runs are missing" in capsys.readouterr().out
@@ -618,11 +621,11 @@ class TestCommand:
             (["--algorithms", "fsh:regrouped"], "unknown algorithm 'fsh'. Did you mean 'fish'"),
             (["--held-out", "75"], "domain to hold out: '75'. Did you mean '75°'"),
             (["--data", "seeed=1"], "'seeed'. Did you mean 'seed'"),
-            (["--data", "test=0°"], "the option test is set for every held-out domain"),
+            (["--data", "test=0°"], "the option test is set by the comparison"),
             (["--optimizer", "adm"], "Did you mean 'adam'"),
             (["--model", "smal-cnn"], "Did you mean 'small-cnn'"),
             (["--lr", "0"], "--lr must be a number above 0"),
-            (["--domains-per-step", "6"], "6, but there are 5 to train on"),
+            (["--domains-per-step", "6"], "6, but there are only 5 training domains"),
             (["--precision", "fp8"], "got 'fp8'"),
         ],
     )
@@ -667,7 +670,7 @@ class TestCommand:
         assert "Not compared: fish (needs classes)." in shown.err
         assert "Not compared: fish (needs classes)." in shown.out
         assert main([*arguments, "--algorithms", "fish"]) == 2
-        assert "fish needs classes: nothing to compare" in capsys.readouterr().err
+        assert "there is nothing to compare: fish needs classes" in capsys.readouterr().err
 
     def test_one_that_fails_does_not_cost_the_others(self, capsys: Captured, in_process: Any) -> None:
         def run_or_fail(config: RunConfig, *given: Any) -> RunRecord:
@@ -710,10 +713,10 @@ class TestCommand:
         assert "he same command resumes" in capsys.readouterr().err
         in_process(lambda config, *given: record(config, 0.5, 0.5))
         assert main(TINY) == 0
-        assert "6 runs to do, 2 kept from before." in capsys.readouterr().err
+        assert "6 runs to do, 2 already finished." in capsys.readouterr().err
 
     def test_not_of_several_processes(self, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("WORLD_SIZE", "2")
         monkeypatch.setenv("RANK", "0")
         assert main(TINY) == 2
-        assert "start it without torchrun" in capsys.readouterr().err
+        assert "run it without torchrun" in capsys.readouterr().err

@@ -110,17 +110,17 @@ class TestData:
         data = datasets.Dataset.from_pandas(frame())
         found = run_comparison(data, label="ill", domain="site", **FEW)
         assert scores(found) == scores(run_comparison(frame(), label="ill", domain="site", **FEW))
-        with pytest.raises(InputError, match="give one: dataset"):
+        with pytest.raises(InputError, match="select one, such as dataset"):
             run_comparison(datasets.DatasetDict({"train": data}), label="ill", domain="site", **FEW)
 
     @pytest.mark.parametrize(
         ("data", "message"),
         [
-            (lambda: frame().rename(columns={"x1": "x0"}), r"two columns called 'x0'; rename one"),
+            (lambda: frame().rename(columns={"x1": "x0"}), r"two columns named 'x0'; rename one"),
             (lambda: arrays()[:1], r"three arrays \(X, y, domains\), got 1"),
             (lambda: (np.zeros((4, 2, 2)), *arrays()[1:]), r"X of data= has shape \(4, 2, 2\)"),
-            (lambda: (frame(), *arrays()[1:]), "has a column 'ill' already; give another name in label="),
-            (lambda: (arrays()[0][:7], *arrays()[1:]), "the columns are not equally long"),
+            (lambda: (frame(), *arrays()[1:]), "already has a column 'ill'; set another name with label="),
+            (lambda: (arrays()[0][:7], *arrays()[1:]), "the columns have different lengths"),
             (lambda: 7, "a table must be a file, a DataFrame or a mapping of columns, got int"),
         ],
     )
@@ -136,8 +136,8 @@ class TestData:
             ({"seeds": 0}, "seeds of compare must be"),
             ({"folds": 1}, "folds of compare must be"),
             ({"criterion": "median"}, "criterion of compare must be"),
-            ({"domains_per_step": 3}, "domains_per_step=3, but there are 2 to train on"),
-            ({"freeze_backbone": True}, "freeze_backbone= needs one of timm's models"),
+            ({"domains_per_step": 3}, "domains_per_step=3, but there are only 2 training domains"),
+            ({"freeze_backbone": True}, "freeze_backbone= requires a timm model"),
             ({"engine": "local", "address": "auto"}, "address= belongs to engine='ray'"),
         ],
     )
@@ -176,8 +176,8 @@ class TestObject:
         found = run_comparison(arrays(), plan=True, **FEW)
         assert found.result["runs"] == 6
         assert Path(found.result["plan"]).is_file()
-        assert "6 runs: 2 rows, 3 held-out domains, 1 seed" in str(found)
-        assert " still to do. About " in str(found)
+        assert "6 runs: 2 algorithms, 3 held-out domains, 1 seed" in str(found)
+        assert " remaining. Estimated time: " in str(found)
         with pytest.raises(InputError, match="has no results yet"):
             found.to_frame()
 
@@ -233,7 +233,7 @@ class TestFolds:
         assert row["average"]["mean"] == pytest.approx(mean_of(means))
         assert result["recommendation"]["domains"] == 12
         assert sum(row["chosen"].values()) == 3  # one choice per fold and seed
-        assert "Domains were held out together in 3 folds" in str(found)
+        assert "Domains were held out in 3 groups" in str(found)
         other = "AUC" if metric == "accuracy" else "accuracy"
         assert row["also"][other]["mean"] is not None
 
@@ -254,11 +254,11 @@ class TestFolds:
         table(Path("t.csv"), rows=400, sites=[f"s{n}" for n in range(12)])
         given = ["compare", "t.csv", "--label", "ill", "--domain", "site", *WORDS]
         assert main([*given, "--plan"]) == 0
-        assert "20 runs: 2 rows, 12 held-out domains in 10 folds" in capsys.readouterr().out
+        assert "20 runs: 2 algorithms, 12 held-out domains in 10 folds" in capsys.readouterr().out
         assert main([*given, "--folds", "2", "--out", "two"]) == 0
         shown = capsys.readouterr()
-        assert "4 runs: 2 rows, 12 held-out domains in 2 folds" in shown.err
-        assert "\nDomains were held out together in 2 folds; each has its own score.\n" in shown.out
+        assert "4 runs: 2 algorithms, 12 held-out domains in 2 folds" in shown.err
+        assert "\nDomains were held out in 2 groups; each domain is scored separately.\n" in shown.out
 
 
 class TestBudget:
@@ -291,17 +291,17 @@ class TestBudget:
         monkeypatch.setattr(compare, "seconds_of", lambda *given: 10.0)
         options: dict[str, Any] = {**FEW, "seeds": 2, "search": 2, "progress": True, "out": "o"}
         found = run_comparison(arrays(), budget=1.0, **options)
-        said = "To stay within 1 minutes: 1 hyperparameter trial instead of 2, 1 seed instead of 2."
+        said = "To meet the budget of 1 minutes: 1 hyperparameter trial instead of 2, 1 seed instead of 2."
         shown = capsys.readouterr().err
         assert said in shown
         assert (
-            "6 runs: 2 rows, 3 held-out domains, 1 seed, 1 hyperparameter trial each; 6 still to do. Ab"
+            "6 runs: 2 algorithms, 3 held-out domains, 1 seed, 1 hyperparameter trial each; 6 remaining. Es"
             in shown
         )
         monkeypatch.setattr(compare, "seconds_of", lambda *given: 1.0)
         again = run_comparison(arrays(), budget=1.0, **options)
         assert again.result["identities"] == found.result["identities"]  # the time is kept
-        assert "still to do" not in capsys.readouterr().err
+        assert "remaining" not in capsys.readouterr().err
 
     def test_a_run_is_timed_by_its_first_steps(self) -> None:
         config = compare.RunConfig("linear", "erm", 3000, eval_every=300, holdout=0.2, batch_size=4)

@@ -117,16 +117,17 @@ class TestRule:
         said = view.recommended(found)
         assert said[:3] == [
             "Use erm (plain training on the examples of all domains pooled).",
-            "Its expected accuracy in a new domain is about 65.0 %, the average over 4 held-out domains; in "
+            "Its expected accuracy on a new domain is about 65.0 %, the average over 4 held-out domains; on "
             "the worst of them (d3) it was 50.0 %.",
-            "It is the simplest row within one standard error of the best average, that of fish (68.0 % on "
-            "average, 53.0 % in the worst domain, d3): the difference is 3.0 percentage points, standard "
+            "It is the simplest algorithm within one standard error of the best average, that of fish "
+            "(68.0 % on "
+            "average, 53.0 % on the worst domain, d3): the difference is 3.0 percentage points, standard "
             "error 3.3 (paired by domain, 4 domains).",
         ]
         clearly = [[v + 0.03 + 0.001 * n for v in d] for n, d in enumerate(erm)]
         found = result({"erm": erm, "fish": clearly})
         assert found["recommendation"]["take"] == "fish"
-        assert "no simpler row is within one standard error" in view.recommended(found)[2]
+        assert "no simpler algorithm is within one standard error" in view.recommended(found)[2]
 
     def test_what_could_have_been_seen_at_all(self) -> None:
         scores = {"erm": [[0.5], [0.6], [0.7], [0.8]], "fish": [[0.52], [0.55], [0.74], [0.79]]}
@@ -135,7 +136,7 @@ class TestRule:
         # Student's t with three degrees of freedom: 97.5 % below 3.18245, 80 % below 0.97847
         assert found["recommendation"]["detectable"] == pytest.approx((3.18245 + 0.97847) * error, rel=1e-4)
         assert view.recommended(found)[-1] == (
-            "With 4 domains, differences of less than 8.1 percentage points would mostly go unnoticed "
+            "With 4 domains, differences of less than 8.1 percentage points would usually not be detected "
             "(paired t test at the 5 % level, power 80 %)."
         )
 
@@ -146,7 +147,8 @@ class TestRule:
         assert view.recommended(found)[:2] == [
             "No recommendation: erm (plain training on the examples of all domains pooled) is not better "
             "than a constant prediction (the majority baseline) by more than one standard error.",
-            "In 4 held-out domains its accuracy was 50.2 % on average and 43.0 % in the worst (d2). The "
+            "Over 4 held-out domains its accuracy was 50.2 % on average and 43.0 % on the worst domain "
+            "(d2). The "
             "difference to the constant prediction is +0.2 percentage points, 95 % interval -4.1 to +4.6.",
         ]
         better = [[v + 0.2 for v in d] for d in chance]
@@ -158,7 +160,8 @@ class TestRule:
         said = view.recommended(result({"majority": chance, "erm": perhaps, "fish": chance}))
         assert said[0].startswith("Use erm ")
         assert said[3].startswith(
-            "Its gain over a constant prediction (the majority baseline) is uncertain: +17.5 percentage "
+            "Its improvement over a constant prediction (the majority baseline) is uncertain: +17.5 "
+            "percentage "
             "points, 95 % interval -"
         )
 
@@ -169,15 +172,15 @@ class TestRule:
         assert (about["take"], about["begin"]) == (None, "erm")
         first, second = view.recommended(found)
         assert first.startswith(f"No recommendation: {domains} held-out domain")
-        assert second.startswith("Begin with erm (plain training")
-        assert "the simplest of the rows. I" in second
+        assert second.startswith("Start with erm (plain training")
+        assert "the simplest algorithm. " in second
         assert "50.0 %" in second
 
     def test_nothing_of_controls_alone_or_of_missing_scores(self) -> None:
         found = result({"majority": [[0.5]] * 3, "fish:regrouped": [[0.6]] * 3})
         assert found["recommendation"] is None
         assert view.recommended(found) == []
-        assert "Controls, which are never recommended: fish:regrouped, majority." in view.words(found)
+        assert "Controls (never recommended): fish:regrouped, majority." in view.words(found)
 
     def test_results_of_an_earlier_version(self) -> None:
         found = result({"erm": [[0.5]] * 3, "fish": [[0.6]] * 3})
@@ -219,9 +222,9 @@ class TestWorst:
         assert [(r["algorithm"], r["rank"]) for r in worst["rows"]] == [("vrex", 1), ("erm", 2)]
         assert (mean["recommendation"]["take"], worst["recommendation"]["best"]) == ("erm", "vrex")
         said = " ".join(view.recommended(mean))
-        assert "in the worst of them (d3) it was 40.0 %" in said
+        assert "on the worst of them (d3) it was 40.0 %" in said
         assert (
-            "In the worst held-out domain, vrex (69.8 % on average, 68.0 % in the worst domain, d3) is "
+            "On the worst held-out domain, vrex (69.8 % on average, 68.0 % on the worst domain, d3) is "
             "better by 28.0 percentage points" in said
         )
         assert "--criterion worst" in said
@@ -285,7 +288,7 @@ class TestHeldOut:
         assert where.left_out == ("kyoto", "lima", "one", "oslo")
         assert where.excluded == {"tiny": "fewer than 16 examples are too few to score"}
         assert [line.split(" (")[0] for line in where.messages] == [
-            "trained on but not held out: 'tiny'",
+            "not held out, only trained on: 'tiny'",
             "warning, held-out domains: 'one'",
         ]
         train = sets.load("table", **patients, test="kyoto").splits["train"]
@@ -357,7 +360,7 @@ class TestCommand:
         assert main(["compare", "patients.csv", *SMALL, "--metric", "auc"]) == 0
         shown = capsys.readouterr()
         before, *_ = shown.err.partition("runs to do")
-        assert "Trained on but not held out: 'one' (all examples are of one class, so AUC" in before
+        assert "Not held out, only trained on: 'one' (all examples are of one class, so AUC" in before
         assert f"{2 * 3 * (1 + len(baselines.names(2)))} runs: " in before
         found = json.loads(Path("shoal-compare/patients/compare-table.json").read_text())
         assert (found["metric"], set(found["excluded"])) == ("AUC", {"one", "tiny"})
@@ -366,7 +369,7 @@ class TestCommand:
         assert "average AUC" in shown.out
         assert "validation AUC" in shown.out
         assert (
-            "<!-- AUC in a held-out domain -->"
+            "<!-- AUC on a held-out domain -->"
             in Path("shoal-compare/patients/compare-table.svg").read_text()
         )
         for one in Store("shoal-compare/patients/runs").all():

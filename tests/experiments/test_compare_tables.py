@@ -197,7 +197,7 @@ class TestIntervals:
     def test_many_domains_and_long_names_fit_a_terminal(self) -> None:
         found = result({"erm": [[0.5, 0.6]] * 21, "fish": [[0.5, 0.7]] * 21})
         assert max(map(len, view.table(found, view._cut, view.BESIDE).text().splitlines())) < 120
-        assert "The scores in each of the 21 domains are in the files." in view.text(found)
+        assert "The scores on each of the 21 domains are in the files." in view.text(found)
         heading = next(line for line in view.markdown(found).splitlines() if line.startswith("| rank"))
         assert heading.count("|") > 21
         assert view._cut("x" * 300) == "x" * 39 + "…"
@@ -238,14 +238,14 @@ class TestCommand:
         shown = capsys.readouterr()
         assert not shown.err  # nothing was run again
         assert shown.out.startswith(("Use ", "No recommendation: "))
-        assert f"8 runs of 5 steps on cpu and {4 * len(own)} of scikit-learn" in shown.out
+        assert f"8 runs of 5 steps on cpu, and {4 * len(own)} fits of scikit-learn models" in shown.out
         assert "<script>" not in (folder / "compare-table.md").read_text()
         assert "older than its runs" not in (folder / "report.html").read_text()
 
     def test_the_command_at_the_end_trains_on_every_domain(self, capsys: Captured) -> None:
         assert main([*self.GIVEN, "--no-baselines"]) == 0
         said = capsys.readouterr().out
-        assert "with the hyperparameters chosen in 4 of 4 splits" in said
+        assert "with the hyperparameters selected in 4 of 4 splits" in said
         command = next(line for line in said.splitlines() if line.startswith("  shoal train "))
         assert " patients.csv --label ill --domain site --held-out none " in command
         folder = command.split()[-1]
@@ -278,11 +278,11 @@ class TestCommand:
             file.write("\n48.5,red,lima,no")
         capsys.readouterr()
         assert main(few) == 0
-        assert "2 still to do." in capsys.readouterr().err
+        assert "2 remaining." in capsys.readouterr().err
         folder = Path("shoal-compare/patients")
         assert len(Store(folder / "runs").all()) == 4
         page = (folder / "report.html").read_text()
-        assert "No recommendation: 1 held-out domain cannot support a conclusion" in page
+        assert "No recommendation: 1 held-out domain; a conclusion requires at least" in page
         assert "2 runs (2 finished)" in page
         assert main(["report", str(folder), "-o", "all.html"]) == 0
         assert "older than its runs" not in Path("all.html").read_text()
@@ -301,7 +301,7 @@ class TestCommand:
         assert last.startswith(
             "shoal: 'shoal-compare/patients': OSError: [Errno 28] No space left on device. F"
         )
-        assert last.count("Finished runs are kept") == 1
+        assert last.count("Finished runs are saved") == 1
         in_process()
         with monkeypatch.context() as patch:
             patch.setattr("shoal.api.compare.write_atomically", full)
@@ -343,7 +343,7 @@ class TestCommand:
         given = ["compare", "risk.csv", "--label", "risk", "--domain", "site", *SMALL]
         assert main([*given, "--held-out", "oslo"]) == 0
         shown = capsys.readouterr()
-        assert "so it is a quantity: regression." in shown.err
+        assert "so the task is regression." in shown.err
         assert "ridge-regression" in shown.out
         assert "average mse" not in shown.out  # one domain
         assert "Mse (lower is better)" in shown.out
@@ -392,12 +392,12 @@ class TestCommand:
         given = ["compare", "named.csv", "--label", "ill", "--domain", "site", *SMALL, "--no-baselines"]
         assert main([*given, "--held-out", "oslo"]) == 0
         said = capsys.readouterr().err
-        assert said.count("column 'name': not used, as it is different in (almost) every row") == 1
+        assert said.count("column 'name': not used, because it is different in (almost) every row") == 1
         assert "UserWarning" not in said
         train = ["train", "erm", "named.csv", "--label", "ill", "--domain", "site"]
         assert main([*train, "--steps", "2", "--device", "cpu"]) == 0
         said = capsys.readouterr().err
-        assert said.count("column 'name': not used, as it is different in (almost) every row") == 1
+        assert said.count("column 'name': not used, because it is different in (almost) every row") == 1
         assert "UserWarning" not in said
 
     def test_the_same_file_for_diagnose_and_train(self, capsys: Captured) -> None:
@@ -411,12 +411,12 @@ class TestCommand:
         scores = json.loads(capsys.readouterr().out)["history"][-1]["scores"]
         assert list(scores["test"]["domains"]) == ["lima"]
         assert main([*train, "--data", "test=oslo"]) == 2
-        assert "give one of them" in capsys.readouterr().err
+        assert "specify only one of them" in capsys.readouterr().err
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
-            (["patients.csv"], "needs the column to predict"),
+            (["patients.csv"], "requires the column to predict"),
             (["patients.csv", "--label", "il", "--domain", "site"], "Did you mean 'ill'"),
             (["patients.csv", "--label", "ill", "--domain", "sight"], "Did you mean 'site'"),
             (["patients.csv", "--label", "ill", "--domain", "ill"], "both the label and the domain"),
@@ -430,16 +430,19 @@ class TestCommand:
             ),
             (
                 ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "colour"],
-                "column 'colour' is to be numeric, but it has no cell that is a number",
+                "column 'colour' cannot be read as numeric: it has no value that is a number",
             ),
             (
                 ["patients.csv", "--label", "ill", "--domain", "site", "--numeric", "age", "--text", "age"],
-                "--numeric age and --text age: a column has one kind",
+                "--numeric age and --text age: a column can have only one kind",
             ),
             (["patients.csv", "--label", "ill", "--data", "test=["], "'test=[': this value cannot be read"),
             (["nowhere.csv", "--label", "ill", "--domain", "site"], "cannot be read: No such file"),
-            (["rotated-digits", "--label", "ill"], " belongs to a table, and 'rotated-digits' is no .csv"),
-            (["notes.md"], "is no table by its ending"),
+            (
+                ["rotated-digits", "--label", "ill"],
+                " is an option of tables, and 'rotated-digits' is not a .csv",
+            ),
+            (["notes.md"], "is not a table; supported extensions"),
             (["rotated-digit"], "Did you mean 'rotated-digits'"),
         ],
     )
@@ -458,7 +461,9 @@ class TestCommand:
         few += ["--label", "ill", "--domain", "site", "--algorithms", "erm", "--steps", "2"]
         assert main(["compare", file, *few]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line == "shoal: with 'oslo' held out: share=0.2 of 2 examples in 2 domains holds out nothing."
+        assert (
+            line == "shoal: with 'oslo' held out: share=0.2 of 2 examples in 2 domains holds out no example."
+        )
         assert not Path("shoal-compare").exists()
 
     def test_a_label_of_one_domain_alone_is_said(self, capsys: Captured) -> None:

@@ -123,7 +123,7 @@ class TestReading:
         ("spoil", "words", "oracle"),
         [
             (lambda r: (r / "done").unlink(), "there is no file 'done'; it is used up to step 300.", 0.4),
-            (lambda r: cut(r, -40), "the last line is cut off; it is used up to step 0.", 0.2),
+            (lambda r: cut(r, -40), "the last line is truncated; it is used up to step 0.", 0.2),
         ],
     )
     def test_an_unfinished_run_counts_with_what_it_has(
@@ -154,7 +154,7 @@ class TestReading:
         assert domainbed.read(folder)[1] == []
 
     def test_no_sweep(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match="holds no DomainBed run"):
+        with pytest.raises(InputError, match="contains no DomainBed run"):
             domainbed.read(tmp_path)
         with pytest.raises(InputError, match="is not a folder"):
             domainbed.read(tmp_path / "none")
@@ -241,7 +241,7 @@ class TestTables:
         table, words = view.dataset_table(result), " ".join(view.words([result]))
         assert list(table.rows[1][3:6]) == ["13.0 (1 of 2)", "15.5 ± 0.4", "12.4"]
         assert "1 missing: Fish on PACS, P held out, seed 1, hyperparameter trial 0." in words
-        assert "mean ± standard error (with n, as DomainBed's) over 2 seeds; training-domain" in words
+        assert "mean ± standard error (with n, as in DomainBed) over 2 seeds; training-domain" in words
         none = selection.results(selection.Sweep(found.planned, {}, by_domainbed=True), "PACS")
         assert list(view.dataset_table(none).rows[0]) == ["ERM", *["missing"] * 5]
         assert "; and 16 more." in " ".join(view.words([none]))

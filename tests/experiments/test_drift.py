@@ -63,7 +63,7 @@ PLANTED: dict[str, tuple[str, Any, str, str]] = {
     "wider": ("age", lambda v, rng: 50 + 2.5 * (v - 50), "values", "median|spread"),
     "more counts": ("count", lambda v, rng: v + rng.poisson(1, len(v)), "values", "median 2, now 3"),
     "no longer rare": ("rare", lambda v, rng: np.where(rng.random(len(v)) < 0.3, 3, v), "values", ""),
-    "other shares": (
+    "different category proportions": (
         "flag",
         lambda v, rng: rng.choice(["yes", "no"], len(v), p=[0.6, 0.4]).tolist(),
         "values",
@@ -73,19 +73,19 @@ PLANTED: dict[str, tuple[str, Any, str, str]] = {
         "day",
         lambda v, rng: [d.replace("2024", "2026") for d in v],
         "values",
-        "now above 2024-12.*beyond training",
+        "now above 2024-12.*outside the training range",
     ),
     "categories": (
         "colour",
         lambda v, rng: ["red"] * (len(v) // 2) + v[len(v) // 2 :],
         "values",
-        "other shares",
+        "different category proportions",
     ),
     "new category": (
         "colour",
         lambda v, rng: ["mauve"] * (len(v) // 5) + v[len(v) // 5 :],
         "values",
-        r"20.0% never seen in training \('mauve'\)",
+        r"20.0% not in the training data \('mauve'\)",
     ),
     "missing": (
         "age",
@@ -127,7 +127,7 @@ def test_edges() -> None:
     assert gone.flags == ("missing",)
     assert gone.p is None
     far = drifted(preprocessing, table(60, 1, age=lambda v, rng: v + 1000))["age"]
-    assert re.search(r"now above [89]\d\.\d+, beyond training", far.words())
+    assert re.search(r"now above [89]\d\.\d+, outside the training range", far.words())
     one = drifted(preprocessing, table(1, 1))
     assert not any(column.flags for column in one.values())
     for column in [*one.values(), far, gone]:

@@ -123,7 +123,9 @@ def test_a_full_disk_ends_all(weights: bool, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("shoal.experiments.run.run", fail)
     wanted = [replace(CONFIG, seed=seed) for seed in range(3)]
     store = Store("runs", weights=weights)
-    with pytest.raises(OSError, match=r"No space left on device.*Finished runs are kept; make room"):
+    with pytest.raises(
+        OSError, match=r"No space left on device.*Finished runs are saved; free some disk space"
+    ):
         execute(wanted, store, InProcess("cpu"))
     assert tried == [0, 1]
     assert store.missing(wanted) == wanted[1:]
@@ -170,7 +172,7 @@ def test_seeds_of_which_one_fails(
     assert "[2/2] erm, seed 1: failed: RuntimeError: no memory" in shown.err
     assert "seed 1: RuntimeError: no memory" in shown.out
     assert main(["results", "run"]) == 0
-    assert "1 run failed and count for no mean" in capsys.readouterr().out
+    assert "1 run failed and are excluded from the means" in capsys.readouterr().out
     monkeypatch.undo()
 
 
@@ -216,7 +218,7 @@ def test_a_folder_that_another_takes_the_place_of(tmp_path: Path) -> None:
         Path("run").mkdir()
         Path("run/mine.txt").write_text("mine")
 
-    with pytest.raises(InputError, match=r"took the place of run .* is in run-1"):
+    with pytest.raises(InputError, match=r"took the place of run .* are in run-1"):
         run(CONFIG, "cpu", at(30, replaced), Path("run"))
     assert [p.name for p in Path("run").iterdir()] == ["mine.txt"]
     assert numbers(read_record(Path("run-1/record.json"), CONFIG)) == numbers(run(CONFIG, "cpu"))
@@ -238,7 +240,7 @@ def test_what_is_not_there_is_not_said_to_be_saved(
     assert main(TRAIN) == 2
     shown = capsys.readouterr()
     assert "Saved in" not in shown.out
-    assert "does not keep what is written to it" in shown.err
+    assert "does not keep written files" in shown.err
 
 
 # Litter

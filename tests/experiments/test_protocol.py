@@ -140,10 +140,10 @@ class TestSplits:
         with pytest.raises(InputError, match="unknown domain 'aa'"):
             protocol.resplit(data_of(PLAIN), ["aa"], 0)
         with pytest.raises(
-            InputError, match="domain 'x' cannot be cut into 80 % and 20 %: it has 1 examples"
+            InputError, match="domain 'x' cannot be split into 80 % and 20 %: it has 1 examples"
         ):
             protocol.resplit(data_of(PLAIN | {"x": [210]}), ["a"], 0)
-        with pytest.raises(InputError, match="leave at least one to train on"):
+        with pytest.raises(InputError, match="at least one must remain for training"):
             protocol.resplit(data_of({"a": np.arange(10), "b": np.arange(10, 20)}), ["a", "b"], 0)
 
 

@@ -567,7 +567,7 @@ class TestQuery:
         [
             ("algoritm == 'fish'", "unknown column 'algoritm'. Did you mean 'algorithm'"),
             ("settings.metalr == 1", "Did you mean 'settings.meta_lr'"),
-            ("zzzzzz == 1", "The usual ones: dataset, algorithm"),
+            ("zzzzzz == 1", "Common columns: dataset, algorithm"),
             ('seed == "1"', 'seed holds numbers, but "1" is text'),
             ("algorithm < 3", "algorithm holds text, but 3 is numbers"),
             ('seed in [1, "2"]', "seed holds numbers, but '2' is text"),

@@ -259,5 +259,5 @@ class TestMissing:
             selection.select(found, "mode")
         with pytest.raises(InputError, match="no protocol"):
             selection.sweep([BASE], [])
-        with pytest.raises(InputError, match="two runs that differ are both erm on made, a held out"):
+        with pytest.raises(InputError, match="two different runs are both erm on made, a held out"):
             selection.sweep([config(("a",)), replace(config(("a",)), steps=3)], [])

@@ -33,7 +33,9 @@ def test_equal_averages_are_equal_in_whatever_order_they_were_added() -> None:
 def test_the_best_is_not_said_to_be_better_than_a_control_that_is_ahead() -> None:
     found = result({"fish:regrouped": [[0.9]] * 3, "erm": [[0.8]] * 3, "fish": [[0.7], [0.6], [0.7]]})
     why = each.recommended(found)[2]
-    assert why.startswith("It has the best average of the rows other than controls, and no row is simpler.")
+    assert why.startswith(
+        "It has the best average among algorithms other than controls, and no algorithm is simpler."
+    )
     assert "The next best, fish, is worse by 13.3 percentage points, standard error 3.3" in why
 
 

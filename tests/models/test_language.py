@@ -202,7 +202,7 @@ def test_unknown_names_have_near_misses() -> None:
 @pytest.mark.parametrize("name", ["distilbert-base-uncased", "bert-base-uncased", "somebody/some-model"])
 def test_names_that_cannot_be_had_say_what_can(name: str) -> None:
     with pytest.raises(
-        InputError, match=rf"the model of '{name}' cannot be had: .*no network; give a folder with"
+        InputError, match=rf"the model of '{name}' cannot be loaded: .*no network; use a folder with"
     ):
         built(name)
 
@@ -220,14 +220,14 @@ def test_folders_that_lack_something(tmp_path: Path, tiny: str) -> None:
     ):
         built(str(place))
     (place / "model.safetensors").write_bytes(b"junk")
-    with pytest.raises(InputError, match=r"the model in '.*' cannot be had"):
+    with pytest.raises(InputError, match=r"the model in '.*' cannot be loaded"):
         built(str(place))
     (place / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"the model in '.*' cannot be had"):
+    with pytest.raises(InputError, match=r"the model in '.*' cannot be loaded"):
         built(str(place))
     built(str(place), pretrained=False)
     (place / "config.json").write_text("{")
-    with pytest.raises(InputError, match=r"the model in '.*' cannot be had"):
+    with pytest.raises(InputError, match=r"the model in '.*' cannot be loaded"):
         built(str(place), pretrained=False)
 
 
@@ -242,17 +242,17 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
     shutil.copytree(tiny, place)
     (place / "model.safetensors").unlink()
     (place / "pytorch_model.bin").write_bytes(pickle.dumps({"x": Evil()}))
-    with pytest.raises(InputError, match="cannot be had"):
+    with pytest.raises(InputError, match="cannot be loaded"):
         built(str(place))
     torch.save({"x": Evil()}, place / "pytorch_model.bin")
-    with pytest.raises(InputError, match="cannot be had"):
+    with pytest.raises(InputError, match="cannot be loaded"):
         built(str(place))
     config = json.loads((place / "config.json").read_text())
     config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
     (place / "config.json").write_text(json.dumps(config))
     (place / "own.py").write_text("import pathlib; pathlib.Path('was-run').touch()")
     for pretrained in (True, False):
-        with pytest.raises(InputError, match="cannot be had"):
+        with pytest.raises(InputError, match="cannot be loaded"):
             built(str(place), pretrained=pretrained)
     assert not (tmp_path / "was-run").exists()
 
@@ -263,11 +263,11 @@ def test_no_strangers_code_is_run(tmp_path: Path, tiny: str, monkeypatch: pytest
         (
             "gpt2",
             {"n_embd": 16, "n_layer": 1, "n_head": 2},
-            "'gpt2' is no encoder of text that is known",
+            "'gpt2' is not a supported text encoder",
         ),
-        ("t5", {"d_model": 16, "d_kv": 8}, "'t5' is no encoder of text that is known"),
-        ("vit", {}, "'vit' is no encoder of text"),
-        ("bert", {"is_decoder": True}, "reads from left to right"),
+        ("t5", {"d_model": 16, "d_kv": 8}, "'t5' is not a supported text encoder"),
+        ("vit", {}, "'vit' is not a supported text encoder"),
+        ("bert", {"is_decoder": True}, "is a left-to-right model"),
         ("bert", {"vocab_size": 2**40}, "vocab_size in config.json is 1099511627776"),
         ("bert", {"num_hidden_layers": 2**20}, "num_hidden_layers in config.json is 1048576"),
         ("bert", {"hidden_act": "/tmp/x"}, "hidden_act in config.json is '/tmp/x'"),

@@ -200,18 +200,18 @@ def test_what_cannot_be(tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("whole number from 1", lora=0)
     refused("lora_alpha", lora_alpha=0)
     refused("lora_dropout", lora_dropout=1)
-    refused("lora_alpha=3.0 needs lora=", lora=None, lora_alpha=3)
-    refused("trains none; give one", frozen=True)
+    refused("lora_alpha=3.0 requires lora=", lora=None, lora_alpha=3)
+    refused("trains none; specify only one", frozen=True)
     refused("freeze_batchnorm=False", freeze_batchnorm=False)
     refused("no linear layer 'query'; choose from qkv, proj, fc1, fc2", lora_targets=["qkv", "query"])
-    refused("names no layers", lora_targets=[])
+    refused("is empty", lora_targets=[])
     refused("no linear layers", "resnet18", (3, 32, 32))
     refused("lora_targets must be given for model .*; choose from fc1, fc2", "mixer_s32_224", (3, 224, 224))
     refused("weight of 'blocks.0.attn.qkv' without calling", "beit_base_patch16_224", (3, 224, 224))
     refused("no linear layer 'qkv'; choose from q_lin, k_lin", tiny, (64,), lora_targets="qkv")
     monkeypatch.setattr(lora.importlib.util, "find_spec", lambda name: None)
-    refused(r"^LoRA needs peft: pip install 'shoal\[lora\]'\.$")
-    with pytest.raises(InputError, match="LoRA needs peft"):  # whatever the data, which are not read
+    refused(r"^LoRA requires peft: pip install 'shoal\[lora\]'\.$")
+    with pytest.raises(InputError, match="LoRA requires peft"):  # whatever the data, which are not read
         shoal.train("fish", "amazon", model_options={"lora": 4}, steps=1)
     vit(lora=None)
 
@@ -225,7 +225,7 @@ def test_the_learning_rate_is_that_of_adapters() -> None:
     assert message.startswith("the model is pretrained and has LoRA adapters: learning rate 0.0002, with a")
     assert with_rate(config, 1e-3, None)[0].optimizer_options["lr"] == 1e-3
     random = RunConfig("pacs", "fish", 100, model="vit_tiny_patch16_224", model_options={"lora": 8})
-    assert "weights are random" in with_rate(random, None, None)[1]
+    assert "weights of the model are random" in with_rate(random, None, None)[1]
 
 
 # Files of weights
@@ -332,7 +332,7 @@ def test_an_image_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     check_run(tmp_path / "run", images(), tmp_path)
     assert len(shoal.load(tmp_path / "run").predict(tmp_path / "pics" / "lima" / "dark")) == 6
     assert main([*call, "--freeze-backbone", "--out", str(tmp_path / "no")]) == 2
-    assert "trains none; give one" in capsys.readouterr().err
+    assert "trains none; specify only one" in capsys.readouterr().err
 
 
 # A model of the user's own

@@ -650,7 +650,7 @@ def test_the_terminal_says_what_could_not_be_read(tmp_path: Path, made: Path, ca
     assert main(["reproduce", "--all", "--out", str(tmp_path), "--from", str(made)]) == 0
     said = capsys.readouterr().out
     assert said.count("is not a run record") == 10
-    assert said.endswith("\n2 more such notes are on the page.\n")
+    assert said.endswith("\n2 more notes are in the report.\n")
 
 
 def test_a_run_in_two_folders_counts_once(tmp_path: Path) -> None:
@@ -668,8 +668,8 @@ def test_what_stands_in_the_way() -> None:
     found = experiments.obstacles(["grouping", "theorem", "track"], loads, gpu=False)
     assert found["theorem"] == ""
     assert found["track"] == experiments.NO_GPU
-    assert found["grouping"].startswith("Data are missing: fmow, pacs. fmow: no fmow;")
-    assert "`shoal data get fmow pacs` fetches" in found["grouping"]
+    assert found["grouping"].startswith("Missing data: fmow, pacs. fmow: no fmow;")
+    assert "`shoal data get fmow pacs` downloads" in found["grouping"]
     assert experiments.obstacles(["track"], loads, gpu=True) == {"track": ""}
 
 
@@ -824,7 +824,7 @@ def test_run_does_the_rest_and_says_what_failed(tmp_path: Path, called: list[lis
     shown = json.loads(capsys.readouterr().out)
     assert shown["notes"] == ["cost: no such network."]
     cost = next(c for c in shown["claims"] if c["id"] == "cost")
-    assert "did not come to its end: no such network." in cost["reason"]
+    assert "did not finish: no such network." in cost["reason"]
 
 
 def test_a_budget_stops_what_is_running(tmp_path: Path, capsys: Any) -> None:
@@ -832,8 +832,8 @@ def test_a_budget_stops_what_is_running(tmp_path: Path, capsys: Any) -> None:
     assert main(["reproduce", "--all", "--out", str(tmp_path), "--budget", "0.002", "--json"]) == 0
     assert time.monotonic() - began < 60
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert notes[0].startswith("theorem: stopped after 0.002 minutes, as asked")
-    assert notes[1] == "linear: the budget was spent before it began."
+    assert notes[0].startswith("theorem: stopped after 0.002 minutes, the time budget")
+    assert notes[1] == "linear: the time budget was used up before it started."
 
 
 def test_a_job_says_what_was_wrong(capsys: Any) -> None:
@@ -852,16 +852,16 @@ def test_the_page_is_written_with_any_budget(tmp_path: Path, budget: str) -> Non
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    assert "the budget was spent" in done.stdout
+    assert "the time budget was used up" in done.stdout
     assert (tmp_path / "evidence.html").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "say which experiment (linear, cdsprites"),
-        (["--all", "theorem"], "--all goes without an experiment"),
-        (["--out", "x", "theorem"], "--out goes without an experiment, or after its name"),
+        ([], "an experiment (linear, cdsprites"),
+        (["--all", "theorem"], "--all is an option of --all"),
+        (["--out", "x", "theorem"], "--out is an option of --all, and must come after its name"),
         (["--all", "--budget", "0"], "--budget must be a number above 0"),
         (["--all", "--budget", "nan"], "--budget must be a number above 0"),
         (["--all", "--budget", "inf"], "--budget must be a number above 0, got 'inf'"),

@@ -24,7 +24,6 @@ from shoal.paper.published import claims
 from shoal.paper.recipes import Changes, Variant
 
 TEXT = ("civilcomments", "amazon")
-DOCS = Path(__file__).parents[2] / "docs"
 SMALL = Changes(epochs=1, seeds=1)
 
 
@@ -218,7 +217,6 @@ class TestDifferences:
         assert main(["reproduce", "wilds", *options, "--data", *given]) == 0
         printed = capsys.readouterr().out
         kept = (tmp_path / "wilds.md").read_text()
-        documented = (DOCS / "wilds.md").read_text().splitlines()
         entries = content["every"]["differs"][preset]
         assert len(entries) > 5
         for entry in entries:
@@ -228,8 +226,6 @@ class TestDifferences:
             line = f"- {of}: {entry['what']} ({entry['why']})."
             assert line in printed.splitlines()
             assert line in kept.splitlines()
-            assert f"| `{preset}` | {of} | {entry['what']} | {entry['why']} |" in documented
-        assert sum(row.startswith(f"| `{preset}` |") for row in documented) == len(entries)
 
     def test_only_of_the_datasets_that_are_shown(
         self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -238,7 +234,7 @@ class TestDifferences:
         for what in ("wilds", "grouping"):
             assert main(["reproduce", what, *options]) == 0
             printed = capsys.readouterr().out
-            assert "What differs from the authors' program" in printed
+            assert "Differences from the authors' code" in printed
             assert "poverty" not in printed
             assert "fmow the last" in printed  # its step
 

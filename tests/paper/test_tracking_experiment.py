@@ -191,7 +191,7 @@ def test_both_start_from_the_same_warm_weights() -> None:
 def test_a_loss_that_is_not_finite_is_said() -> None:
     found = track(config(optimizer="sgd", lr=1e30))
     assert found.status == "diverged"
-    assert "not finite by iteration" in found.error
+    assert "non-finite by iteration" in found.error
 
 
 def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +230,7 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "1 of 2 seeds are missing" in capsys.readouterr().out
     assert main([*command, "--json"]) == 0
     said = capsys.readouterr()
-    assert "1 run to do, 1 kept from before" in said.err
+    assert "1 run to do, 1 already finished" in said.err
     assert len(json.loads(said.out)["results"]) == 2
     assert first.read_bytes() == kept
     # Other settings are kept apart, also from --no-run.
@@ -416,6 +416,6 @@ def test_ctrl_c_keeps_finished_seeds(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert "Finished runs are kept. The same command resumes." in said
+    assert "Finished runs are saved. The same command resumes." in said
     assert "Traceback" not in said
     assert list(tmp_path.glob(RECORDS))

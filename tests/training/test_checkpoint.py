@@ -680,7 +680,7 @@ def test_weights_with_code_are_refused(tmp_path: Path) -> None:
         for content in harmful(marker):
             path = tmp_path / f"w{suffix}"
             path.write_bytes(content)
-            with pytest.raises(InputError, match=r"w\.\w+ is (refused|not a)") as caught:
+            with pytest.raises(InputError, match=r"w\.\w+ (was rejected|is not a)") as caught:
                 load_weights(path)
             assert "\n" not in str(caught.value)
             assert suffix == ".safetensors" or "reads weights only" in str(caught.value)
@@ -688,7 +688,7 @@ def test_weights_with_code_are_refused(tmp_path: Path) -> None:
     assert not marker.exists()
     (tmp_path / "w.pt").write_bytes(torch_saved(nn.Linear(2, 2)))
     with pytest.raises(
-        InputError, match=r"refused, as it holds more than weights \(torch.nn.modules.linear.Linear"
+        InputError, match=r"rejected, because it contains more than weights \(torch.nn.modules.linear.Linear"
     ):
         load_weights(tmp_path / "w.pt")
 
@@ -700,12 +700,16 @@ def test_weights_with_code_are_refused(tmp_path: Path) -> None:
         ("w.safetensors", None, "there is no file"),
         ("w.pt", b"", "is empty"),
         ("w.safetensors", b"", "is empty"),
-        ("w.pt", b"garbage", "is not a file of weights"),
-        ("w.pt", b"PK\x03\x04 garbage", "is not a file of weights"),
-        ("w.pt", torch_saved({"w": torch.zeros(99)})[:-200], "is not a file of weights"),
-        ("w.safetensors", b"garbage", "is not a safetensors file"),
-        ("w.safetensors", safetensors.torch.save({"w": torch.zeros(99)})[:-9], "is not a safetensors file"),
-        ("w.safetensors", pack({"w": torch.zeros(99)}), "is not a safetensors file"),
+        ("w.pt", b"garbage", "is not a valid weights file"),
+        ("w.pt", b"PK\x03\x04 garbage", "is not a valid weights file"),
+        ("w.pt", torch_saved({"w": torch.zeros(99)})[:-200], "is not a valid weights file"),
+        ("w.safetensors", b"garbage", "is not a valid safetensors file"),
+        (
+            "w.safetensors",
+            safetensors.torch.save({"w": torch.zeros(99)})[:-9],
+            "is not a valid safetensors file",
+        ),
+        ("w.safetensors", pack({"w": torch.zeros(99)}), "is not a valid safetensors file"),
         ("w.pt", torch_saved(torch.zeros(2)), "holds a Tensor; it must hold a dict"),
         ("w.pt", torch_saved({}), "holds nothing"),
         ("w.pt", torch_saved({"epoch": 1}), "holds a int under 'epoch'"),

@@ -274,7 +274,7 @@ def test_notes_name_what_selects() -> None:
             {"metric": "AUC"},
             "'AUC' is for classification, ordinal, multilabel, and this is regression",
         ),
-        (3, 3, {"predictions": True}, "predictions need the folder"),
+        (3, 3, {"predictions": True}, "predictions require folder="),
     ],
 )
 def test_wrong_metrics_are_refused_before_training(

@@ -50,16 +50,16 @@ def test_started_and_finished(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file is a file; a run needs a folder"):
+    with pytest.raises(InputError, match="file is a file; a run requires a folder"):
         RunFolder(tmp_path / "file")
-    with pytest.raises(InputError, match=r"file/a cannot be made or written to \(Not a directory\)"):
+    with pytest.raises(InputError, match=r"file/a cannot be created or written to \(Not a directory\)"):
         RunFolder(tmp_path / "file" / "a")
 
     def refuse(**_: Any) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(module.tempfile, "TemporaryFile", refuse)
-    with pytest.raises(InputError, match=r"cannot be made or written to \(Permission denied\)"):
+    with pytest.raises(InputError, match=r"cannot be created or written to \(Permission denied\)"):
         RunFolder(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_an_unnamed_holder(tmp_path: Path) -> None:
 
 def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
-    with pytest.raises(InputError, match="cannot be made or written to"), RunFolder(tmp_path):
+    with pytest.raises(InputError, match="cannot be created or written to"), RunFolder(tmp_path):
         pass
 
 

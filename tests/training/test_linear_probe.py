@@ -1,4 +1,4 @@
-"""LP-FT: a warm start that trains the head alone, then all of the model."""
+"""LP-FT: a warm start that trains only the head, then all of the model."""
 
 from __future__ import annotations
 
@@ -155,8 +155,8 @@ def frozen_head() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
-    "no head": (no_head, "head", "warm_start='head' trains the head alone: Sequential has no head"),
-    "not its output": (Odd, "head:3", "warm_start='head:3' trains the head alone: Odd has no head"),
+    "no head": (no_head, "head", "warm_start='head' trains only the head: Sequential has no head"),
+    "not its output": (Odd, "head:3", "warm_start='head:3' trains only the head: Odd has no head"),
     "nothing else": (lambda: nn.Linear(4, 2).double(), "head", "Linear has no other parameters"),
     "frozen": (frozen_head, "head", "no parameter of it requires a gradient"),
     "no steps": (network, "head:0", "warm_start must be .*'head' or 'head:STEPS' .*got 'head:0'"),

@@ -203,9 +203,9 @@ def test_each_says_what_is_better() -> None:
 def test_why_a_number_is_missing_is_said() -> None:
     values = {"AUC": None, "accuracy": 0.5, "mine": None, "Pearson r": None}
     assert metrics.why_missing("test", values) == [
-        "There is no AUC of test: all its examples are of one class, or an output is not finite.",
-        "There is no mine of test: it is not a finite number.",
-        "There is no Pearson r of test: predictions or truths are all equal, or one is not finite.",
+        "AUC of test is undefined: all its examples are of one class, or an output is not finite.",
+        "mine of test is undefined: it is not a finite number.",
+        "Pearson r of test is undefined: predictions or truths are all equal, or one is not finite.",
     ]
 
 

@@ -76,7 +76,9 @@ def test_fit_is_the_algorithm_with_its_options() -> None:
 
 @pytest.mark.parametrize("name", [n for n, r in recipes().items() if r.pretrained])
 def test_needs_pretrained_weights(name: str) -> None:
-    with pytest.raises(InputError, match=rf"{name!r} is for pretrained models.*weights=".replace("+", r"\+")):
+    with pytest.raises(
+        InputError, match=rf"{name!r} requires a pretrained model.*weights=".replace("+", r"\+")
+    ):
         shoal.train(name, "rotated-digits", steps=2, progress=False)
 
 

@@ -133,7 +133,7 @@ class TestLearningRate:
 @pytest.mark.parametrize("name", ["irm", "vrex", "cdann", "fishr", "idgm"])
 def test_a_share_of_the_training_is_no_number_of_steps(name: str) -> None:
     with pytest.raises(
-        InputError, match=r"start of .* share of the training from 0 to 2, got 500.0. Did you mean 500"
+        InputError, match=r"start of .* fraction of the training from 0 to 2, got 500.0. Did you mean 500"
     ):
         fit(name, settings={"start": 500.0})
     fit(name, settings={"start": 500})
@@ -141,18 +141,18 @@ def test_a_share_of_the_training_is_no_number_of_steps(name: str) -> None:
 
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
-    "average_start": ({"average_start": 1}, "average_start=1 is for average='sma'"),
+    "average_start": ({"average_start": 1}, "average_start=1 requires average='sma'"),
     "average_start after the end": ({"average": "sma", "average_start": 9}, "after the last of 2 steps"),
-    "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 is for average='swad'"),
-    "average_decay": ({"average_decay": 0.9, "average": "sma"}, "average_decay=0.9 is for average='ema'"),
+    "average_ratio": ({"average_ratio": 1.2, "average": "sma"}, "average_ratio=1.2 requires average='swad'"),
+    "average_decay": ({"average_decay": 0.9, "average": "sma"}, "average_decay=0.9 requires average='ema'"),
     "average_decay of 1": ({"average_decay": 1.0, "average": "ema"}, "average_decay must be .* below 1"),
-    "warm_select": ({"warm_select": "best"}, "belongs to warm_start"),
-    "warm_select without validation": ({"warm_start": 2, "warm_select": "best"}, "need validation"),
-    "track_layers": ({"track_layers": True}, "belong to track_every"),
+    "warm_select": ({"warm_select": "best"}, "requires warm_start"),
+    "warm_select without validation": ({"warm_start": 2, "warm_select": "best"}, "require validation"),
+    "track_layers": ({"track_layers": True}, "require track_every"),
     "patience": ({"patience": 2}, "validation"),
     "splits as a word": ({"eval_splits": "test"}, "eval_splits must be a list of 'train' or .*, got 'test'"),
-    "predictions": ({"predictions": True}, "need the folder"),
-    "device": ({"device": "meta"}, "'meta' is not one to train on"),
+    "predictions": ({"predictions": True}, "require folder="),
+    "device": ({"device": "meta"}, "'meta' is not a device for training"),
     "device that is not there": ({"device": "cuda:99"}, "cuda:99"),
     "held_out": (
         {"algorithm": "mldg", "settings": {"held_out": 3}},

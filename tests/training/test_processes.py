@@ -133,7 +133,7 @@ def test_one_that_is_not_finite_stops_all(name: str, value: str, found: list[Out
     assert one["step"] == together.BAD_STEP
     assert one["what"] == "loss"
     turned = "nan" if name == "mixup" else value  # which takes a difference of losses
-    assert f"turned {turned} at step {one['step']}, which was not applied" in one["message"]
+    assert f"became {turned} at step {one['step']}, which was not applied" in one["message"]
     skipped, again = (outcome[f"{name}, {value} skipped"] for outcome in found)
     assert skipped == again
     assert "message" not in skipped
@@ -174,7 +174,7 @@ def test_interrupted_and_resumed(folder: Path, found: list[Outcome]) -> None:
     code = together.end(process, SECONDS)
     log = (folder / "broken.log").read_text()
     assert code not in (0, None), log
-    assert "which is saved. Go on with: " in log
+    assert "which is saved. Resume with: " in log
     assert not (broken / "record.json").exists()
     saved = Checkpoints(broken / "checkpoints").load()
     assert saved is not None

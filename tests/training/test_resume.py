@@ -265,7 +265,7 @@ class TestHelpers:
             return found
 
         monkeypatch.setattr(Checkpoints, "load", without)
-        with pytest.raises(InputError, match="does not hold the optimizer of the discriminator"):
+        with pytest.raises(InputError, match="does not contain the optimizer of the discriminator"):
             fit(tmp_path, name, resume=True)
 
 
@@ -814,7 +814,9 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(UserWarning, match="could not be written") as caught:
         fit(there, progress=watch)
     said = [str(w.message) for w in caught]
-    assert all("No space left on device); that of step 3 stands. Training goes on." in m for m in said)
+    assert all(
+        "No space left on device); the latest is that of step 3. Training continues." in m for m in said
+    )
     assert (len(said), disk.refused) == (1, 2)  # said once
     assert outcome(there) == outcome(tmp_path / "whole")
 
@@ -827,7 +829,7 @@ def test_a_disk_that_stays_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     def watch(step: int, _: str) -> None:
         disk.full = step >= 4
 
-    with pytest.raises(InputError) as caught, pytest.warns(UserWarning, match="that of step 3 stands"):
+    with pytest.raises(InputError) as caught, pytest.warns(UserWarning, match="the latest is that of step 3"):
         fit(there, progress=watch)
     assert str(there / "model.safetensors") in str(caught.value)
     assert "No space left on device" in str(caught.value)
@@ -900,7 +902,7 @@ def test_a_real_limit_on_files(tmp_path: Path) -> None:
     process.join()
     assert process.exitcode == 0
     assert "model.safetensors could not be written (File too large)" in error
-    assert [w for w in warned if "step 6 could not be written" in w and "that of step 3 stands" in w]
+    assert [w for w in warned if "step 6 could not be written" in w and "the latest is that of step 3" in w]
     assert not [*(there / "checkpoints").glob(".*")]
     assert Checkpoints(there / "checkpoints").load().step == 3  # type: ignore[union-attr]
     assert_same(fit(there, resume=True, model=large()), whole)
@@ -1049,12 +1051,12 @@ def test_a_folder_in_use_by_another_process(tmp_path: Path) -> None:
 
 def test_a_used_folder_without_resume(tmp_path: Path) -> None:
     stopped(tmp_path, 8)
-    with pytest.raises(InputError, match=r"holds a run that is not finished: .* resume=True"):
+    with pytest.raises(InputError, match=r"contains a run that is not finished; .* resume=True"):
         fit(tmp_path)
     fit(tmp_path, resume=True)
-    with pytest.raises(InputError, match="holds a finished run"):
+    with pytest.raises(InputError, match="contains a finished run"):
         fit(tmp_path)
-    with pytest.raises(InputError, match="need the folder"):
+    with pytest.raises(InputError, match="require folder="):
         fit(None, resume=True)
 
 
@@ -1117,14 +1119,14 @@ def test_train_and_resume(
             patch.setattr(loop, "CHUNK", 1)
             patch.setattr(monitoring.Monitor, "note", lambda self, tell=tell: tell(0, "") or "")
             assert main([*command, there]) == code
-        assert f"Go on with: shoal resume {there}" in capsys.readouterr().err
+        assert f"Resume with: shoal resume {there}" in capsys.readouterr().err
     assert main(["show", there, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"][0]["state"] == "stopped"
     assert main(["resume", there, "--json"]) == 0
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
     capsys.readouterr()
     assert main([*command[:-1], "--seed", "4", "--out", there]) == 2
-    assert "holds another run (seed 3, not 4)" in capsys.readouterr().err
+    assert "contains another run (seed 3, not 4)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -1151,7 +1153,7 @@ def test_what_a_kill_left_half_written_is_cleared_away(tmp_path: Path) -> None:
 def test_logging_elsewhere_needs_a_folder_and_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(InputError, match="need the folder"):
+    with pytest.raises(InputError, match="require folder="):
         fit(None, wandb="project")
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(InputError, match="pip install wandb"):

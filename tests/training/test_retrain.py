@@ -257,7 +257,7 @@ class TestUnion:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no validation": ({"validation": None}, r"retrain=True .*need validation data"),
+    "no validation": ({"validation": None}, r"retrain=True .*require validation data"),
     "other domains": ({}, r"retrain=True needs validation examples of the training domains"),
     "no truth": ({"retrain": 1}, "retrain must be true or false"),
 }

@@ -236,7 +236,7 @@ def test_every_metric_and_file_of_a_task(task: str, tmp_path: Path) -> None:
         assert run.scores().selects == name
         assert math.isfinite(run.score("test"))
     others = [m.name for m in metrics.METRICS.values() if m.tasks and kind not in m.tasks]
-    with pytest.raises(InputError, match=f"this is {kind}; choose of: .*loss"):
+    with pytest.raises(InputError, match=f"this is {kind}; choose from: .*loss"):
         fit(task, metric=others[0])
     run = fit(task, train=train, test=train, folder=tmp_path / "whole", predictions=True)
     assert "<table>" in run._repr_html_()
@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[str, Any, dict[str, Any], str]] = {
         ),
     ),
     "dense beyond the classes": (
-        *("dense", lambda x, y: (x, 2 * y), {"loss": None}, r"labels run from 0 to 510; with classes=2"),
+        *("dense", lambda x, y: (x, 2 * y), {"loss": None}, r"labels range from 0 to 510; with classes=2"),
     ),
     "dense of one label": ("dense", lambda x, y: (x, y[:, 0, 0]), {}, "needs a label per position"),
     "ordinal of numbers": ("ordinal", lambda x, y: (x, y + 0.5), {}, "labels must be whole numbers"),
@@ -470,7 +470,10 @@ def test_several_inputs_as_arrays(weighted: bool) -> None:
     expected = run.model(torch.tensor(a).float(), torch.tensor(b).float()).argmax(1)
     for several in ((a, b), [a, b], {"a": a, "b": b}):
         assert run.predict(several, batch_size=5).tolist() == expected.tolist()
-    for wrong, message in (((a, b[1:]), "24, 23 examples; they must be as many"), ((a, 3), "not a tuple")):
+    for wrong, message in (
+        ((a, b[1:]), "24, 23 examples; the numbers must be equal"),
+        ((a, 3), "not a tuple"),
+    ):
         with pytest.raises(InputError, match=message):
             run.predict(wrong)
 

@@ -22,7 +22,17 @@ GIVEN = ("model", "loss", "task")
 
 
 def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
-    """The algorithm called ``name``: of a module, its last subclass of :class:`Algorithm`; or a class."""
+    """Return the class of an algorithm.
+
+    Args:
+        name: name of an algorithm (`shoal list algorithms`), or a subclass of :class:`Algorithm`.
+
+    Returns:
+        The class; of a module, its last subclass of :class:`Algorithm`.
+
+    Raises:
+        InputError: there is no such algorithm.
+    """
     if isinstance(name, type) and issubclass(name, Algorithm):
         return name
     if not isinstance(name, str):
@@ -39,12 +49,21 @@ def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:
         package = registry.package_of(name)
         whose = f"algorithm {name!r} of the package {package}: " if package else ""
         what = getattr(module, "__name__", shown(module))
-        raise InputError(f"{whose}{what} is or defines no subclass of shoal.algorithms.Algorithm.")
+        raise InputError(
+            f"{whose}{what} is not, and does not define, a subclass of shoal.algorithms.Algorithm."
+        )
     return found[-1]
 
 
 def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
-    """The settings an algorithm takes, with their defaults, those of its parents included."""
+    """Return the hyperparameters of an algorithm, with their defaults.
+
+    Args:
+        algorithm: subclass of :class:`Algorithm`.
+
+    Returns:
+        Default value of each hyperparameter, including inherited ones.
+    """
     other = GIVEN if algorithm.needs_features else (*GIVEN, "features")
     return {name: s.default for name, s in settings(algorithm).items() if name not in other}
 
@@ -53,7 +72,22 @@ def settings_of(algorithm: type[Algorithm]) -> dict[str, Any]:
 def build(
     algorithm: str | type[Algorithm], model: nn.Module, loss: Loss, task: Task, **settings: Any
 ) -> Algorithm:
-    """An algorithm by name or class, with its settings checked against the ones it takes."""
+    """Build an algorithm.
+
+    Args:
+        algorithm: name of an algorithm, or a subclass of :class:`Algorithm`.
+        model: model to train.
+        loss: ``loss(output, y)``, a mean over examples.
+        task: number of domains and classes, and kind of the task.
+        **settings: hyperparameters of the algorithm.
+
+    Returns:
+        The algorithm.
+
+    Raises:
+        InputError: a hyperparameter is unknown or has an invalid value, or the algorithm does not support
+            the task.
+    """
     cls = algorithm_class(algorithm)
     settings = check_settings(cls, settings)
     check_fit(cls, task)
@@ -61,19 +95,38 @@ def build(
 
 
 def check_settings(cls: type[Algorithm], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as the algorithm takes them; raises InputError where it does not."""
+    """Check hyperparameters of an algorithm.
+
+    Args:
+        cls: subclass of :class:`Algorithm`.
+        given: hyperparameters.
+
+    Returns:
+        The hyperparameters, converted to their types.
+
+    Raises:
+        InputError: a hyperparameter is unknown or has an invalid value.
+    """
     check_names(f"setting of {cls.__name__}:", given, settings_of(cls))
     return check(cls, given, cls.__name__)
 
 
 def check_fit(cls: type[Algorithm], task: Task) -> None:
-    """Raises InputError where the algorithm cannot do the task."""
-    instead = f" Others can: {', '.join(cls.instead)}." if cls.instead else ""
+    """Check that an algorithm supports a task.
+
+    Args:
+        cls: subclass of :class:`Algorithm`.
+        task: the task.
+
+    Raises:
+        InputError: the algorithm does not support the task.
+    """
+    instead = f" Alternatives: {', '.join(cls.instead)}." if cls.instead else ""
     if task.kind not in cls.tasks:
         known = " and ".join(kind for kind in TASKS if kind in cls.tasks)
-        raise InputError(f"{cls.__name__} is for {known}, and this is {task.kind}.{instead}")
+        raise InputError(f"{cls.__name__} supports {known}, and this task is {task.kind}.{instead}")
     if cls.trains_discriminator and task.features is None:
-        raise InputError(f"{cls.__name__} must know how many features there are: Task(…, features=…).")
+        raise InputError(f"{cls.__name__} requires the number of features: Task(…, features=…).")
 
 
 def __getattr__(name: str) -> type[Algorithm]:

@@ -1,4 +1,4 @@
-"""AND-mask: only parameters on whose direction the domains agree move."""
+"""AND-mask: updates only of parameters whose gradients have the same sign in all domains."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from shoal.settings import Range, uniform
 
 
 class ANDMask(Algorithm):
-    """The mean gradient, set to zero where the domains' gradients disagree in sign.
+    """Average the gradients of the domains and set components to zero where they disagree in sign.
 
-    A component stays where the mean of its S signs is at least τ in size: with τ = 1 all must agree, with
-    τ = 0 everything stays. What is left of a tensor is divided by the share that is left, so that a sparse
-    gradient is not a short one.
+    A component is kept where the absolute mean of its S signs is at least τ: with τ = 1 all must agree, with
+    τ = 0 everything is kept. Each tensor is then divided by the fraction of its components that is kept.
 
     Args:
-        tau: τ.
+        tau: threshold τ.
 
     Reference: Parascandolo et al., Learning Explanations that are Hard to Vary, ICLR 2021.
     """

@@ -29,9 +29,15 @@ LARGEST_STATE = 2 * 2**30
 
 
 class DomainOutput(NamedTuple):
-    """What the model makes of a batch; ``features`` where the algorithm asks for them.
+    """The output of the model for a batch.
 
-    ``weight`` and ``normalizer`` are the batch's (see :class:`~shoal.data.DomainBatch`).
+    Attributes:
+        output: output of the model.
+        y: labels of the batch.
+        domain: index of the domain, or ``None`` for a mixed batch.
+        features: features, if the algorithm uses them.
+        weight: sample weights of the batch (see :class:`~shoal.data.DomainBatch`).
+        normalizer: normalizer of the batch (see :class:`~shoal.data.DomainBatch`).
     """
 
     output: Any
@@ -51,7 +57,7 @@ Objective = Callable[[Outputs], tuple[Tensor, Log]]
 
 
 class Engine(Protocol):
-    """The verbs an algorithm trains with (see :mod:`shoal.training.engine`)."""
+    """The operations with which an algorithm trains (see :mod:`shoal.training.engine`)."""
 
     params: list[nn.Parameter]
     processes: int
@@ -104,20 +110,25 @@ class DomainBed(NamedTuple):
 
 
 class Algorithm(nn.Module):
-    """Trains ``model`` on meta-batches: lists of S :class:`~shoal.data.DomainBatch`.
+    """Base class of algorithms, which train ``model`` on lists of S :class:`~shoal.data.DomainBatch`.
 
     A subclass overrides one of
 
     * :meth:`objective` if the algorithm is a loss,
-    * :meth:`gradient` if it combines the domains' gradients,
+    * :meth:`gradient` if it combines the gradients of the domains,
     * :meth:`step` if it is an update rule,
 
-    and states how its batches are drawn. Its settings are keyword arguments of ``__init__`` with the paper's
-    defaults and what they may be (:mod:`shoal.settings`), which is checked before they come in. Whatever it
-    remembers between steps is a parameter or a buffer, so that it is saved with the rest; what it keeps for
-    each domain is indexed by :meth:`ids`. ``loss(output, y)`` is a *mean* over examples. One that
-    ``needs_features`` takes the setting ``features``: the name of the layer that returns them, where they are
-    not the input of the last linear layer.
+    and sets how its batches are sampled. Its hyperparameters are keyword arguments of ``__init__``, annotated
+    with their ranges (:mod:`shoal.settings`) and with the defaults of the paper; they are checked before
+    ``__init__`` is called. State between steps must be in parameters or buffers, so that it is saved with the
+    model; state per domain is indexed by :meth:`ids`.
+
+    Args:
+        model: model to train.
+        loss: ``loss(output, y)``, a *mean* over examples.
+        task: number of domains and classes, and kind of the task.
+        features: for algorithms that use features: name of the layer that returns them (default: the input of
+            the last linear layer).
     """
 
     family: ClassVar[str] = ""
@@ -310,7 +321,8 @@ def check_state(algorithm: str, domains: int, numbers: int, what: str) -> None:
     if (size := 4 * domains * numbers) > LARGEST_STATE:
         raise InputError(
             f"{algorithm} keeps {what} for each of {domains:,} domains: {numbers:,} numbers each, "
-            f"{size / 2**30:.1f} GiB in all. Merge domains into fewer, or use one that keeps nothing."
+            f"{size / 2**30:.1f} GiB in all. Merge domains, or use an algorithm that keeps nothing per "
+            "domain."
         )
 
 

@@ -6,10 +6,11 @@ from shoal.algorithms.dann import DANN
 
 
 class CDANN(DANN):
-    """DANN whose discriminator also gets the class, so that domains may differ in their class frequencies.
+    """Train like DANN, with a discriminator that is conditioned on the class.
 
-    The discriminator gets the features plus a learned vector of the example's class, and every class in the
-    batch counts the same in its loss. Takes DANN's settings. With ``form="domainbed"`` the loss is also
+    Domains may then differ in their class frequencies. The input of the discriminator is the features plus a
+    learned embedding of the class, and every class in the batch has the same weight in its loss. The
+    hyperparameters are those of DANN. With ``form="domainbed"`` the loss is also
     multiplied by the number of classes in the batch over the largest label in it plus one, as DomainBed does,
     so that it is smaller where classes are missing.
 

@@ -39,23 +39,28 @@ RATE = Range(above=0, most=1e6, search=log10(-4.5, -2.5), large=(5e-5, log10(-5,
 
 
 class DANN(Algorithm):
-    """Trains a discriminator to predict the domain from the features, and the model to increase its loss.
+    """Train a discriminator to predict the domain from the features, and the model to increase its loss.
 
         discriminator   min  D + p · mean ‖∂CE/∂z‖²,    D = mean CE(a(z), domain), z the features
         model           min  1/S Σ_i L_i − λ D
 
     Args:
-        weight: λ.
-        start, ramp: λ is 0 for ``start`` steps and then rises linearly for ``ramp`` steps.
-        form: ``"joint"`` moves both in every step, the discriminator first, on the same features;
-            ``"domainbed"`` is DomainBed's rule: of 1 + ``discriminator_steps`` steps the last moves the model
-            and the others the discriminator (the first round is one step short), and the model ascends the
-            gradient penalty too, minimising 1/S Σ_i L_i − λ(D + p · mean ‖∂CE/∂z‖²).
-        discriminator_steps: the discriminator's for each of the model's.
-        gradient_penalty: p; keeps the discriminator smooth.
-        discriminator_lr, discriminator_weight_decay, beta1: of the discriminator's own Adam, whose β₂ is 0.9.
-        width, depth, dropout: of the discriminator, a :class:`shoal.penalties.DomainDiscriminator`.
-        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+        weight: weight λ of the discriminator loss.
+        start: number of steps for which λ is 0.
+        ramp: number of steps over which λ then rises linearly.
+        form: ``"joint"`` updates both in every step, the discriminator first, on the same features;
+            ``"domainbed"`` is the rule of DomainBed: of 1 + ``discriminator_steps`` steps the last updates
+            the model and the others the discriminator (the first round is one step short), and the model
+            ascends the gradient penalty too, minimising 1/S Σ_i L_i − λ(D + p · mean ‖∂CE/∂z‖²).
+        discriminator_steps: number of discriminator steps per model step.
+        gradient_penalty: weight p of the gradient penalty of the discriminator.
+        discriminator_lr: learning rate of the Adam optimizer of the discriminator.
+        discriminator_weight_decay: its weight decay.
+        beta1: its β₁; β₂ is 0.9.
+        width: width of the discriminator, a :class:`shoal.penalties.DomainDiscriminator`.
+        depth: its depth.
+        dropout: its dropout rate.
+        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
             :mod:`shoal.penalties`.
 
     Reference: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016.

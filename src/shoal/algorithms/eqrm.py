@@ -20,7 +20,7 @@ START = log10(2.5, 3.5)._replace(of=USUAL_STEPS)
 
 
 class EQRM(Algorithm):
-    """Minimises the α-quantile of the domains' losses, after a start with their mean.
+    """Minimise the α-quantile of the losses of the domains, after a start with their mean.
 
         L = F⁻¹(α),  F the distribution of L_1 … L_S, a kernel density estimate: :func:`quantile_risk`
 
@@ -28,11 +28,10 @@ class EQRM(Algorithm):
     search for the quantile, the lowest and the highest loss; here all losses count, as in the formula.
 
     Args:
-        quantile: α.
-        start: the mean loss is minimised for so many steps; a float is a share of the training.
-        quantile_lr: the learning rate after ``start``; ``None``: it does not change. A schedule applies to
-            either.
-        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+        quantile: quantile α.
+        start: number of steps for which the mean loss is minimised; a float is a fraction of the training.
+        quantile_lr: learning rate after ``start``; ``None``: unchanged. A schedule applies to both.
+        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
             :mod:`shoal.penalties`.
 
     Reference: Eastwood et al., Probable Domain Generalization via Quantile Risk Minimization, NeurIPS 2022.
@@ -74,7 +73,7 @@ class EQRM(Algorithm):
                 rate = float(group.get("initial_lr", group["lr"]))
                 if rate == 0:
                     raise InputError(
-                        f"quantile_lr={self.quantile_lr:g} of EQRM needs an optimizer with lr above 0."
+                        f"quantile_lr={self.quantile_lr:g} of EQRM requires an optimizer with lr above 0."
                     )
                 self.ratios += [self.quantile_lr / rate for p in group["params"] if p.requires_grad]
         return optimizer

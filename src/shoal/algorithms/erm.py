@@ -10,9 +10,9 @@ from shoal.data.sampler import Draw
 
 
 class ERM(Algorithm):
-    """Minimises the mean loss over all training examples, whatever domain they come from.
+    """Minimise the mean loss over all training examples, regardless of their domain.
 
-    Batches are drawn from the union of the domains and go through the model together.
+    Batches are sampled from the union of the domains.
 
     Reference: Vapnik, Statistical Learning Theory, 1998.
     """

@@ -6,10 +6,11 @@ from shoal.algorithms.base import Algorithm
 
 
 class ERMByDomain(Algorithm):
-    """Minimises the mean of the domains' mean losses, each domain's batch in a forward pass of its own.
+    """Minimise the mean of the mean losses of the domains, with one forward pass per domain.
 
-    Methods that pass domains one by one, as Fish does, show BatchNorm one domain's statistics at a time, and
-    pooled ERM those of a mixture. Where a network has BatchNorm, this is the ERM to compare them with.
+    Algorithms with one forward pass per domain, such as Fish, compute BatchNorm statistics per domain, and
+    pooled ERM computes them over all domains. For networks with BatchNorm, compare them with this version of
+    ERM.
 
     Reference: Vapnik, Statistical Learning Theory, 1998; the control is ours.
     """

@@ -16,19 +16,19 @@ from shoal.settings import Range, choice
 
 
 class Fish(Algorithm):
-    """One inner step on a batch of each of S domains in random order, then θ ← θ + ε(θ̃ − θ).
+    """Take an inner step on a batch of each of S domains in random order, then set θ ← θ + ε(θ̃ − θ).
 
-    For small inner rates α and plain SGD the expected update is, beside α times the summed gradient,
-    α²/2 times the gradient of the summed inner products between domains: the first-order way to maximise
-    what IDGM maximises directly.
+    For a small inner learning rate α and plain SGD, the expected update is α times the summed gradient plus
+    α²/2 times the gradient of the summed inner products between domains: a first-order approximation of IDGM.
 
     Args:
-        meta_lr: ε, exactly as written (the authors' program divides its setting by S before use).
-        inner_state: ``"carry"`` or ``"reset"`` the inner optimizer's moments at the start of every walk; a
-            number resets them every so many meta-steps, as the authors' program does every epoch.
-        buffers: ``"walk"`` leaves buffers such as BatchNorm's statistics as the walk left them;
-            ``"interpolate"`` blends floating ones like weights, as the authors' program does, which biases
-            running variances low. Integer buffers are never blended.
+        meta_lr: ε, as in the formula (the code of the authors divides its setting by S).
+        inner_state: ``"carry"`` keeps the moments of the inner optimizer from one inner loop to the next,
+            ``"reset"`` resets them; a number resets them every that many steps, as the code of the authors
+            does every epoch.
+        buffers: ``"walk"`` keeps buffers such as BatchNorm statistics as they are after the inner loop;
+            ``"interpolate"`` interpolates floating-point buffers like weights, as the code of the authors
+            does, which biases running variances low. Integer buffers are never interpolated.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021.
     """
@@ -62,8 +62,8 @@ class Fish(Algorithm):
     def wrap(self, optimizer: Optimizer, domains_per_step: int) -> Optimizer:
         if self.reset_every and not _starts_at_zero(optimizer):
             raise InputError(
-                f"inner_state={self.reset_every} needs Adam, AdamW or SGD without dampening, got "
-                f"{type(optimizer).__name__}; inner_state='carry' and 'reset' take any optimizer."
+                f"inner_state={self.reset_every} requires Adam, AdamW or SGD without dampening, got "
+                f"{type(optimizer).__name__}; inner_state='carry' and 'reset' support any optimizer."
             )
         self.walks = self.make_walks(optimizer, domains_per_step)
         return self.walks

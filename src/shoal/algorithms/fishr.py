@@ -1,4 +1,4 @@
-"""Fishr: per-example gradients that vary alike in every domain."""
+"""Fishr: per-example gradients with the same variance in every domain."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ RESHAPING = (nn.Flatten, nn.Unflatten, nn.Identity)
 
 
 class Fishr(Penalised):
-    """Adds how far the domains differ in the variance of their examples' gradients of the last layer.
+    """Add a penalty on differences between domains in the variance of per-example gradients.
 
-    Each domain's variances v_d are smoothed over its visits, m_d ← κ m_d + (1 − κ) v_d, and the penalty is
-    the mean square of m_d/(1 − κ) around the mean over the step's domains: :func:`shoal.penalties.fishr`.
+    The variances v_d of the gradients of the last layer are smoothed over the steps of each domain, m_d ← κ
+    m_d + (1 − κ) v_d, and the penalty is the mean square of m_d/(1 − κ) around the mean over the step's
+    domains: :func:`shoal.penalties.fishr`.
 
     Args:
-        weight: λ.
-        start, ramp: λ is 0 for ``start`` (of the training), so that the averages settle, and then rises
-            for ``ramp``.
-        ema: κ.
+        weight: weight λ of the penalty.
+        start: number of steps for which λ is 0, so that the averages converge; a float is a fraction of the
+            training.
+        ramp: number of steps over which λ then rises linearly.
+        ema: decay κ.
 
     Reference: Rame et al., Fishr: Invariant Gradient Variances for Out-of-Distribution Generalization, ICML
     2022.

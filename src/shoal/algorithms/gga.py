@@ -1,4 +1,4 @@
-"""GGA: early in training, a search nearby for parameters where the domains' gradients agree."""
+"""GGA: early in training, a local search for parameters where the gradients of the domains agree."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ from shoal.settings import Range, log10
 
 
 class GGA(Algorithm):
-    """Minimises the mean loss; in an early window, each step begins with a random search around θ.
+    """Minimise the mean loss; in an early window, start each step with a random search around θ.
 
     For ``length`` steps from ``start`` on, ``trials`` perturbations θ' = θ + u are tried on the step's
     batches, with u uniform in [−ρ, ρ] for each parameter. Of those with
 
         mean L_i(θ') < mean L_i(θ) + tolerance    and    min_{i≠j} cos(g_i, g_j) larger than at θ
 
-    the one with the largest minimum is kept; without any, θ stays. An ordinary step from there follows. In
-    the window a step costs about 2 + ``trials`` of the others; with the defaults a training, six times ERM's.
+    the one with the largest minimum is kept; if there is none, θ is kept. An ordinary step follows. In the
+    window a step costs about 2 + ``trials`` times as much; with the defaults, a training costs six times ERM.
 
-    The authors' program perturbs all but the first and the last layers of ResNet-50, and from where the last
-    perturbation that was refused has led; and it compares losses with that of the last one accepted. Here
-    every trial is around θ, of all trained parameters.
+    The code of the authors perturbs all but the first and the last layers of ResNet-50, starting from the
+    last rejected perturbation, and compares losses with that of the last accepted one. Here every trial is
+    around θ, with all trained parameters.
 
     Args:
-        start, length: of the window; a float is a share of the training. The authors have steps 100 to 200
-            of 5,000.
-        trials: perturbations per step.
-        radius: ρ.
-        tolerance: how much more the mean loss may be.
+        start: first step of the window; a float is a fraction of the training. The authors use steps 100 to
+            200 of 5,000.
+        length: length of the window; a float is a fraction of the training.
+        trials: number of perturbations per step.
+        radius: size ρ of the perturbations.
+        tolerance: maximum increase of the mean loss.
 
     Reference: Ballas & Diou, Gradient-Guided Annealing for Domain Generalization, CVPR 2025.
     """

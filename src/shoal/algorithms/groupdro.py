@@ -16,14 +16,14 @@ from shoal.tensors import widest
 
 
 class GroupDRO(Algorithm):
-    """Minimises Σ_d q_d L_d, with q moving towards the domains of high loss: q_d ∝ exp(η Σ L_d) over visits.
+    """Minimise Σ_d q_d L_d, with more weight on domains with a high loss: q_d ∝ exp(η Σ L_d) over steps.
 
-    A domain's weight changes when it is visited. Where a step visits S of T domains, the sum over those is
+    The weight of a domain changes in the steps that contain it. If a step has S of T domains, their sum is
     multiplied by T/S, so that on average it is the sum over all: :func:`shoal.penalties.group_dro`.
 
     Args:
-        step_size: η; with 0 the weights stay equal.
-        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+        step_size: step size η; with 0 the weights remain equal.
+        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
             :mod:`shoal.penalties`.
 
     Reference: Sagawa et al., Distributionally Robust Neural Networks for Group Shifts, ICLR 2020.

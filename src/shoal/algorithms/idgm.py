@@ -15,24 +15,25 @@ from shoal.settings import Range, choice, log10
 
 
 class IDGM(Algorithm):
-    """Minimises the mean loss minus γ times the mean inner product of the domains' gradients.
+    """Minimise the mean loss minus γ times the mean inner product of the gradients of the domains.
 
         L = 1/S Σ_i L_i − γ/(S(S−1)) Σ_{i≠j} g_i·g_j
 
-    Either form of the matching term has a trivial maximum, to which plain descent on L goes straight: inner
-    products grow with being wrong everywhere alike, and cosines are 1 for a constant classifier. Hence
-    ``trust``: the term's gradient is shortened to at most this share of the mean gradient's length. With a
-    share below 1 every step still descends on the mean loss, so that being constant or wrong is never an
-    end, and matching decides only among the directions that lower the loss.
+    Both forms of the matching term have a trivial maximum, which plain descent on L finds: inner products
+    grow with the loss if all domains are misclassified alike, and cosines are 1 for a constant classifier.
+    Therefore ``trust`` limits the norm of the gradient of this term relative to the mean gradient. With a
+    ratio below 1, every step still descends on the mean loss.
 
     Args:
-        gamma: γ, the weight of the matching term.
+        gamma: weight γ of the matching term.
         normalize: match cosines instead of inner products, as the paper does in its experiments.
-        trust: the largest ratio of the matching term's gradient to the mean gradient; ``None``: unlimited,
-            the paper's objective as printed.
-        start, ramp: γ is 0 for ``start`` steps and then grows linearly for ``ramp`` steps.
+        trust: maximum ratio of the norms of the gradient of the matching term and of the mean gradient;
+            ``None``: unlimited, as in the paper.
+        start: number of steps for which γ is 0.
+        ramp: number of steps over which γ then rises linearly.
         method: ``"exact"`` Hessian-vector products, or ``"finite-difference"`` for large models.
-        softening: δ in ĝ = g/√(‖g‖² + δ²): bounds the normalised term's slope where gradients vanish.
+        softening: δ in ĝ = g/√(‖g‖² + δ²), which bounds the gradient of the normalised term if gradients
+            vanish.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021. The trust ratio is ours.
     """

@@ -15,15 +15,16 @@ from shoal.settings import Range, log10
 
 
 class IGA(Algorithm):
-    """Minimises the mean loss plus λ times the trace of the covariance of the domains' gradients.
+    """Minimise the mean loss plus λ times the trace of the covariance of the gradients of the domains.
 
         L = 1/S Σ_i L_i + λ/S Σ_i ‖g_i − ḡ‖²
 
-    Where IDGM rewards gradients that point the same way, this punishes every difference, in length too.
+    While IDGM rewards gradients with the same direction, this penalizes every difference, also in norm.
 
     Args:
-        weight: λ.
-        start, ramp: λ is 0 for ``start`` steps and then rises linearly for ``ramp`` steps.
+        weight: weight λ.
+        start: number of steps for which λ is 0.
+        ramp: number of steps over which λ then rises linearly.
         method: ``"exact"`` Hessian-vector products, or ``"finite-difference"`` for large models.
 
     Reference: Koyama and Yamaguchi, When is invariance useful in an out-of-distribution generalization

@@ -22,14 +22,14 @@ from shoal.settings import Range, log10
 
 
 class IRM(Penalised):
-    """Adds the squared slope of each domain's loss along a common scale of the outputs (IRMv1).
+    """Add the squared gradient of each domain's loss with respect to a scale of the outputs (IRMv1).
 
         L = 1/S Σ_i L_i(f) + λ/S Σ_i (∂L_i(w·f)/∂w at w=1)²
 
-    The square is estimated without bias as the product of the slopes on two halves of the batch, the even and
-    the odd examples, so it may be negative: :func:`shoal.penalties.irm`. Outputs of zero have no slope
-    either: a large weight needs a start that comes after the loss has fallen. Until ``start`` the weight is
-    at most 1.
+    The square is estimated without bias as the product of the gradients on two halves of the batch, the even
+    and the odd examples, so it may be negative: :func:`shoal.penalties.irm`. The penalty is
+    also zero for outputs of zero: a large weight requires a ``start`` after the loss has decreased. Until
+    ``start`` the weight is at most 1.
 
     Reference: Arjovsky et al., Invariant Risk Minimization, 2019.
     """

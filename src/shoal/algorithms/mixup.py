@@ -29,13 +29,13 @@ from shoal.settings import Range, log10
 
 
 class Mixup(Algorithm):
-    """Mixes each domain's examples with another's, λ x_i + (1 − λ) x_j, and their losses alike.
+    """Mix the examples of each domain with those of another, λ x_i + (1 − λ) x_j, and their losses alike.
 
-    The S batches of a step, which come in random order, are paired round a circle, each with the next; λ is
-    drawn for every pair from Beta(α, α): :func:`shoal.penalties.mixup`.
+    The S batches of a step, in random order, are paired cyclically, each with the next; λ is sampled for
+    every pair from Beta(α, α): :func:`shoal.penalties.mixup`.
 
     Args:
-        alpha: of the Beta distribution; small values mix little.
+        alpha: parameter α of the Beta distribution; small values mix little.
         where: ``"input"``, or ``"features"`` where inputs cannot be mixed themselves, such as token ids:
             what a :class:`~shoal.models.FeatureModel` has between its parts, or what enters the last linear
             layer of any other model, whose outputs are then mixed: W(λ z_i + (1 − λ) z_j) + b is the same
@@ -76,7 +76,9 @@ class Mixup(Algorithm):
                         "where='features' needs a model whose output is that of its last linear layer, and "
                         f"{extractor.layer!r} is followed by something else; or a shoal.models.FeatureModel."
                     )
-        if self.where == "input" and not all(t.is_floating_point() for t in tensors_in(x)):
+        if self.where == "input" and not all(
+            t.is_floating_point() or t.dtype == torch.uint8 for t in tensors_in(x)
+        ):
             raise InputError(
                 "Mixup mixes inputs, and these hold whole numbers (token ids?), which have nothing between "
                 "them: mix features instead (where='features'), or train with 'fish'."

@@ -1,4 +1,4 @@
-"""MLDG: a step that helps some domains must help another too."""
+"""MLDG: meta-learning of steps on some domains that also reduce the loss on others."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shoal.settings import Range, choice, log10
 
 
 class MLDG(Algorithm):
-    """Minimises F(θ) + β G(θ − α∇F(θ)): F is the mean loss of most of a step's domains, G that of the others.
+    """Minimise F(θ) + β G(θ − α∇F(θ)), with the losses F and G of different domains of a step.
 
-    Domains come in random order, so which are held out is another choice every step.
+    The domains of G are chosen at random in every step.
 
     Args:
-        beta: β, the weight of the held-out domains.
-        inner_lr: α, the length of the virtual step.
-        held_out: how many of a step's domains G gets; of two domains one.
-        order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` leaves
-            ∇²F out, at half the cost.
+        beta: weight β of the held-out domains.
+        inner_lr: learning rate α of the virtual step.
+        held_out: number of domains of a step in G; with two domains, one.
+        order: ``"exact"`` differentiates through the virtual step, ∇F + β(I − α∇²F)∇G; ``"first"`` omits
+            ∇²F, at half the cost.
 
     Reference: Li et al., Learning to Generalize: Meta-Learning for Domain Generalization, AAAI 2018.
     """
@@ -59,7 +59,7 @@ class MLDG(Algorithm):
             message = (
                 f"MLDG holds out {used} of {domains_per_step} domains per step; held_out={self.held_out} "
             )
-            warnings.warn(f"{message}would leave none to train on.", stacklevel=2)
+            warnings.warn(f"{message}would leave none for training.", stacklevel=2)
 
     def held_out_of(self, count: int) -> int:
         """How many of a step's ``count`` domains are held out: of two one, whatever ``held_out`` is."""

@@ -10,7 +10,7 @@ from shoal.penalties import mmd
 
 
 class MMD(Penalised):
-    """Adds the squared maximum mean discrepancy between the domains' features, averaged over pairs.
+    """Add the squared maximum mean discrepancy of features between domains, averaged over pairs.
 
     The kernel is Σ_γ exp(−γ‖x − y‖²) with seven γ from 0.001 to 1000: :func:`shoal.penalties.mmd`.
 

@@ -1,4 +1,4 @@
-"""PCGrad: what one domain's gradient takes from another is cut away."""
+"""PCGrad: removal of conflicting components from the gradients of the domains."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from shoal.gradients import pcgrad
 
 
 class PCGrad(Algorithm):
-    """The mean of the domains' gradients after each was made orthogonal to those it conflicts with.
+    """Average the gradients of the domains after projecting each to be orthogonal to those it conflicts with.
 
-    Gradient i goes through the others in turn; where its product with g_j is negative, its component along
-    g_j is removed. The order is round a circle from i on, random because the batches come in random order.
+    For each gradient g_i and every other g_j in turn, if their inner product is negative, the component of
+    g_i along g_j is removed. The order is cyclic from i on, and random because the batches are in random
+    order.
 
     Reference: Yu et al., Gradient Surgery for Multi-Task Learning, NeurIPS 2020 (which takes the sum).
     """

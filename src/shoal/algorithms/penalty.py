@@ -17,7 +17,7 @@ from shoal.tensors import widest
 
 USUAL_STEPS = 5000
 STEPS = Range(0, what="a number of steps")
-SHARE = Range(0, 2, what="a share of the training")
+SHARE = Range(0, 2, what="a fraction of the training")
 """More than 1 is after its end: never."""
 Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
 LateSteps = (
@@ -31,7 +31,7 @@ PASSES: dict[BatchNorm, Literal["together", "apart"]] = {"pooled": "together", "
 class PenaltyWeight(nn.Module):
     """Rises from ``before`` to ``weight``: after ``start`` steps, linearly over ``ramp`` steps.
 
-    Whole numbers are steps; a float is a share of the training's ``steps``, rounded down, so that a schedule
+    Whole numbers are steps; a float is a fraction of ``steps``, rounded down, so that a schedule
     fits a short training as well as a long one (of 5,000, for which published settings are made, where nobody
     says).
     ``before`` is never more than ``weight``, so that a weight of 0 is no penalty at all. The step count is a
@@ -75,14 +75,19 @@ def in_steps(count: float, steps: int | None) -> int:
 
 
 class Penalised(Algorithm):
-    """Minimises the mean of the domains' losses plus a weight times :meth:`penalty`.
+    """Base class of algorithms that minimise the mean loss of the domains plus a weighted :meth:`penalty`.
 
     Args:
-        weight: the penalty's.
-        start, ramp: the weight is ``before`` for ``start`` steps and then rises linearly for ``ramp`` steps;
-            a float is a share of the training.
-        batch_norm: whether BatchNorm takes its statistics over the domains pooled or per domain, see
+        model: model to train.
+        loss: ``loss(output, y)``, a mean over examples.
+        task: number of domains and classes, and kind of the task.
+        weight: weight of the penalty.
+        start: number of steps for which the weight is ``before``; a float is a fraction of the training.
+        ramp: number of steps over which the weight then rises linearly; a float is a fraction of the
+            training.
+        batch_norm: whether BatchNorm statistics are computed over all domains or per domain, see
             :mod:`shoal.penalties`.
+        features: name of the layer that returns the features (default: the input of the last linear layer).
     """
 
     before: ClassVar[float] = 0.0

@@ -1,4 +1,4 @@
-"""Reptile: Fish's counter-example, whose walk stays within one domain."""
+"""Reptile: the update of Fish with an inner loop within one domain, as a control."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from shoal.algorithms.fish import Fish
 
 
 class Reptile(Fish):
-    """Fish's update on S batches of *one* domain, another domain every step.
+    """Apply the update of Fish to S batches of *one* domain, another domain in every step.
 
     It maximises the inner product of gradients *within* a domain, which helps fast adaptation to each domain
-    and not what they have in common. Takes Fish's settings.
+    and not what they have in common. The hyperparameters are those of Fish.
 
     Reference: Nichol et al., On First-Order Meta-Learning Algorithms, 2018.
     """

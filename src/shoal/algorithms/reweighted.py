@@ -6,10 +6,9 @@ from shoal.algorithms.erm import ERM
 
 
 class Reweighted(ERM):
-    """Minimises the mean loss over examples of which each domain gives as many, whatever its size.
+    """Minimise the mean loss over examples that are sampled equally often from every domain.
 
-    The way to train on groups of very different sizes: domains are dealt out example by example, so small
-    ones come again sooner.
+    For domains of very different sizes: the examples of small domains are repeated more often.
 
     Reference: Koh et al., WILDS: A Benchmark of in-the-Wild Distribution Shifts, ICML 2021.
     """

@@ -1,4 +1,4 @@
-"""SAGM: a low loss at a point and all around it, with gradients that agree."""
+"""SAGM: sharpness-aware minimization with matching of the gradients of both losses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shoal.settings import Range, choice
 
 
 class SAGM(SAM):
-    """Minimises L(θ) + L_p(θ − α∇L(θ)), where L_p(θ) = L(θ + ρ ∇L/‖∇L‖) is SAM's loss.
+    """Minimise L(θ) + L_p(θ − α∇L(θ)), where L_p(θ) = L(θ + ρ ∇L/‖∇L‖) is the loss of SAM.
 
-    To first order the second term is L_p − α ∇L_p·∇L, so that the gradients of both losses become alike. With
+    To first order the second term is L_p − α ∇L_p·∇L, so that the gradients of both losses are aligned. With
     g = ∇L(θ) as a constant, the step is along
 
         1/2 (g + ∇L(θ + (ρ/‖g‖ − α) g))
 
-    The paper adds the two gradients; its program averages them, as here, so that a learning rate means what
-    it means for ERM. Batches are ERM's. Twice ERM's cost.
+    The paper adds the two gradients; its code averages them, as here, so that learning rates are comparable
+    to those of ERM. Batches are those of ERM. The cost is twice that of ERM.
 
     Args:
-        rho: ρ.
-        alpha: α; with 0 the two losses are minimised and nothing is matched. With ``rho=0`` too it is ERM.
+        rho: radius ρ.
+        alpha: α; with 0 nothing is matched, and with ``rho=0`` as well it is ERM.
 
     Reference: Wang et al., Sharpness-Aware Gradient Matching for Domain Generalization, CVPR 2023.
     """

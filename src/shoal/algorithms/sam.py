@@ -1,4 +1,4 @@
-"""SAM: a low loss all around, not at a point."""
+"""SAM: sharpness-aware minimization, a low loss in a neighbourhood of the weights."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shoal.settings import Range, log10
 
 
 class SAM(Algorithm):
-    """The gradient of the mean loss at θ + ρ g/‖g‖, the steepest way up from θ.
+    """Use the gradient of the mean loss at θ + ρ g/‖g‖, in the direction of steepest ascent from θ.
 
-    Batches are ERM's. Twice ERM's cost.
+    Batches are those of ERM. The cost is twice that of ERM.
 
     Args:
-        rho: ρ; with 0 it is ERM.
+        rho: radius ρ; with 0 it is ERM.
 
     Reference: Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization, ICLR 2021.
     """

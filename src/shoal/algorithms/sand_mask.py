@@ -1,4 +1,4 @@
-"""SAND-mask: AND-mask with a soft edge that minds how much gradients vary."""
+"""SAND-mask: AND-mask with a smooth threshold that depends on the variance of the gradients."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shoal.settings import Range, log10, uniform
 
 
 class SANDMask(ANDMask):
-    """The mean gradient times max(0, tanh(k/σ² (a − τ))).
+    """Multiply the mean gradient by max(0, tanh(k/σ² (a − τ))).
 
-    For each component a is the size of the mean of the S signs, and σ² the variance of the S gradients. At
-    τ = 1 nothing would ever pass, since a is at most 1; hence a default of 0.5.
+    For each component, a is the absolute mean of the S signs, and σ² the variance of the S gradients. With τ
+    = 1 the mask would be zero, since a is at most 1; the default is 0.5.
 
     Args:
-        tau: τ, below 1.
-        k: how steep the edge is.
+        tau: threshold τ, below 1.
+        k: steepness of the threshold.
 
     Reference: Shahtalebi et al., SAND-mask: An Enhanced Gradient Masking Strategy for the Discovery of
     Invariances in Domain Generalization, 2021.

@@ -1,4 +1,4 @@
-"""SmoothFish: Fish with the weight of gradient matching as a setting."""
+"""SmoothFish: Fish with the weight of gradient matching as a hyperparameter."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from shoal.settings import Range, choice
 
 
 class SmoothFish(Fish):
-    """θ ← θ − ε G with G = D + γ((θ − θ̃) − D): γ = 1 is Fish, γ = 0 plain training.
+    """Update θ ← θ − ε G with G = D + γ((θ − θ̃) − D): γ = 1 is Fish, γ = 0 plain training.
 
-    θ̃ is the end of Fish's walk, whose gradients are taken along the way. D is the displacement that the same
-    inner optimizer makes, from the same state, when it is fed the S gradients all taken at θ: with plain SGD
-    αS times the mean gradient, so that γ = 0 is a step of ERM with rate εαS. What (θ − θ̃) − D adds is the
-    matching term. It costs a second forward and backward pass a domain and a copy of the inner optimizer's
-    state.
+    θ̃ is the end of the inner loop of Fish. D is the displacement of the same inner optimizer, from the same
+    state, with the S gradients all computed at θ: with plain SGD it is αS times the mean gradient, so that γ
+    = 0 is a step of ERM with learning rate εαS. (θ − θ̃) − D is the matching term. The cost is a second
+    forward and backward pass per domain and a copy of the state of the inner optimizer.
+
+    Args:
+        gamma: weight γ of the matching term.
+        **fish_settings: hyperparameters of :class:`Fish`.
 
     Reference: Shi et al., Gradient Matching for Domain Generalization, 2021, appendix B. The signs in its
     algorithm box contradict its text; this follows the text.

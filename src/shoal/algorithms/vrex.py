@@ -14,7 +14,7 @@ from shoal.settings import Range, log10
 
 
 class VREx(Penalised):
-    """Adds the variance of the domains' losses. Until ``start`` its weight is at most 1.
+    """Add the variance of the losses of the domains; until ``start`` its weight is at most 1.
 
         L = mean_i L_i + λ Var_i L_i
 

@@ -30,9 +30,15 @@ Few = Annotated[int, Range(1, 1000)]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came out of a comparison; in a notebook it shows itself, ``print`` shows it as the command does.
+    """The result of :func:`compare`; ``print`` shows it.
 
-    ``recommendation["take"]`` is the row to use.
+    ``recommendation["take"]`` is the recommended algorithm.
+
+    Attributes:
+        result: rows, trials and everything else as plain data; for a plan, its file and number of runs.
+        records: record of each run that did not fail.
+        folder: folder of the runs and results.
+        text: text that ``print`` shows.
     """
 
     result: dict[str, Any]
@@ -44,12 +50,12 @@ class Comparison:
 
     @property
     def recommendation(self) -> dict[str, Any] | None:
-        """See :func:`shoal.experiments.compare.recommendation`."""
+        """The recommendation, see :func:`shoal.experiments.compare.recommendation`."""
         return self.result.get("recommendation")
 
     @property
     def failed(self) -> dict[str, str]:
-        """Rows of which a run failed, each with the error; the same call runs them again."""
+        """The errors of algorithms with failed runs; the same call repeats these runs."""
         return self.result.get("failed", {})
 
     def __str__(self) -> str:
@@ -63,11 +69,12 @@ class Comparison:
     @property
     def _results(self) -> dict[str, Any]:
         if "rows" not in self.result:
-            raise InputError("this is the plan of a comparison; it has no results yet.")
+            raise InputError("this comparison is only planned and has no results yet.")
         return self.result
 
     def to_frame(self) -> pandas.DataFrame:
-        """A row for every algorithm, best first: mean and deviation over seeds, and each held-out domain."""
+        """Return a DataFrame with one row per algorithm, best first: mean and standard deviation, and each
+        domain."""
         import pandas
 
         rows = []
@@ -84,7 +91,11 @@ class Comparison:
         return pandas.DataFrame(rows).set_index("algorithm")
 
     def save(self, path: str | Path) -> Path:
-        """Writes the table as Markdown, CSV (a line for every trial), JSON or a page, as ``path`` ends."""
+        """Write the results.
+
+        Args:
+            path: file with the extension .md, .csv (one line per case), .json or .html.
+        """
         from shoal.report import compare as view
 
         path, ending = Path(path), Path(path).suffix.lower()
@@ -96,13 +107,17 @@ class Comparison:
         return path
 
     def figure(self) -> Any:
-        """A figure of matplotlib: every algorithm in every held-out domain."""
+        """Return a matplotlib figure of every algorithm on every held-out domain."""
         from shoal.report import compare as view
 
         return view.figure(self._results)
 
     def report(self, path: str | Path) -> Path:
-        """Writes a page of this comparison, in one HTML file."""
+        """Write an HTML report of this comparison.
+
+        Args:
+            path: file to write.
+        """
         write_page(self.folder, Path(path), self._results["identities"])
         return Path(path)
 
@@ -155,65 +170,77 @@ def compare(
     run: bool = True,
     plan: bool = False,
 ) -> Comparison:
-    """Compares algorithms in held-out domains, and recommends one.
+    """Compare algorithms on held-out domains and recommend one.
 
-    Every domain is held out in turn; of more than ten domains, several are held out together, in ten folds.
-    Every algorithm gets the same random search, its defaults first, of which each seed takes the best on
-    validation examples of the training domains. On rows of numbers scikit-learn's gradient boosting and a
-    linear model take part in the same way. Recommended is the simplest row within one standard error of the
-    best. Runs are kept in ``out``: the same call again does what is missing.
+    Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every
+    algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed,
+    the trial with the best validation score on the training domains is selected. On tabular data, the
+    gradient boosting and a linear model of scikit-learn are included under the same protocol. The simplest
+    algorithm within one standard error of the best is recommended. Finished runs are saved in ``out``; the
+    same call runs only those that are missing.
 
     Args:
-        data: a dataset (see `shoal list datasets`), a table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or a
-            folder of images as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains) or a
-            Hugging Face dataset, which are written to ``out`` once.
-        label: the column to predict.
-        domain: the column that tells where a row is from.
-        group: the column that names the entity of a row, such as a patient: rows of one entity stay on one
-            side of every split.
-        task: classification or regression (default: as the label looks).
-        columns: the features (default: all columns but those to drop).
-        drop: columns not to use.
-        kinds: numeric, boolean, date, categorical or text, for columns that look otherwise.
-        decimal: the decimal mark, where columns leave it open.
-        day_first: whether 3/4/2020 is in April, where columns leave it open.
-        data_options: the dataset's options.
-        algorithms: which, or all (default: all; for data of your own a few and controls, and for a pretrained
-            model recipes such as erm++); fish:regrouped is the control of Fish with random grouping.
-        baselines: whether scikit-learn's gradient boosting and the other baselines take part.
-        held_out: domains to hold out (default: each that can be scored, or the dataset's own test domain).
-        folds: hold domains out in so many groups (default: one by one up to ten, else ten).
-        seeds: how many, from 0 on.
-        search: hyperparameter trials per row and seed: the defaults, then random search.
-        budget: minutes to stay within: fewer hyperparameter trials, then fewer seeds, then fewer folds.
-        criterion: rank and recommend by the average over held-out domains or by the worst one.
-        metric: selects on validation and is compared: AUC, "macro F1" … (default: the dataset's own).
-        steps: meta-steps of every run (default: 1000; for a table by its size).
-        batch_size: examples per batch (default: 32; for a table by its size).
-        domains_per_step: domains per step (default: all up to 16, else 5).
-        model: one of Shoal's, of timm's, or a text encoder: its name or folder (default: the dataset's own).
-        model_options: the model's options.
-        weights: start from these: safetensors, or a .pt that holds weights only.
-        freeze_backbone: train only the head, on features that are computed once (images are not augmented).
-        optimizer: of every run.
-        lr: learning rate (default: 0.001; with a warm-up 5e-05 for pretrained models, 0.0002 with LoRA).
-        schedule: how it changes: constant, cosine, linear, step:0.96:1000, warmup:50, or warmup:50,cosine.
-        eval_every: steps between evaluations (default: a tenth of all).
-        eval_limit: score about so many examples of a split (default: all).
-        precision: of every run; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32; auto for
-            pretrained models).
-        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous;
-            auto for pretrained models).
-        out: where runs and results go (default: shoal-compare, with a folder in it for data of yours).
-        device: cpu, cuda, cuda:1 … (default: cuda where there is one).
-        jobs: runs in parallel (default: one per core, or ten on CUDA).
-        engine: processes on this machine, or a Ray cluster.
-        address: Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine).
-        gpus_per_run: Ray: such as 0.25 (default: 1, on the CPU 0).
-        cpus_per_run: Ray: (default: 1).
-        progress: whether what happens is shown on stderr.
-        run: ``False`` shows the results of finished runs and runs nothing.
-        plan: write the plan of runs and stop; later calls with this folder must match it.
+        data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
+            folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
+            domains) or a Hugging Face dataset; these are written to ``out`` once.
+        label: column to predict.
+        domain: column with the domain of each row.
+        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
+            the same split.
+        task: classification or regression (default: inferred from the label).
+        columns: columns to use as features (default: all except those in drop).
+        drop: columns to ignore.
+        kinds: kind of each column whose inferred kind is wrong: numeric, boolean, date, categorical or text.
+        decimal: decimal mark, for columns where it is ambiguous.
+        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
+        data_options: options of the dataset.
+        algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
+            and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
+            random grouping.
+        baselines: include baselines such as the gradient boosting of scikit-learn.
+        held_out: domains to hold out (default: every domain that can be scored, or the dataset's test
+            domain).
+        folds: number of groups in which domains are held out (default: one domain at a time if there are at
+            most 10, otherwise 10 groups).
+        seeds: number of seeds, starting at 0.
+        search: number of hyperparameter trials per algorithm and seed: the defaults, then random search
+            (default: 3).
+        budget: time budget in minutes; to meet it, first the number of trials is reduced, then seeds, then
+            folds.
+        criterion: rank and recommend by the mean over held-out domains, or by the worst domain.
+        metric: metric for selection and comparison, such as AUC or "macro F1" (default: the dataset's
+            metric).
+        steps: number of training steps per run (default: 1000; for a table, based on its size).
+        batch_size: number of examples per batch (default: 32; for a table, based on its size).
+        domains_per_step: number of domains per step (default: all if there are at most 16, otherwise 5).
+        model: name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's
+            model).
+        model_options: options of the model.
+        weights: file of initial weights: .safetensors, or a .pt file that contains only weights; for timm
+            models, parameter names of timm or torchvision.
+        freeze_backbone: train only the head, on features computed once without image augmentation.
+        optimizer: optimizer.
+        lr: learning rate (default: 0.001; for pretrained models 5e-05, or 0.0002 with LoRA, after a warmup).
+        schedule: learning rate schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or
+            warmup:50,cosine.
+        eval_every: number of steps between evaluations (default: a tenth of the steps).
+        eval_limit: maximum number of examples per split to evaluate on, a random sample (default: all).
+        precision: precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default:
+            fp32; auto for pretrained models).
+        memory_format: memory format of images and convolutions; auto: whichever is faster on CUDA (default:
+            contiguous; auto for pretrained models).
+        out: folder for runs and results (default: shoal-compare; for your own data, a folder in it).
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
+            several).
+        engine: run on this machine or on a Ray cluster.
+        address: address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start Ray on this
+            machine).
+        gpus_per_run: GPUs per run on Ray, such as 0.25 (default: 1, or 0 without GPUs).
+        cpus_per_run: CPUs per run on Ray (default: 1).
+        progress: show progress on stderr.
+        run: if ``False``, start no runs and show the results of finished ones.
+        plan: write the plan of runs and exit; later calls with this folder must match it.
 
     Examples:
         >>> import numpy as np
@@ -233,7 +260,7 @@ def compare(
     from shoal.training.processes import together
 
     if together():
-        raise InputError("compare runs whole trainings in parallel; start it without torchrun.")
+        raise InputError("compare starts its own processes; run it without torchrun.")
     where_run: dict[str, Any] = {
         "address": address,
         "gpus_per_run": gpus_per_run,
@@ -259,7 +286,7 @@ def compare(
         where = replace(where, domains=where.domains + 1 - max(map(protocol.size_of, groups)))
         if domains_per_step is not None and domains_per_step > where.domains:
             raise InputError(
-                f"domains_per_step={domains_per_step}, but there are {where.domains} to train on."
+                f"domains_per_step={domains_per_step}, but there are only {where.domains} training domains."
             )
         steps = steps or int(where.usual["steps"])
         base = RunConfig(
@@ -293,7 +320,7 @@ def compare(
         unable |= {name: str(why).rstrip(".") for name, why in refused.items()}
         if not (able := [name for name in able if name not in unable]):
             reasons = "; ".join(f"{name} {why}" for name, why in unable.items())
-            raise InputError(f"{reasons}: nothing to compare.")
+            raise InputError(f"there is nothing to compare: {reasons}.")
         surprises = protocol.try_each(replace(design, rows=able[:1], seeds=1, search=1).configs(), device)
         say(rate_note, *where.messages, *surprises)
         if where.flat and baselines:
@@ -338,9 +365,11 @@ def _spelled(names: Sequence[str], what: str) -> list[str]:
 
 def _model_options(model: str | None, options: Mapping[str, Any] | None, frozen: bool) -> dict[str, Any]:
     if frozen and not (options or {}).get("frozen", True):
-        raise InputError("freeze_backbone=, but model_options= has frozen=False; give one of them.")
+        raise InputError(
+            "freeze_backbone= contradicts frozen=False in model_options=; specify only one of them."
+        )
     if frozen and model is None:
-        raise InputError("freeze_backbone= needs one of timm's models: model='mobilenetv2_100'.")
+        raise InputError("freeze_backbone= requires a timm model, such as model='mobilenetv2_100'.")
     return {**(options or {}), **({"frozen": True} if frozen else {})}
 
 
@@ -390,7 +419,7 @@ class _Job:
             raise
         except OSError as error:
             message = f"{str(self.folder)!r}: {error.strerror or error}."
-            kept = "" if "are kept" in message else " Finished runs are kept; the same command resumes."
+            kept = "" if "are saved" in message else " Finished runs are saved; the same command resumes."
             raise InputError(message + kept) from error
 
     @property
@@ -422,7 +451,7 @@ class _Job:
             self.design = full.within(60 * minutes * self.parallel / max(self.measured(), 1e-9))
             self.configs = self.design.configs()
             if less := self.design.reductions(full):
-                self.say(f"to stay within {minutes:g} minutes: {less}")
+                self.say(f"to meet the budget of {minutes:g} minutes: {less}")
         check_plan(self.plan_file, self.configs)
         make_folder(self.folder, self.source.given)
         check_output(self.folder / f"{self.name}.csv", [self.source.given])
@@ -442,12 +471,12 @@ class _Job:
 
         design = self.design
         folds, domains = len(design.groups), len(design.held_out)
-        time = f" About {duration(missing * self.measured() / self.parallel)}." if missing else ""
+        time = f" Estimated time: {duration(missing * self.measured() / self.parallel)}." if missing else ""
         return (
-            f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'row')}, "
+            f"{many(len(self.configs), 'run')}: {many(len(design.rows), 'algorithm')}, "
             f"{many(domains, 'held-out domain')}{f' in {folds} folds' if folds < domains else ''}, "
             f"{many(design.seeds, 'seed')}, {many(design.search, 'hyperparameter trial')} each; "
-            f"{missing:,} still to do.{time}"
+            f"{missing:,} remaining.{time}"
         )
 
     def planned(self) -> Comparison:
@@ -506,9 +535,9 @@ class _Job:
         Others may lie in the folder, such as those of the file before it was changed.
         """
         try:
-            return f"A page to open or send: {write_page(self.folder, self.folder / 'report.html', runs)}."
+            return f"Report: {write_page(self.folder, self.folder / 'report.html', runs)}."
         except InputError as error:
-            return f"No page was made: {error}"
+            return f"No report was written: {error}"
 
     def next(self, result: Mapping[str, Any]) -> str:
         """Commands that train the recommended row on every domain, then predict, score and export."""
@@ -530,8 +559,8 @@ class _Job:
         kind = Path(self.source.given).suffix if Path(self.source.given).is_file() else ""
         commands = [words, ["shoal", "predict", folder, f"NEW{kind}"]]
         commands += [["shoal", "score", folder, f"LABELLED{kind}"], ["shoal", "export", folder]]
-        how = f"with the hyperparameters chosen in {times} of {many(trials, 'split')}"
-        first = f"To train {take} on every domain, {how}, then to predict, score and export:"
+        how = f"with the hyperparameters selected in {times} of {many(trials, 'split')}"
+        first = f"To train {take} on all domains, {how}, and then predict, score and export:"
         return "\n" + "\n  ".join([first, *map(shlex.join, commands)])
 
 
@@ -544,13 +573,14 @@ def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
             raise TypeError("it holds no list")
         before = {run["identity"] for run in runs}
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(path)!r} is not a plan ({error}); move it away.") from error
+        raise InputError(f"{str(path)!r} is not a plan ({error}); move or remove it.") from error
     now = {config.identity for config in configs}
     if before != now:
         raise InputError(
-            f"{str(path)!r} holds another plan: {len(now - before)} of these {len(now)} runs are not in it, "
+            f"{str(path)!r} contains a different plan: {len(now - before)} of these {len(now)} runs are "
+            "not in it, "
             f"and {len(before - now)} of its {len(before)} are not among these. "
-            "Give the options it was written with, another out=, or remove it."
+            "Use the options that it was written with, use another out=, or remove it."
         )
 
 

@@ -26,10 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Diagnosis(diagnosis.Diagnosis):
-    """The tests, the generalization gap and what to try. ``print`` shows it, a notebook its tables.
+    """The result of :func:`diagnose`: tests, generalization gap and suggestions. ``print`` shows it.
 
-    ``questions`` are the tests, ``alarms`` the names of those that are significant, ``gaps`` and ``average``
-    the generalization gap of ERM, ``columns`` what differs per column, ``gradients`` how gradients agree.
+    Attributes:
+        questions: the tests; ``alarms`` are the names of the significant ones.
+        gaps: generalization gap of ERM per domain; ``average`` is their average.
+        columns: differences per column.
+        gradients: gradient agreement at the start and after training.
+        name: name of the data.
+        compare: call or command that compares algorithms on these data.
+        without: the same without the suspect columns.
     """
 
     name: str = ""
@@ -39,12 +45,12 @@ class Diagnosis(diagnosis.Diagnosis):
     """The same without the columns that are suspect."""
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data, with the conclusions as ``reading``."""
+        """Return the results as plain data, with the conclusions as ``reading``."""
         content = {"dataset": self.name, **super().to_dict(), "reading": self.reading()}
         return {name: content[name] for name in content if name not in ("name", "compare", "without")}
 
     def reading(self) -> list[str]:
-        """The conclusions, one sentence or two each."""
+        """Return the conclusions, one or two sentences each."""
         return view.reading(super().to_dict(), self.compare, self.without)
 
     def __str__(self) -> str:
@@ -56,22 +62,33 @@ class Diagnosis(diagnosis.Diagnosis):
         return f"{tables}\n<ul>{lines}</ul>"
 
     def to_frame(self, what: str = "questions") -> Any:
-        """A pandas frame of the ``questions``, or of the ``domains``, ``gaps`` or ``columns``."""
+        """Return a DataFrame.
+
+        Args:
+            what: ``questions``, ``domains``, ``gaps`` or ``columns``.
+        """
         try:
             import pandas
         except ImportError as error:
-            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+            raise InputError("a DataFrame requires pandas: pip install 'shoal[tables]'") from error
         names = ("questions", "domains", "gaps", "columns")
         if what not in names:
-            raise InputError(f"what={what!r}; it must be one of {', '.join(names)}.")
+            raise InputError(f"what={what!r} is not valid; it must be one of {', '.join(names)}.")
         return pandas.json_normalize(super().to_dict()[what])
 
     def figure(self) -> Any:
-        """A matplotlib figure: labels, the probe's confusion, the gap, and cosines of gradients."""
+        """Return a matplotlib figure: labels, confusion of domains, generalization gap, gradient cosines."""
         return view.figure(super().to_dict(), self.name)
 
     def save(self, path: str | Path) -> list[Path]:
-        """Writes ``diagnosis.json`` and, with matplotlib, its figure to a folder; returns the files."""
+        """Write ``diagnosis.json`` and, with matplotlib, the figure.
+
+        Args:
+            path: folder to write to.
+
+        Returns:
+            The files.
+        """
         folder = _folder(path)
         try:
             write_atomically(folder / "diagnosis.json", dump_json(self.to_dict()))
@@ -109,10 +126,10 @@ def diagnose(
     device: str | None = None,
     progress: bool = True,
 ) -> Diagnosis:
-    """Tests whether the domains differ, in what, in which columns, and how much worse ERM does when held out.
+    """Test which shifts there are between domains, and estimate the generalization gap of ERM.
 
-    It is a look at data before training, not a test of a method: all domains are used, those of the test
-    split too. Random numbers come from ``seed`` alone; ``budget`` may shorten the trainings.
+    This describes the data before training and does not evaluate a method: it uses all domains, including
+    those of the test split. Results depend only on ``seed``, unless ``budget`` shortens the training runs.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
@@ -123,29 +140,32 @@ def diagnose(
         True
 
     Args:
-        data: a DataFrame or mapping of columns, a table (.csv, .parquet, .xlsx), a folder of images as
-            domain/class/image, the name of a dataset, a Hugging Face dataset, arrays ``(x, y, domains)``, or
-            a :class:`~shoal.data.DomainData`.
-        label: of a table: the column to predict.
-        domain: of a table: the column that tells where a row is from.
-        group: of a table: the column that names the entity of a row.
-        task: of a table: ``"classification"`` or ``"regression"``, by default as the label looks.
-        drop: of a table: columns not to use.
-        kinds: of a table: what columns hold, where the guess is wrong, such as ``{"zip": "categorical"}``.
-        decimal: of a table: the decimal mark, where columns leave it open.
-        day_first: of a table: whether 3/4/2020 is in April, where columns leave it open.
-        data_options: of a dataset with a name or of a Hugging Face dataset: its options.
-        model: a name, or a function that makes a fresh model from a seed. By default the dataset's own; for
-            images and text a small network on a fixed embedding.
-        steps: of each short training.
-        batch_size: examples per batch.
-        lr: Adam's learning rate.
-        examples: how many to sample in all.
-        max_domains: how many domains to sample at most.
-        budget: seconds to aim at, or ``None``; trainings are shortened where they would take longer.
-        out: a folder for ``diagnosis.json`` and the figure.
-        device: such as ``"cuda"``; by default CUDA where there is one.
-        progress: whether to show progress on stderr.
+        data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
+            folder of images arranged as folder/domain/class. In Python also a DataFrame, a mapping of
+            columns, arrays ``(X, y, domains)``, a Hugging Face dataset, or a :class:`~shoal.data.DomainData`.
+        label: column to predict.
+        domain: column with the domain of each row.
+        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
+            the same split.
+        task: classification or regression (default: inferred from the label).
+        drop: columns to ignore.
+        kinds: kind of each column whose inferred kind is wrong, such as ``{"zip": "categorical"}``.
+        decimal: decimal mark, for columns where it is ambiguous.
+        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
+        data_options: options of the dataset.
+        model: name of a model (default: the dataset's model; for images and text, a small network on fixed
+            embeddings). In Python also a function that builds a model from a seed.
+        steps: number of steps of each short training run.
+        batch_size: number of examples per batch.
+        lr: learning rate of Adam.
+        examples: maximum number of examples to sample.
+        max_domains: maximum number of domains to sample.
+        budget: time budget in seconds; training runs are shortened to meet it. In Python ``None`` sets no
+            budget.
+        out: folder for diagnosis.json and the figure.
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        progress: show progress on stderr.
+        seed: random seed.
     """
     from shoal.data.batch import Examples
     from shoal.experiments.diagnose import diagnose as run
@@ -213,7 +233,9 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
             # Scaled by all domains, for none is held out.
             return sets.load("table", **{"file": str(data), "test": [], **columns, **options}), path.name
         if columns:
-            raise InputError(f"{next(iter(columns))}= belongs to a table, and {str(data)!r} is none.")
+            raise InputError(
+                f"{next(iter(columns))}= is an option of tables, and {str(data)!r} is not a table."
+            )
         if path.is_dir() and str(data).lower().replace("_", "-") not in sets.registry.names():
             return sets.load("image-folder", folder=str(data), **options), path.name
         return sets.load(str(data), **options), str(data)
@@ -223,7 +245,7 @@ def _loaded(data: Any, columns: Mapping[str, Any], options: dict[str, Any]) -> t
         x, y, domains = data
         return from_arrays(x, y, domains, **columns, **options), "data"
     if missing := [name for name in ("label", "domain") if name not in columns]:
-        raise InputError(f"say which column is the {missing[0]}: {missing[0]}='…'.")
+        raise InputError(f"the {missing[0]} column is missing: {missing[0]}='…'.")
     if type(data).__module__.partition(".")[0] == "datasets":
         return from_hf(data, **columns, **options), "data"
     return from_table(data, **columns, **options), "data"

@@ -28,6 +28,7 @@ from shoal.experiments.config import OPTIMIZERS, RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
 from shoal.files import write_atomically
 from shoal.losses import BINARY, find_terms
+from shoal.models.batchnorm import freeze_batchnorm
 from shoal.settings import coerce
 from shoal.training import predictions as written
 from shoal.training.callbacks import Callback
@@ -56,7 +57,20 @@ R = TypeVar("R")
 
 @dataclass
 class Fit:
-    """A finished training. The model, in eval mode, holds the weights of ``selected``, chosen by ``rule``."""
+    """A finished training, the result of :func:`fit`.
+
+    Attributes:
+        model: trained model, in eval mode, with the weights of ``selected``.
+        algorithm: algorithm that trained it.
+        history: evaluations during the training.
+        warm_up: evaluations during the warm start.
+        selected: evaluation whose weights were selected.
+        rule: selection rule.
+        seconds: duration of the training.
+        captured: whether steps were replayed as CUDA graphs.
+        agreement: gradient agreement between domains, if it was tracked.
+        record: everything that was measured, as plain data: the content of ``record.json``.
+    """
 
     model: nn.Module
     algorithm: Algorithm
@@ -78,21 +92,35 @@ class Fit:
         return self.history[-1]
 
     def scores(self, split: str = "test") -> Scores:
-        """Of every domain of a split, at the selected step."""
+        """Return the scores of every domain of a split at the selected step.
+
+        Args:
+            split: name of the split.
+        """
         found = self.selected.scores
         if split not in found:
             raise unknown_name("split", split, found)
         return found[split]
 
     def accuracy(self, name: str = "test") -> float:
-        """Of a domain, or of all examples of a split, at the selected step."""
+        """Return the accuracy on a domain or a split at the selected step.
+
+        Args:
+            name: name of the domain or split.
+        """
         scores = self._scores_with(name)
         if scores.metric != "accuracy":
-            raise InputError(f"a regression has no accuracy; score({name!r}) gives its {scores.metric}.")
+            raise InputError(
+                f"accuracy is not defined for regression; use score({name!r}) for the {scores.metric}."
+            )
         return scores[name] if name in scores.names else scores.average
 
     def score(self, name: str = "test") -> float:
-        """What the training was judged by (accuracy, AUC, mse …), of a domain or a split."""
+        """Return the metric of the training (accuracy, AUC, mse …) on a domain or a split.
+
+        Args:
+            name: name of the domain or split.
+        """
         scores = self._scores_with(name)
         if name not in scores.names or scores.names == (name,):
             return scores.judged
@@ -114,17 +142,19 @@ class Fit:
         raise unknown_name("domain or split", name, [n for s in found for n in (s, *found[s].names)])
 
     def predict(self, source: Any, *, batch_size: int = 256) -> NDArray[Any]:
-        """The class of each example (by name, where classes have names), or in regression its value.
+        """Predict the class of each example (by name, if classes have names), or its value in regression.
 
-        Of several labels it is 0 or 1 for each; of dense outputs a class for each position.
+        With several labels, the prediction is 0 or 1 for each; with dense outputs, a class for each position.
 
-        ``source`` is an array or a tensor of inputs, or, for data that Shoal has read itself (tables, images,
-        text), anything that :meth:`shoal.Trained.predict` takes.
+        Args:
+            source: array or tensor of inputs or, for data that Shoal has read (tables, images, text),
+                anything that :meth:`shoal.Trained.predict` takes.
+            batch_size: number of examples per batch.
         """
         return self.trained().predict(source, batch_size=batch_size)
 
     def trained(self) -> Trained:
-        """The model with all that it takes to use it, as :func:`shoal.load` gives it."""
+        """Return the model with its preprocessing, as :func:`shoal.load` does."""
         from shoal.trained import About, Trained
 
         if self._folder is None:
@@ -134,10 +164,14 @@ class Fit:
         return Trained(self.model, About.read(place / "inputs.json"), place, self.record)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the model, how to use it, its card and the record to a folder, for :func:`shoal.load`."""
+        """Save the model, its preprocessing, model card and record to a folder, for :func:`shoal.load`.
+
+        Args:
+            path: new folder.
+        """
         folder = Path(path).expanduser()
         if RunFolder(folder).started or RunFolder(folder).finished:
-            raise InputError(f"path={str(path)!r} holds a run; choose another folder.")
+            raise InputError(f"path={str(path)!r} contains a run; choose another folder.")
         self._write(folder)
         return folder
 
@@ -149,13 +183,19 @@ class Fit:
         write_atomically(folder / "record.json", json.dumps(self.record, default=dict).encode())
 
     def export(self, path: str | Path, format: str = "onnx", *, prepared: bool = False) -> Exported:
-        """Writes the model for use without Shoal; see :func:`shoal.export.export`."""
+        """Export the model for use without Shoal; see :func:`shoal.export.export`.
+
+        Args:
+            path: file to write.
+            format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"``.
+            prepared: for ONNX of a table model, take preprocessed inputs instead of raw columns.
+        """
         from shoal.export import export
 
         return export(self.trained(), path, format, prepared=prepared)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each evaluation, split and domain."""
+        """Return a DataFrame with one row per evaluation, split and domain."""
         import pandas
 
         rows = [
@@ -194,7 +234,7 @@ def _named(function: Callable[P, R]) -> Callable[P, R]:
         known = inspect.signature(function).parameters
         check_names("option", kwargs, known)
         if "steps" not in kwargs:
-            raise InputError("steps is missing: say how many steps to train, such as steps=1000.")
+            raise InputError("steps is missing; set the number of training steps, such as steps=1000.")
         return function(*args, **kwargs)
 
     return wrapped
@@ -263,36 +303,145 @@ def fit(
     predictions: bool | str = False,
     callbacks: Sequence[Callback] = (),
 ) -> Fit:
-    """Trains ``model`` in place with an algorithm and says how well it does in every domain. ::
+    """Train ``model`` in place with an algorithm and evaluate it on every domain. ::
 
         run = shoal.fit("fish", model, train={"art": art, "photo": photo}, test={"sketch": sketch}, steps=500)
         print(run.accuracy("sketch"))
         labels = run.predict(new_images)
 
-    Args:
-        algorithm: a name (``shoal list algorithms``), a subclass of :class:`~shoal.algorithms.Algorithm`, or
-            a recipe for a pretrained model (``"auto"``, ``"erm++"``, ``"swad"``, ``"lp-ft"``, ``"miro"``). A
-            recipe sets the options that are left at their defaults here.
-        model: any network; its initial weights are yours.
-        train, validation, test: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset``
-            or list of examples, as :func:`~shoal.data.from_dataset` takes them; or one
-            :class:`~shoal.data.DomainData` that holds all of it. Several inputs are one nest, ((a, b), y),
-            and one argument of the model: ``a, b = x``. Sample weights w are the third of three arrays,
-            (x, y, w), or ``"sample_weight"`` of examples that are dicts: a batch's loss is
-            Σ w_i l_i / Σ w_i, also in evaluation; other metrics do not look at them.
-        task: where labels are not what they look like: whole numbers, booleans and text are classes
-            (``classification``), several of them per example, (B, H, W) or (B, L), with outputs
-            (B, classes, …) are a class per position (``dense``), floating numbers are ``regression``.
-            ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,), with a logit each;
-            it need not be said with a binary cross-entropy as ``loss``. ``ordinal`` is classification whose
-            classes have an order, which two more metrics look at.
-        folder: where to keep the log, checkpoints, the trained weights and the record, which ``shoal
-            results`` and ``shoal report`` read. Ctrl-C and SIGTERM then finish the step and save it.
-        resume: continue from the folder's newest checkpoint; all else must be given as it was.
-        wandb: a project of Weights & Biases to log to as well, for a run with a folder.
+    The options from ``steps`` on are the fields of :class:`~shoal.training.options.Options`. Random state
+    outside of the training is not changed.
 
-    All other arguments are the fields of :class:`~shoal.training.options.Options`, which says what each of
-    them means; ``steps`` must be given. Random state outside is left as it was found.
+    Args:
+        algorithm: name of an algorithm (``shoal list algorithms``), subclass of
+            :class:`~shoal.algorithms.Algorithm`, or recipe for a pretrained model (``"auto"``, ``"erm++"``,
+            ``"swad"``, ``"lp-ft"``, ``"miro"``). A recipe sets options that are left at their defaults;
+            ``"auto"`` also calls :func:`shoal.models.freeze_batchnorm` on the model.
+        model: any network, with its initial weights; it is trained in place.
+        train: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset`` or list of examples
+            as in :func:`~shoal.data.from_dataset`; or one :class:`~shoal.data.DomainData` with all splits.
+            Several inputs are one nested structure, ((a, b), y), and one argument of the model: ``a, b = x``.
+            Sample weights w are the third of three arrays, (x, y, w), or ``"sample_weight"`` of examples that
+            are dicts: the loss of a batch is Σ w_i l_i / Σ w_i, also in evaluation; other metrics do not use
+            them.
+        validation: validation datasets by domain name, as in ``train``.
+        test: test datasets by domain name, as in ``train``.
+        task: kind of the task, if it is not inferred correctly from the labels: integers, booleans and
+            strings are classes (``classification``), several of them per example, (B, H, W) or (B, L), with
+            outputs (B, classes, …) are one class per position (``dense``), floating-point numbers are
+            ``regression``. ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,),
+            with one logit each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is
+            classification with ordered classes, which adds two metrics.
+        folder: folder for the log, checkpoints, trained weights and record, which ``shoal results`` and
+            ``shoal report`` read. Ctrl-C and SIGTERM then finish the step and save it.
+        resume: resume from the latest checkpoint in the folder; all other arguments must be the same.
+        wandb: Weights & Biases project to log to, for a run with a folder.
+        steps: number of training steps, each on ``domains_per_step`` batches of ``batch_size`` examples.
+        batch_size: number of examples per batch.
+        domains_per_step: number of domains per step, S (default: all if there are at most 16, otherwise 5).
+        settings: hyperparameters of the algorithm, such as ``{"meta_lr": 0.1}``.
+        optimizer: optimizer class, such as ``torch.optim.SGD``, or function that creates an optimizer from
+            parameters, including its learning rate: ``lambda p: torch.optim.SGD(p, 0.1)`` (default: Adam).
+        lr: learning rate of the default optimizer (default: 1e-3) or of an optimizer class (default: its
+            own).
+        head_lr: learning rate of the head: that of a :class:`~shoal.models.FeatureModel`, or the last linear
+            layer. Parameter groups of the optimizer keep their other settings.
+        layer_decay: layer-wise learning rate decay: k layers below the head, the learning rate is multiplied
+            by ``layer_decay`` to the power of k; see :func:`shoal.models.layers.find_layers`. BEiT and others
+            use 0.65 to 0.9 for transformers.
+        loss: ``loss(output, y)``, a mean over examples (default: cross-entropy for classes, binary
+            cross-entropy for several labels, otherwise the squared error). Losses of torch, and a
+            ``functools.partial`` of a loss of ``torch.nn.functional``, may have class weights, label
+            smoothing and an ``ignore_index`` (labels that are neither trained nor scored); batches can then
+            be split exactly (``accumulate``, several processes), except with Mixup and Fishr. With any other
+            loss that is not the mean of the losses of the examples, batches cannot be split.
+        classes: number of classes (default: inferred from the data).
+        draw: how batches are sampled (default: as the algorithm requires); ``"regrouped"`` is the random
+            grouping of the paper.
+        seed: random seed of the order of the data and of all random numbers in the training, but not of the
+            initial weights.
+        warm_start: train with ERM first, on one batch per step: for a number of steps (500), for a fraction
+            of the data (0.1), or until validation stops improving (``"plateau"``). ``"head"`` and
+            ``"head:500"`` train only the head of the model (:func:`~shoal.models.head.find_head`), for a
+            tenth of ``steps`` or 500 steps, with the rest frozen and in evaluation mode: linear probing
+            before fine-tuning (Kumar et al., Fine-Tuning can Distort Pretrained Features, 2022).
+        warm_select: continue from the ``"best"`` weights of the warm start on validation, evaluated every
+            ``eval_every`` steps, or from its ``"last"`` (default: best for ``"plateau"``, otherwise last).
+        patience: stop after this number of evaluations without improvement on validation.
+        eval_every: number of steps between evaluations. By default there are as many evaluations (10, 5, 4, 2
+            or 1) as pass no more examples through the model than the training does; always 10 with
+            ``patience``, and 20 with SWAD.
+        eval_limit: maximum number of examples per split to evaluate on, evenly over its domains: a random
+            sample, stratified by class if labels are known without reading the examples, and the same for
+            every seed (default: all, but about 5,000 for ``train``).
+        eval_splits: splits to evaluate, of those in the data. ``"oracle"`` consists of held-out examples of
+            the test domains, ``"id_…"`` of the training domains, as in WILDS.
+        metric: metric for selection and early stopping: a name in :mod:`shoal.training.metrics`, or a
+            function of outputs, labels and groups (see :func:`~shoal.training.metrics.metric`) (default: the
+            metric of the dataset, otherwise accuracy or the mean squared error).
+        select: keep the ``"best"`` weights on validation (the default if there is validation data) or the
+            ``"last"``.
+        device: device (default: CUDA if available).
+        workers: number of processes that load examples; the batches do not depend on it.
+        precision: ``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; with ``accelerate launch``, the default
+            is its setting. ``"auto"``: fp32 or bf16, whichever is faster on CUDA (see
+            :mod:`shoal.training.formats`), otherwise fp32.
+        memory_format: memory format of images (B, c, h, w) and convolution weights during training:
+            ``"contiguous"`` (the default: unchanged), ``"channels-last"``, or ``"auto"`` for whichever is
+            faster on CUDA, otherwise contiguous. Results are equal up to rounding.
+        clip: maximum norm of the gradient; in Fish, of the gradient of each inner step.
+        accumulate: number of micro-batches that each batch is split into: less memory, the same gradient.
+        schedule: function that creates a learning rate scheduler from the optimizer; it is called once per
+            step.
+        average: average the weights: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, with
+            ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` between a start and an end
+            determined by the validation loss, as in the code of its authors, or ``"swad-paper"``, as in their
+            paper. See :class:`~shoal.training.averaging.SWAD`.
+        average_start: step at which ``"sma"`` starts (default: a tenth of the training).
+        average_ratio: SWAD ends after 6 evaluations with a validation loss above this multiple of the loss at
+            its start (default: 1.3; its authors use 1.2 for VLCS).
+        average_decay: decay of ``"ema"`` (default: 0.999, less in the first steps).
+        wise_ft: interpolate between the initial weights (after a warm start) and the selected weights: α, the
+            fraction of the selected ones, or ``"validation"`` for the best of 0, 0.1, …, 1 on validation, the
+            largest in case of ties (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For
+            pretrained models: a new head needs ``warm_start="head"``.
+        miro: weight λ of the MIRO penalty, which keeps features close to those of the pretrained model, with
+            any algorithm; such as 0.1. It costs a forward pass of the pretrained model. See
+            :class:`~shoal.training.miro.Miro`.
+        l2_sp: weight α of the L2-SP penalty α/2 ‖θ − θ₀‖², with θ₀ the initial weights (after a warm start),
+            except for the head. Its gradient is added to each gradient that is applied. The paper uses 0.1
+            with SGD. See :class:`~shoal.training.fine_tuning.L2SP`.
+        l2_sp_head: weight β of the penalty β/2 ‖w‖² on the weights of the head, with ``l2_sp`` (default: α;
+            the paper uses 0.01).
+        retrain: after selection, train again from the initial weights on the training and validation examples
+            of the training domains, for as many steps as the selected weights were trained, including the
+            warm start; keep the last weights, or their average. The last step of ERM++ (see
+            :mod:`shoal.training.retraining`).
+        on_nan: ``"stop"`` at a step with a non-finite loss or gradient, or ``"skip"`` it; such a step is
+            never applied.
+        deterministic: use only deterministic kernels; slower on CUDA, no difference on the CPU.
+        compile: compile the model with ``torch.compile``.
+        capture: replay steps as CUDA graphs (default: if possible). The steps of evaluations do not change.
+        eval_batch: number of examples per batch in evaluation (default: up to 1,024, fewer if the largest
+            intermediate result of the model, measured on two examples, is large).
+        log_every: number of steps between log entries.
+        track_every: number of steps between measurements of the gradient agreement between domains (see
+            :mod:`shoal.training.agreement`); they do not change the training.
+        track_layers: measure gradient agreement per layer as well.
+        track_domains: number of domains that a measurement compares (default: those of a step, and 2 if a
+            step has one batch).
+        checkpoint_every: number of steps between checkpoints, in a run with a folder (default: at evaluations
+            and every five minutes).
+        keep: number of checkpoints to keep besides the best weights.
+        progress: show a progress line, or a function that is called with the step and a note from time to
+            time.
+        predictions: in a run with a folder, write the predictions of the selected weights for each evaluation
+            split except ``train``, in the format of the WILDS leaderboard; a string is the name of the
+            dataset in the file names.
+        callbacks: callbacks, see :class:`~shoal.training.callbacks.Callback`.
+
+    Returns:
+        Fit: the trained model with its scores.
     """
     given = {name: value for name, value in locals().items() if name in OPTIONS}
     label = None
@@ -301,9 +450,11 @@ def fit(
     options = Options(**given)
     if not isinstance(model, nn.Module):
         raise InputError(
-            f"model must be an nn.Module, got {type(model).__name__}; build one of ours with "
+            f"model must be an nn.Module, got {type(model).__name__}; build a model of Shoal with "
             "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
         )
+    if recipe is not None and recipe.freeze_batchnorm:
+        freeze_batchnorm(model)
     folder = coerce(str | Path | None, folder, "folder")
     resume, wandb = coerce(bool, resume, "resume"), coerce(str | None, wandb, "wandb")
     data = as_domain_data(train, validation, test, task, classes=options.classes, loss=options.loss)
@@ -311,14 +462,16 @@ def fit(
         warn_of(data.notes)
     if folder is None:
         if resume or wandb or options.predictions:
-            raise InputError("resume, wandb and predictions need the folder of the run.")
+            raise InputError("resume, wandb and predictions require folder=.")
         return run(Training(algorithm, model, data, options, label))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
     started, finished = Processes(options.device).told((kept.started, kept.finished))
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
-        raise InputError(f"{str(folder)!r} holds {state}: choose another folder, or go on with resume=True.")
+        raise InputError(
+            f"{str(folder)!r} contains {state}; choose another folder, or resume it with resume=True."
+        )
     training = Training(algorithm, model, data, options, label)
     config = describe(training)
     going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
@@ -405,7 +558,9 @@ def as_domain_data(
 ) -> DomainData:
     if isinstance(train, DomainData):
         if validation is not None or test is not None or task is not None:
-            raise InputError("train is a DomainData, which holds its own task, validation and test domains.")
+            raise InputError(
+                "train is a DomainData, which already defines the task and the validation and test domains."
+            )
         return train
     sets: dict[str, Any] = {}
     members: dict[str, list[str]] = {}

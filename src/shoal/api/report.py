@@ -30,7 +30,14 @@ COMPARISON = {"dataset", "rows", "trials", "left_out", "seeds", "steps", "runs"}
 
 @dataclass(frozen=True)
 class Report:
-    """A page of HTML that needs nothing else: open it, or send it. A notebook shows it."""
+    """The result of :func:`report`: a self-contained HTML page.
+
+    Attributes:
+        path: file of the page.
+        runs: number of runs.
+        notes: number of notes on missing or failed runs.
+        html: content of the page.
+    """
 
     path: Path
     """Where the page is."""
@@ -41,9 +48,9 @@ class Report:
 
     def __str__(self) -> str:
         runs = f"{self.runs:,} run{'s' * (self.runs != 1)}"
-        notes = f", {self.notes} note{'s' * (self.notes != 1)} on what is missing or failed"
+        notes = f", {self.notes} note{'s' * (self.notes != 1)} on missing or failed runs"
         size = f"{len(self._bytes) / 1e6:.1f} MB"
-        return f"{runs}{notes if self.notes else ''}. Written to {self.path} ({size})."
+        return f"{runs}{notes if self.notes else ''}. Saved in {self.path} ({size})."
 
     @property
     def _bytes(self) -> bytes:
@@ -54,11 +61,15 @@ class Report:
         return f"{frame}<p>{escape(str(self))}</p>"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``--json`` prints it."""
+        """Return plain data, as ``--json`` prints it."""
         return {"report": str(self.path), "runs": self.runs, "bytes": len(self._bytes), "notes": self.notes}
 
     def save(self, path: str | Path) -> Path:
-        """Writes the page to another file."""
+        """Write the page to another file.
+
+        Args:
+            path: file to write.
+        """
         try:
             write_atomically(Path(path), self._bytes)
         except OSError as error:
@@ -75,17 +86,17 @@ def report(
     samples: Count | None = None,
     only: Collection[str] | None = None,
 ) -> Report:
-    """Makes one page of HTML from runs: the recommendation, tables, curves, settings, mistakes.
+    """Write an HTML report of runs: recommendation, tables, curves, hyperparameters, errors.
 
     Args:
-        folders: folders of runs, of comparisons and of sweeps, or single records; what is below counts too.
-        out: the file to write.
-        title: of the page (default: the names of the folders).
-        samples: images to show of each domain, mistakes first, of up to six runs that kept their weights.
-        only: the identities of the runs to show (default: all).
+        folders: folders of runs, comparisons or sweeps (searched recursively), or single records.
+        out: file to write.
+        title: title of the page (default: the names of the folders).
+        samples: number of images to show per domain, errors first, for up to six runs with saved weights.
+        only: identities of the runs to show (default: all).
 
     Returns:
-        A :class:`Report`.
+        Report: the page and its path.
 
     Examples:
         >>> import shoal
@@ -100,14 +111,14 @@ def report(
     paths, out = [Path(p) for p in ([folders] if isinstance(folders, str | Path) else folders)], Path(out)
     if out.is_dir():
         example = str(out / "report.html")
-        raise InputError(f"out={str(out)!r} is a folder; give a file such as {example!r}.")
+        raise InputError(f"out={str(out)!r} is a folder; specify a file, such as {example!r}.")
     if not out.parent.is_dir():
         raise InputError(f"out={str(out)!r}: there is no folder {str(out.parent)!r}.")
     runs, kept, troubles = collect(paths)
     check_output(out, [*filter(Path.is_file, paths), *(Path(run.path) for run in runs)], "out")
     if only is not None:
         if not isinstance(only, Collection) or not all(isinstance(name, str) for name in only):
-            raise InputError("only= must be the identities of runs, a list of text.")
+            raise InputError("only= must be a list of run identities, as strings.")
         runs = [r for r in runs if r.identity in only]
         kept = [(folder, result) for folder, result in kept if result.get("identities") == list(only)]
     groups = grouped(runs, kept, troubles)
@@ -149,7 +160,7 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
             try:
                 run = Run(read_record(file), str(file), _command(file))
             except (InputError, OSError) as error:
-                text = f"{str(file)!r} is no record of a run; give a folder or a record.json."
+                text = f"{str(file)!r} is not a record of a run; specify a folder or a record.json file."
                 raise InputError(text) from error
             if run.record.status == "failed":
                 which = f"{run.record.config.name} on {run.record.config.dataset}, {file}"
@@ -160,7 +171,7 @@ def collect(paths: Iterable[Path]) -> tuple[list[Run], list[Kept], list[Trouble]
     if not runs:
         names = ", ".join(repr(str(path)) for path in paths)
         why = f" {troubles[0].words}" if troubles else ""
-        raise InputError(f"there is no record of a run in {names} or below.{why}")
+        raise InputError(f"there is no record of a run in {names} or its subfolders.{why}")
     return list(runs.values()), kept, troubles
 
 
@@ -255,7 +266,7 @@ def _samples(runs: Sequence[Run], number: int) -> list[dict[str, Any]]:
         except (InputError, OSError, RuntimeError, LookupError) as error:
             found.append((name, f"No images: {error}", ()))
     if not folders:
-        found.append(("No images", "No run among these has kept its weights (model.safetensors).", ()))
+        found.append(("No images", "None of these runs has saved weights (model.safetensors).", ()))
     elif len(folders) > SAMPLED:
         found.append((f"… {len(folders) - SAMPLED:,} more runs", "Their images are not shown.", ()))
     return [dict(zip(("path", "error", "strips"), parts, strict=True)) for parts in found]
@@ -287,14 +298,14 @@ def _strips(run: Run, number: int) -> list[dict[str, Any]]:
         which = [int(i) for i in domains.indices_of(domains.number(name))[:LOOKED]]
         x, y = batch_of(examples, which)
         if not isinstance(x, torch.Tensor) or x.ndim != 4 or x.shape[1] > 3 or data.classes is None:
-            raise InputError("the examples are no images of classes.")
+            raise InputError("the examples are not images with class labels.")
         with torch.inference_mode():
             pairs = list(zip(model(x).argmax(-1).tolist(), y.tolist(), strict=True))
         order = sorted(range(len(pairs)), key=lambda i: pairs[i][0] == pairs[i][1])[:number]
         images = []
         for i, png in zip(order, _pixels(x[order].float().numpy()), strict=True):
             output, label = pairs[i]
-            words = f"is {label}, taken for {output}" if output != label else f"is {label}"
+            words = f"label {label}, predicted {output}" if output != label else f"label {label}"
             images.append({"png": png, "wrong": output != label, "words": words})
         mistakes = f"{sum(a != b for a, b in pairs)} of {len(pairs)} wrong"
         strips.append({"domain": name, "words": f"{splits[split]}; {mistakes}", "images": images})

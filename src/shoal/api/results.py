@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 
 @checked
 def results(folder: str | Path) -> Results:
-    """The runs in ``folder`` and below, whoever started them: each once, of several records the newest.
+    """Load the records of all runs in a folder and its subfolders.
+
+    Each run is included once, with its newest record.
+
+    >>> import shoal
+    >>> shoal.results("runs").where('status == "failed"').column("error")  # doctest: +SKIP
+    []
 
     Args:
-        folder: with records of runs: of `shoal train`, `compare`, `sweep`, of :func:`shoal.fit` and others.
+        folder: folder with records, written by `shoal train`, `compare`, `sweep`, :func:`shoal.fit` and
+            others.
 
     Returns:
-        Results: a table that shows itself in a notebook; see its methods ``where``, ``sorted``, ``group``,
-        ``to_frame`` and ``save``.
-
-    Examples:
-        >>> import shoal
-        >>> shoal.results("runs").where('status == "failed"').column("error")  # doctest: +SKIP
-        []
+        Results: a table; see its methods ``where``, ``sorted``, ``group``, ``to_frame`` and ``save``.
     """
     from shoal.experiments.results import load
 

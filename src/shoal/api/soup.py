@@ -27,7 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Soup:
-    """The mean of several runs' weights, in a folder like any run's."""
+    """The result of :func:`soup`: the average of the weights of several runs, saved as a run folder.
+
+    Attributes:
+        folder: folder of the soup.
+        record: record of the soup, with one evaluation.
+        runs: folders of all runs.
+        used: folders of the runs that were averaged, in the order in which they were added.
+        rows: scores of every run, of the uniform soup and, if requested, of the greedy one.
+    """
 
     folder: Path
     record: RunRecord
@@ -41,10 +49,11 @@ class Soup:
 
     @property
     def greedy(self) -> bool:
+        """Whether the soup is greedy."""
         return bool(self.record.config.settings["greedy"])
 
     def table(self) -> Table:
-        """A row for every run and soup: validation, test, and the worst test domain."""
+        """Return a table of every run and soup: validation, test, and the worst test domain."""
         from shoal.experiments.record import judged
         from shoal.report.runs import number
         from shoal.report.tables import Table
@@ -62,13 +71,18 @@ class Soup:
         return table
 
     def load(self, model: nn.Module | None = None, device: str = "cpu") -> Trained:
-        """The model, ready to predict; ``model`` as in :func:`shoal.load`."""
+        """Load the model.
+
+        Args:
+            model: as in :func:`shoal.load`.
+            device: device of the model.
+        """
         from shoal.trained import load
 
         return load(self.folder, model, device=device)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``--json`` prints it."""
+        """Return plain data, as ``--json`` prints it."""
         return {
             "folder": str(self.folder),
             "greedy": self.greedy,
@@ -79,7 +93,7 @@ class Soup:
         }
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each model, split and domain."""
+        """Return a DataFrame with one row per model, split and domain."""
         import pandas
 
         rows = [
@@ -94,8 +108,8 @@ class Soup:
         done = f"{self.record.config.name}: {self.record.rule}. Saved in {self.folder}."
         if self.rows:
             return "\n".join([self.table().text(), "", done, *self._better()])
-        why = "runs of shoal.fit keep no data. In Python, give them to shoal.soup as 'data'"
-        return f"{done}\nIt was not evaluated: {why}."
+        why = "runs of shoal.fit do not save their data. In Python, pass it to shoal.soup as 'data'"
+        return f"{done}\nThe soup was not evaluated: {why}."
 
     def _better(self) -> list[str]:
         """What to know where the soup is not worth it."""
@@ -124,34 +138,34 @@ def soup(
     predictions: bool = False,
     progress: bool = True,
 ) -> Soup:
-    """Averages the selected weights of finished runs into one model. ::
+    """Average the selected weights of finished runs into one model. ::
 
         shoal.train("erm", "PACS", model="resnet50.tv_in1k", seeds=5, out="erm")
         soup = shoal.soup("erm", greedy=True, out="erm-soup")
         print(soup)
         model = soup.load()
 
-    What `shoal soup` does. The runs must be of the same model on the same data with the same held-out
-    domains, and should have started from the same pretrained weights. The statistics of BatchNorm are
-    recomputed on training data, unless they were frozen. The result is the folder of a run, which all
-    functions and commands take that take a run's.
+    The Python equivalent of `shoal soup`. The runs must use the same model, data and held-out domains, and
+    should have started from the same pretrained weights. BatchNorm statistics are recomputed on training
+    data, unless they were frozen. The result is a run folder, accepted by every function and command that
+    takes one.
 
     References: Wortsman et al., Model soups, ICML 2022 (greedy: recipe 1); Ramé et al., Diverse Weight
     Averaging for Out-of-Distribution Generalization, NeurIPS 2022.
 
     Args:
-        runs: folders of finished runs, or of several seeds, as `shoal train` or `shoal.fit` made them.
-        greedy: add runs in the order of their validation scores, each only if the soup's validation score
-            does not get worse (default: average all runs).
-        out: the folder to write (default: one in runs/, named by the runs).
-        data: for runs of :func:`shoal.fit`, which keep no data: what they were given, as one
-            :class:`~shoal.data.DomainData` or as ``{"train": …, "validation": …, "test": …}``. Without it
-            their uniform soup is not evaluated, and a greedy one cannot be made.
-        model: for runs of a network of your own: one built as it was. It gets the soup's weights.
-        data_dir: where datasets are (default: $SHOAL_DATA).
-        device: to evaluate on: cpu, cuda, cuda:1 … (default: cuda where there is one).
-        workers: processes that read examples.
-        predictions: write the predictions in the format of WILDS' leaderboard.
+        runs: folders of finished runs, or of several seeds, written by `shoal train` or `shoal.fit`.
+        greedy: add runs in the order of their validation scores, each only if the validation score of the
+            soup does not decrease (default: average all runs).
+        out: folder to write (default: a folder in runs/ named after the runs).
+        data: data of runs of :func:`shoal.fit`, which do not save any: a :class:`~shoal.data.DomainData` or
+            ``{"train": …, "validation": …, "test": …}``, as given to ``fit``. Without it, a uniform soup of
+            such runs is not evaluated, and a greedy soup is not possible.
+        model: for runs of your own network: an instance of it, which receives the weights of the soup.
+        data_dir: folder that contains the datasets (default: $SHOAL_DATA).
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        workers: number of processes that load examples.
+        predictions: write predictions in the format of the WILDS leaderboard.
         progress: show progress on stderr.
     """
     from shoal import soups
@@ -162,7 +176,7 @@ def soup(
     from shoal.training.progress import Progress
 
     if together():
-        raise InputError("a soup is made by one process; start it without torchrun.")
+        raise InputError("soup runs in one process; run it without torchrun.")
     began = time.monotonic()
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
     found = soups.read_ingredients([Path(path).expanduser() for path in paths])
@@ -174,12 +188,15 @@ def soup(
     if unseen and (greedy or predictions):
         what = "a greedy soup" if greedy else "predictions="
         raise InputError(
-            f"{what} needs the runs' data, and runs of shoal.fit keep none. In Python, give them to "
+            f"{what} needs the data of the runs, and runs of shoal.fit do not save it. In Python, pass it to "
             "shoal.soup as 'data'."
         )
     if greedy and len(metrics := {run.config.metric for run in found}) > 1:
         names = ", ".join(sorted(str(each or "the dataset's own") for each in metrics))
-        raise InputError(f"a greedy soup needs runs that were selected by one metric; these were by {names}.")
+        raise InputError(
+            "a greedy soup requires runs that were selected by the same metric; these were selected by "
+            f"{names}."
+        )
     name = f"soup-{first.dataset}-{soups.digest_of(found)}" + "-greedy" * greedy
     folder = Path(out).expanduser() if out is not None else Path("runs") / name
     if os.path.lexists(folder):

@@ -75,7 +75,7 @@ class Source:
 
             wide, high = usual_size(Path(self.options["folder"]).expanduser())
             note = f"Images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high})"
-            return [f"{note}; --data size=N changes it."]
+            return [f"{note}; use --data size=N to change this."]
         if (report := self.columns()) is None:
             return []
         from shoal.report import columns
@@ -100,7 +100,9 @@ def find_source(
     options = dict(data_options or {})
     if bad_images is not None:
         if options.get("bad", bad_images) != bad_images:
-            raise InputError(f"bad_images={bad_images}, but data_options= bad={options['bad']}; give one.")
+            raise InputError(
+                f"bad_images={bad_images} contradicts data_options= bad={options['bad']}; specify only one."
+            )
         options["bad"] = bad_images
     told = {name: value for name, value in of_table.items() if value not in (None, "", (), [], {})}
     if not isinstance(data, (str, Path)):
@@ -109,9 +111,11 @@ def find_source(
     names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(held_out or ()))
     if names:
         if "test" in source.options:
-            raise InputError("held_out= and data_options= test=… say the same thing; give one of them.")
+            raise InputError(
+                "held_out= and data_options= test=… set the same option; specify only one of them."
+            )
         if "none" in names and len(names) > 1:
-            raise InputError("held_out=none holds no domain out; give no other name with it.")
+            raise InputError("held_out=none holds out no domain and cannot be combined with other names.")
         source.options["test"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return source
 
@@ -125,15 +129,17 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
             from shoal.data.sets.table import digest_of
 
             if named := {"file", "digest"} & options.keys():
-                raise InputError(f"data_options= {min(named)}=…: the file is {data!r}, as it was named.")
+                raise InputError(f"data_options= {min(named)}=… cannot be set: the file is {data!r}.")
             # The digest makes a changed file another dataset: its runs are not taken for the old one's.
             return Source(TABLE, {"file": data, "digest": digest_of(path), **told, **options}, data)
         if path.is_file():
-            raise InputError(f"{data!r} is no table by its ending; these are: {', '.join(ENDINGS)}.")
+            raise InputError(f"{data!r} is not a table; supported extensions: {', '.join(ENDINGS)}.")
     if told:
         kinds: Iterable[str] = told.get("kinds", {}).values()
         first = next((n for n in OF_TABLE if n in told and n != "kinds"), None) or next(iter(kinds))
-        raise InputError(f"{first}= belongs to a table, and {data!r} is no .csv, .parquet or .xlsx file.")
+        raise InputError(
+            f"{first}= is an option of tables, and {data!r} is not a .csv, .parquet or .xlsx file."
+        )
     if path.is_dir():
         from shoal.data import sets
 
@@ -157,7 +163,9 @@ def _in_memory(data: Any, told: dict[str, Any]) -> Table:
     ):
         names = _hf_rows(data)
         if images := [n for n in names if type(data.features[n]).__name__ == "Image"]:
-            raise InputError(f"column {images[0]!r} holds images; save them as folder/domain/class instead.")
+            raise InputError(
+                f"column {images[0]!r} contains images; save them as folder/domain/class instead."
+            )
         data = {name: _hf_column(data, name) for name in names}
     table = as_table(data)
     dtypes = getattr(data, "dtypes", {})
@@ -187,7 +195,7 @@ def _arrays(arrays: Sequence[Any], told: dict[str, Any]) -> dict[str, Any]:
     for role, values in zip(("label", "domain"), rest, strict=False):
         name = told.setdefault(role, role)
         if name in columns:
-            raise InputError(f"X of data= has a column {name!r} already; give another name in {role}=.")
+            raise InputError(f"X of data= already has a column {name!r}; set another name with {role}=.")
         columns[name] = values
     return columns
 
@@ -239,9 +247,9 @@ def make_folder(path: str | Path, data: str | Path | None = None, run: bool = Fa
     path = Path(path)
     real = Path(os.path.realpath(path))
     if data and Path(data).is_dir() and Path(os.path.realpath(data)) in (real, *real.parents):
-        raise InputError(f"out={str(path)!r} is in the folder of the data, {str(data)!r}; choose another.")
+        raise InputError(f"out={str(path)!r} is inside the data folder {str(data)!r}; choose another folder.")
     if not run and (path / "config.yaml").exists():
-        raise InputError(f"out={str(path)!r} holds a single run; choose another folder.")
+        raise InputError(f"out={str(path)!r} contains a single run; choose another folder.")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

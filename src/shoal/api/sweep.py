@@ -29,9 +29,16 @@ SHOWN = 10
 
 @dataclass(frozen=True)
 class Sweep:
-    """Scores of every algorithm in every held-out domain, by each rule of selection.
+    """The result of :func:`sweep`: scores of every algorithm on every held-out domain, by selection rule.
 
-    It shows itself as tables in a notebook, and as text with ``print``.
+    Attributes:
+        rules: model selection rules.
+        found: planned runs, and the scores of finished ones.
+        missing: number of runs that were missing before this call.
+        seconds: estimated duration of the missing runs, one after another; ``None`` if unknown.
+        failed: identities of failed runs, with their errors; the same call repeats them.
+        problems: records that could not be read.
+        saved: folders that :meth:`save` has written to.
     """
 
     rules: Sequence[str]
@@ -49,7 +56,8 @@ class Sweep:
 
     @cached_property
     def results(self) -> dict[str, list[dict[str, Any]]]:
-        """By rule, one result per dataset as plain data (:func:`shoal.experiments.selection.results`)."""
+        """The results of each rule, one per dataset, as plain data
+        (:func:`shoal.experiments.selection.results`)."""
         from shoal.experiments import selection
 
         names = self.found.datasets
@@ -57,11 +65,11 @@ class Sweep:
 
     @property
     def plan(self) -> str:
-        """How many runs there are, how many are to do, and about how long these take."""
+        """The numbers of runs and of remaining runs, and their estimated duration."""
         from shoal.report.compare import _hours
 
         about = f" (about {_hours(self.seconds)} of training)" if self.seconds and self.missing else ""
-        return f"{len(self.found.planned):,} runs, of which {self.missing:,} are still to do{about}."
+        return f"{len(self.found.planned):,} runs, {self.missing:,} remaining{about}."
 
     def _shown(self, rule: str, form: str = "text") -> tuple[list[str], list[str]]:
         """Tables, one per dataset and one over several, and how their numbers came about."""
@@ -74,10 +82,10 @@ class Sweep:
 
     @property
     def troubles(self) -> list[str]:
-        """What failed or could not be read, a line each."""
+        """What failed or could not be read, one line each."""
         failed = [f"failed: {error}" for error in self.failed.values()]
         if failed:
-            failed.insert(SHOWN - 1, "The same call runs these again, from their last checkpoints.")
+            failed.insert(SHOWN - 1, "The same call repeats these runs from their last checkpoints.")
         return [*self.problems, *failed]
 
     def __str__(self) -> str:
@@ -97,11 +105,11 @@ class Sweep:
         return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.troubles[:SHOWN])])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``--json`` prints it."""
+        """Return plain data, as ``--json`` prints it."""
         return {"rules": self.results, "failed": dict(self.failed), "troubles": self.troubles}
 
     def to_frame(self) -> pandas.DataFrame:
-        """What each seed chose and scored: a row per rule, dataset, algorithm, held-out domain and seed."""
+        """Return a DataFrame with one row per rule, dataset, algorithm, held-out domain and seed."""
         import pandas
 
         rows = [
@@ -114,7 +122,11 @@ class Sweep:
         return pandas.DataFrame(rows).rename(columns=names)
 
     def save(self, path: str | Path) -> Path:
-        """Writes the tables as Markdown, LaTeX, CSV and HTML, and ``sweep.json``, into a folder."""
+        """Write the tables as Markdown, LaTeX, CSV and HTML, and ``sweep.json``.
+
+        Args:
+            path: folder to write to.
+        """
         from shoal.files import dump_json, write_atomically
 
         folder = Path(path)
@@ -157,50 +169,56 @@ def sweep(
     run: bool = True,
     progress: bool = True,
 ) -> Sweep:
-    """Compares algorithms on datasets by DomainBed's protocol.
+    """Compare algorithms on datasets with the protocol of DomainBed.
 
-    Every domain is held out in turn; each seed splits the data anew and tries the default hyperparameters and
-    those of a random search. The same call again does what is missing, failed runs included.
+    Each domain is held out in turn. Each seed has its own split of the data and its own random search, which
+    starts with the default hyperparameters. The same call runs what is missing, including failed runs.
 
     Args:
-        datasets: names; see `shoal list datasets`.
-        algorithms: names; see `shoal list algorithms`. fish:regrouped is Fish on random groups of examples.
-        seeds: how many, each with a split of its own.
-        search: hyperparameters that each seed tries, the defaults first.
-        rules: how hyperparameters and step are chosen: training, leave-one-out (many more runs) or oracle
-            (default: training oracle).
-        steps: of every run.
-        eval_every: steps between evaluations (default: 100, large images 300, DomainNet 1,000).
-        model: one of Shoal's, of timm's, or a text encoder (default: each dataset's own; for VLCS, PACS,
-            Office-Home, TerraIncognita and DomainNet resnet50.tv_in1k, with torchvision's weights).
-        model_options: the model's options.
-        weights: a file of weights to start from.
-        precision: of the forward pass; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32,
-            as in DomainBed).
-        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous, as
-            in DomainBed).
-        data_options: the datasets' options.
-        domainbed: the folder of a sweep that DomainBed itself has run: the tables that its own program would
-            make of it, and nothing is run.
-        out: the folder for runs and tables.
-        device: cpu, cuda, cuda:1 … (default: cuda where there is one).
-        jobs: runs in parallel (default: one per core, or one per GPU).
-        engine: processes on this machine, or a Ray cluster.
-        address: Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine).
-        gpus_per_run: Ray: such as 0.25 (default: 1, on the CPU 0).
-        cpus_per_run: Ray: CPUs of a run (default: 1).
-        budget: minutes after which no further run is started.
-        run: whether to run what is missing; else nothing is run or written.
-        progress: whether to show on stderr how the runs come along.
+        datasets: names of datasets (`shoal list datasets`).
+        algorithms: names of algorithms (`shoal list algorithms`); fish:regrouped is the control of Fish with
+            random grouping.
+        seeds: number of seeds, each with its own split of the data.
+        search: number of hyperparameter trials per seed: the defaults, then random search (default: 20).
+        rules: model selection rules: training, leave-one-out (many more runs) or oracle (default: training
+            oracle).
+        steps: number of training steps per run.
+        eval_every: number of steps between evaluations (default: 100; 300 for large images, 1,000 for
+            DomainNet).
+        model: name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's
+            model; for VLCS, PACS, Office-Home, TerraIncognita and DomainNet resnet50.tv_in1k with the weights
+            of torchvision).
+        model_options: options of the model.
+        weights: file of initial weights: .safetensors, or a .pt file that contains only weights; for timm
+            models, parameter names of timm or torchvision.
+        precision: precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default:
+            fp32, as in DomainBed).
+        memory_format: memory format of images and convolutions; auto: whichever is faster on CUDA (default:
+            contiguous, as in DomainBed).
+        data_options: options of the dataset.
+        domainbed: folder of a sweep that was run with DomainBed: make the tables that DomainBed would make of
+            it, without any runs.
+        out: folder for runs and tables.
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
+            several).
+        engine: run on this machine or on a Ray cluster.
+        address: address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start Ray on this
+            machine).
+        gpus_per_run: GPUs per run on Ray, such as 0.25 (default: 1, or 0 without GPUs).
+        cpus_per_run: CPUs per run on Ray (default: 1).
+        budget: time in minutes after which no further runs are started.
+        run: if ``False``, start no runs and write nothing.
+        progress: show progress on stderr.
 
     Returns:
-        A :class:`Sweep`; its tables are of the runs that did not fail.
+        Sweep: tables of the runs that did not fail.
 
     Examples:
         >>> import shoal
         >>> result = shoal.sweep("linear", ["erm", "fish"], out="new", run=False)
         >>> print(result.plan)
-        360 runs, of which 360 are still to do.
+        360 runs, 360 remaining.
     """
     from shoal.experiments import protocol, selection
     from shoal.experiments.display import Display
@@ -217,7 +235,7 @@ def sweep(
         result.save(out)
         return result
     if not datasets or not algorithms:
-        raise InputError("say which: datasets= and algorithms=, such as rotated-mnist with erm and fish.")
+        raise InputError("datasets= and algorithms= are required, such as rotated-mnist with erm and fish.")
     needs: Any = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
     executor = make_executor(engine, device=device, jobs=jobs, **needs)
     options: dict[str, Any] = {"model": model, "model_options": dict(model_options or {})}
@@ -239,7 +257,7 @@ def sweep(
     display = Display(configs, len(missing)) if progress else None
     failed, left = _run(missing, store, executor, display, budget, jobs or os.cpu_count() or 1)
     if left and progress:
-        print(f"The budget is spent; {left:,} runs are still to do, by the same call.", file=sys.stderr)
+        print(f"The time budget is used up; {left:,} runs remain. The same call continues.", file=sys.stderr)
     result = replace(result, found=selection.sweep(configs, store.found(configs)), failed=failed)
     if failed and not result.found.runs:
         raise ChildProcessError(f"every run failed, such as: {next(iter(failed.values()))}")

@@ -27,7 +27,7 @@ Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
 Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
 WarmStart = (
     Annotated[int, Range(1, 10**9, what="a number of steps")]
-    | Annotated[float, Range(above=0, most=1, what="a share of the data")]
+    | Annotated[float, Range(above=0, most=1, what="a fraction of the data")]
     | Literal["plateau"]
     | Head
 )
@@ -50,29 +50,36 @@ OF_BASELINES = ("algorithm", "data", "data_options", "bad_images", "data_dir", "
 
 @dataclass(frozen=True)
 class Run:
-    """A run that came to its end, or several that differ in their seeds."""
+    """The result of :func:`train`: one run, or several with different seeds.
+
+    Attributes:
+        records: record of each run.
+        folder: folder of the run, or of the runs.
+    """
 
     records: Sequence[RunRecord]
     folder: Path
 
     @property
     def record(self) -> RunRecord:
-        """The first of them."""
+        """The record of the first run."""
         return self.records[0]
 
     @property
     def problems(self) -> list[str]:
-        """What kept runs from finishing."""
+        """The errors of runs that did not finish."""
         several = len(self.records) > 1
         lost = [r for r in self.records if r.status != "finished"]
         return [f"seed {r.config.seed}: {r.error}" if several else r.error for r in lost]
 
     @property
     def finished(self) -> list[RunRecord]:
+        """The records of finished runs."""
         return [r for r in self.records if r.status == "finished"]
 
     def table(self) -> Table:
-        """A row for every measure and domain: of several seeds mean ± standard deviation, and each."""
+        """Return a table of each metric and domain; for several seeds, mean ± standard deviation and each
+        seed."""
         from shoal.report.runs import run_table, seeds_table
 
         contents = [r.to_dict() for r in self.finished]
@@ -81,7 +88,11 @@ class Run:
         return run_table(contents[0]) if len(self.records) == 1 else seeds_table(contents)
 
     def load(self, device: str = "cpu") -> Trained:
-        """The trained model, of the first seed."""
+        """Load the trained model of the first seed.
+
+        Args:
+            device: device of the model.
+        """
         from shoal.experiments.store import Store
         from shoal.trained import load
 
@@ -90,11 +101,12 @@ class Run:
         return load(first if several else self.folder, device=device)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as ``--json`` prints it."""
         records = [r.to_dict() for r in self.records]
         return records[0] if len(records) == 1 else {"records": records}
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each seed, split and domain."""
+        """Return a DataFrame with one row per seed, split and domain."""
         import pandas
 
         columns = ["seed", "split", "domain", "metric", "score"]
@@ -107,7 +119,11 @@ class Run:
         return pandas.DataFrame(rows, columns=columns)
 
     def save(self, path: str | Path) -> None:
-        """Writes what :meth:`to_dict` gives as JSON."""
+        """Write :meth:`to_dict` as JSON.
+
+        Args:
+            path: file to write.
+        """
         from shoal.files import dump_json, finite, write_atomically
 
         write_atomically(Path(path), dump_json(finite(self.to_dict())))
@@ -120,7 +136,7 @@ class Run:
         note, rule, lines = first.notes.get("validation", ""), first.rule, []
         seconds = sum(r.seconds for r in self.records)
         if len(self.records) == 1:
-            skipped = f" {first.skipped} steps were not finite and were skipped." if first.skipped else ""
+            skipped = f" {first.skipped} non-finite steps were skipped." if first.skipped else ""
             files = ", with predictions" if (self.folder / "predictions").is_dir() else ""
             done = f"{rule} (step {at['step']:,}), {seconds:.1f} s.{skipped} Saved in {self.folder}{files}."
             for split, scores in at["scores"].items():
@@ -213,102 +229,111 @@ def train(
     wandb: str | None = None,
     progress: bool = True,
 ) -> Run:
-    """Trains one algorithm and keeps the run in a folder; the same call again resumes it. ::
+    """Train one algorithm and save the run in a folder; the same call resumes it if interrupted. ::
 
         run = shoal.train("fish", "patients.csv", label="ill", domain="hospital", held_out="B", steps=500)
         print(run)
         model = run.load()
 
-    What `shoal train` does. To train a model and a loss of your own, see :func:`shoal.fit`.
+    The Python equivalent of `shoal train`. To train your own model and loss, see :func:`shoal.fit`.
 
     Args:
-        algorithm: an algorithm, a baseline, or a recipe for a pretrained model such as auto or erm++; see
-            `shoal list algorithms`.
-        data: a dataset (`shoal list datasets`), a table (.csv, .tsv, .parquet, .xlsx), or a folder of images
-            as folder/domain/class. In Python also a DataFrame, arrays (X, y, domains), columns by name, or a
-            Hugging Face dataset.
-        data_options: the dataset's options.
-        bad_images: what to do with an image that cannot be read (default: stop).
-        data_dir: where datasets are (default: $SHOAL_DATA).
-        held_out: domains to test on and not train on; none: train on all of your own data (default: the
-            dataset's test domains).
-        settings: the algorithm's hyperparameters.
-        steps: training steps, each on a batch from every domain of the step.
-        batch_size: examples per batch.
-        domains_per_step: domains per step (default: all up to 16, else 5).
-        model: one of Shoal's or timm's, or a text encoder by its name or folder (default: the dataset's).
-        model_options: the model's options.
-        weights: start from these: safetensors, or a .pt that holds weights only; for timm's models with
-            timm's or torchvision's names.
-        freeze_backbone: train only the head, on features that are computed once (images are not augmented).
-        draw: how batches are drawn (default: the algorithm's own).
-        warm_start: train with ERM first: steps (500), share of the data (0.1), or plateau; or only the head,
-            with the rest frozen: head (for steps / 10) or head:500.
-        warm_select: train on from the warm start's best weights on validation, or its last (default: the best
-            of a plateau, else the last).
-        seed: of the initial weights and the batches.
-        seeds: train this many times, with seeds SEED, SEED+1, …
-        label: the column to predict.
-        domain: the column with the domain of a row.
-        group: the column with the entity of a row, such as a patient: rows of one entity stay on one side of
-            every split.
+        algorithm: name of an algorithm, a baseline, or a recipe for pretrained models such as auto or erm++
+            (`shoal list algorithms`).
+        data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
+            folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
+            domains), a mapping of columns, or a Hugging Face dataset.
+        data_options: options of the dataset.
+        bad_images: whether to stop at an image that cannot be read, or skip it (default: stop).
+        data_dir: folder that contains the datasets (default: $SHOAL_DATA).
+        held_out: test domains, which are not trained on; none: train on all domains of your own data
+            (default: the dataset's test domains).
+        settings: hyperparameters of the algorithm.
+        steps: number of training steps; each uses one batch from every domain of the step.
+        batch_size: number of examples per batch.
+        domains_per_step: number of domains per step (default: all if there are at most 16, otherwise 5).
+        model: name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's
+            model).
+        model_options: options of the model.
+        weights: file of initial weights: .safetensors, or a .pt file that contains only weights; for timm
+            models, parameter names of timm or torchvision.
+        freeze_backbone: train only the head, on features computed once without image augmentation.
+        draw: how batches are sampled (default: as the algorithm requires).
+        warm_start: train with ERM first, for a number of steps (500), for a fraction of the data (0.1), or
+            until validation stops improving (plateau); or train only the head first, for steps / 10 steps
+            (head) or a given number (head:500).
+        warm_select: continue from the best weights of the warm start on validation, or from its last weights
+            (default: best for plateau, otherwise last).
+        seed: random seed of the initial weights and the batches.
+        seeds: number of runs, with seeds SEED, SEED+1, …
+        label: column to predict.
+        domain: column with the domain of each row.
+        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
+            the same split.
         task: classification or regression (default: inferred from the label).
-        drop: columns not to use.
-        kinds: what columns hold, where it is not what their cells look like.
-        decimal: the decimal mark, where columns leave it open.
-        day_first: whether 3/4/2020 is in April, where columns leave it open.
-        optimizer: the optimizer.
-        lr: learning rate (default: 0.001; with a warm-up 5e-05 for pretrained models, 0.0002 with LoRA).
-        head_lr: learning rate of the model's head, which is new where the rest is pretrained (default: lr).
-        layer_decay: the learning rate of what is k layers below the head is multiplied by this to the power
-            of k, such as 0.75.
-        schedule: of the learning rate: constant, cosine, linear, step:0.96:1000, warmup:50 or
+        drop: columns to ignore.
+        kinds: kind of each column whose inferred kind is wrong: numeric, boolean, date, categorical or text.
+        decimal: decimal mark, for columns where it is ambiguous.
+        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
+        optimizer: optimizer.
+        lr: learning rate (default: 0.001; for pretrained models 5e-05, or 0.0002 with LoRA, after a warmup).
+        head_lr: learning rate of the head of a pretrained model (default: lr).
+        layer_decay: layer-wise learning rate decay: k layers below the head, the learning rate is multiplied
+            by this factor to the power of k, such as 0.75.
+        schedule: learning rate schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or
             warmup:50,cosine.
-        clip: the largest norm of a gradient.
-        accumulate: split each batch into this many parts, to save memory.
-        precision: of the forward pass; auto takes fp32 or bf16, whichever is faster on CUDA (default: fp32;
-            auto for pretrained models).
-        memory_format: of images and convolutions; auto takes what is faster on CUDA (default: contiguous;
-            auto for pretrained models).
-        average: average the weights: sma; ema, exponentially; swad by the validation loss, as its authors'
-            program does, or swad-paper, as their paper says, with frequent evaluations.
-        average_start: the step at which sma begins (default: steps / 10).
-        average_ratio: swad ends after 6 evaluations with a loss above this many times that at its start
-            (default: 1.3).
-        average_decay: the share of the mean before in each mean of ema (default: 0.999, less in the first
-            steps).
-        wise_ft: interpolate: (1 - α) of the weights at the start, after a warm start, and α of the selected
-            ones; α itself, or validation to choose it there. A new head needs warm_start=head.
-        l2_sp: weight of the squared distance to the weights at the start (L2-SP), the head's excepted.
-        l2_sp_head: weight decay of the head, with l2_sp (default: the same weight).
-        miro: keep the features of a pretrained model close to what they were, with this weight, such as 0.1.
-        retrain: then train again from the start on training and validation examples, for as many steps as
-            the selected weights have; the result is the last of these, or their average.
-        select: keep the weights that are best on validation, or the last.
-        metric: what selects: "worst-group accuracy", AUC … (default: the dataset's metric).
-        patience: stop after this many evaluations without an improvement.
-        on_nan: a step that is not finite is never applied; stop, or skip it.
-        out: the run's folder (default: one in runs/, named by the run).
-        device: cpu, cuda, cuda:1 … (default: cuda where there is one).
-        workers: processes that read examples.
-        jobs: runs in parallel, of several seeds (default: one per core, or ten on CUDA).
-        engine: processes on this machine, or a Ray cluster, for several seeds.
-        address: Ray: 'auto', HOST:PORT or ray://HOST:PORT (default: one on this machine).
-        gpus_per_run: Ray: such as 0.25 (default: 1, on the CPU 0).
-        cpus_per_run: Ray: (default: 1).
-        eval_every: steps between evaluations (default: so that evaluation costs less than training).
-        eval_limit: evaluate on a random sample of so many examples per split (default: all, of train 5,000).
-        eval_splits: the splits to evaluate (default: all).
-        predictions: write the predictions in the format of WILDS' leaderboard.
-        log_every: steps between lines of the log.
-        track_every: steps between measurements of the agreement of the domains' gradients.
-        track_layers: measure it in each layer too.
-        checkpoint_every: steps between checkpoints (default: at evaluations and every five minutes).
-        keep: checkpoints to keep besides the best.
+        clip: maximum norm of the gradient.
+        accumulate: number of micro-batches that each batch is split into, to save memory.
+        precision: precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default:
+            fp32; auto for pretrained models).
+        memory_format: memory format of images and convolutions; auto: whichever is faster on CUDA (default:
+            contiguous; auto for pretrained models).
+        average: average the weights: sma (from average_start on), ema (exponential), swad (by the validation
+            loss, as in its authors' code) or swad-paper (as in their paper; needs frequent evaluations).
+        average_start: step at which sma starts (default: steps / 10).
+        average_ratio: swad ends after 6 evaluations with a validation loss above this multiple of the loss at
+            its start (default: 1.3).
+        average_decay: decay of ema (default: 0.999, less in the first steps).
+        wise_ft: interpolate between the initial weights (after a warm start) and the selected weights: α, the
+            fraction of the selected ones, or validation to choose α on validation. A new head needs
+            warm_start=head.
+        l2_sp: weight of the L2-SP penalty, the squared distance to the initial weights, except for the head.
+        l2_sp_head: weight decay of the head, with l2_sp (default: the weight of l2_sp).
+        miro: weight of the MIRO penalty, which keeps features close to those of the pretrained model, such as
+            0.1.
+        retrain: after selection, train again from the initial weights on training and validation examples,
+            for as many steps as the selected weights were trained; keep the last weights, or their average.
+        select: keep the best weights on validation, or the last weights (default: best if there is validation
+            data).
+        metric: metric for selection, such as AUC or "worst-group accuracy" (default: the dataset's metric).
+        patience: stop after this number of evaluations without improvement.
+        on_nan: stop at a step with a non-finite loss or gradient, or skip it; such a step is never applied.
+        out: folder of the run (default: a folder in runs/ named after the run).
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        workers: number of processes that load examples.
+        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
+            several).
+        engine: run on this machine or on a Ray cluster.
+        address: address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start Ray on this
+            machine).
+        gpus_per_run: GPUs per run on Ray, such as 0.25 (default: 1, or 0 without GPUs).
+        cpus_per_run: CPUs per run on Ray (default: 1).
+        eval_every: number of steps between evaluations (default: chosen so that evaluation costs less than
+            training).
+        eval_limit: maximum number of examples per split to evaluate on, a random sample (default: all; 5,000
+            for train).
+        eval_splits: splits to evaluate (default: all).
+        predictions: write predictions in the format of the WILDS leaderboard.
+        log_every: number of steps between log entries.
+        track_every: number of steps between measurements of the gradient agreement between domains.
+        track_layers: measure gradient agreement per layer as well.
+        checkpoint_every: number of steps between checkpoints (default: at evaluations and every five
+            minutes).
+        keep: number of checkpoints to keep besides the best.
         compile: compile the model with torch.compile.
-        deterministic: the same bits every time on CUDA too; slower.
-        wandb: a project of Weights & Biases to log to as well.
-        progress: show notes and progress on stderr.
+        deterministic: use deterministic CUDA kernels, which are slower.
+        wandb: Weights & Biases project to log to.
+        progress: show progress on stderr.
     """
     options = dict(locals())
     with datasets_in(data_dir):
@@ -371,8 +396,8 @@ def _refuse_options(algorithm: str, options: Mapping[str, Any]) -> None:
     for name, default in defaults().items():
         if name not in OF_BASELINES and options[name] not in (default, "cpu", [], {}):
             raise InputError(
-                f"{name}= is for training a network, and {algorithm} is none. "
-                f"settings= takes: {', '.join(SPACES[algorithm]) or 'nothing'}."
+                f"{name}= is an option of neural networks, and {algorithm} is not one. "
+                f"settings= accepts: {', '.join(SPACES[algorithm]) or 'nothing'}."
             )
 
 
@@ -381,9 +406,11 @@ def model_options(model: str | None, options: Mapping[str, Any], freeze_backbone
     chosen = dict(options)
     if freeze_backbone:
         if not chosen.get("frozen", True):
-            raise InputError("freeze_backbone=, but model_options= frozen=false; give one of them.")
+            raise InputError(
+                "freeze_backbone= contradicts model_options= frozen=false; specify only one of them."
+            )
         if model is None:
-            raise InputError("freeze_backbone= needs one of timm's models: model=mobilenetv2_100.")
+            raise InputError("freeze_backbone= requires a timm model, such as model=mobilenetv2_100.")
         chosen["frozen"] = True
     return chosen
 
@@ -401,9 +428,9 @@ def _train(config: RunConfig, source: Source, chosen: str, options: Mapping[str,
         print(*(f"{text}\n" for text in texts if progress), sep="", end="", file=sys.stderr, flush=True)
 
     if several and together():
-        raise InputError("seeds= trains several models in parallel; start it without torchrun.")
+        raise InputError("seeds= trains several models in parallel; run it without torchrun.")
     if several and options["wandb"]:
-        raise InputError("wandb= logs one run; give seed= instead of seeds=.")
+        raise InputError("wandb= logs a single run; use seed= instead of seeds=.")
     name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(several)
     folder = Path(options["out"] or Path("runs") / name)
     executor = make_executor(**{name: options[name] for name in EXECUTION}) if several else None

@@ -20,45 +20,54 @@ from shoal.terminal import printable
 
 GROUPS = {
     "Start here": {
-        "demo": ("shoal.paper.commands.demo", "See the paper's point in minutes: colour or shape?"),
+        "demo": (
+            "shoal.paper.commands.demo",
+            "Run a small experiment of the paper: does a model learn colour or shape?",
+        ),
         "list": ("shoal.cli.list", "List the algorithms or the datasets."),
-        "data": ("shoal.cli.data", "Check a table or a folder of images before training; download datasets."),
+        "data": ("shoal.cli.data", "Check a table or image folder; write example data; download datasets."),
     },
     "Your data": {
-        "diagnose": ("shoal.cli.diagnose", "Test the domains for shifts before training."),
+        "diagnose": ("shoal.cli.diagnose", "Test for shifts between domains before training."),
         "train": ("shoal.cli.train", "Train one algorithm on a dataset or on your own data."),
-        "compare": ("shoal.cli.compare", "Find out which algorithm works best on a held-out domain."),
-        "predict": ("shoal.cli.predict", "Predict with a trained model: tables, images or text."),
-        "score": ("shoal.cli.score", "Score a trained model on labelled data: metrics per domain, drift."),
-        "export": ("shoal.cli.export", "Write a trained model as ONNX, a torch.export program or weights."),
+        "compare": ("shoal.cli.compare", "Compare algorithms on held-out domains and recommend one."),
+        "predict": ("shoal.cli.predict", "Predict with a trained model on a table, images or text."),
+        "score": ("shoal.cli.score", "Score a trained model on labelled data: metrics per domain and drift."),
+        "export": ("shoal.cli.export", "Export a trained model to ONNX, torch.export or safetensors."),
     },
     "Runs": {
-        "sweep": ("shoal.cli.sweep", "Compare algorithms on datasets by DomainBed's protocol."),
+        "sweep": ("shoal.cli.sweep", "Compare algorithms on datasets with the protocol of DomainBed."),
         "soup": ("shoal.cli.soup", "Average the weights of several runs into one model."),
-        "show": ("shoal.cli.show", "Show the progress or the result of the run in a folder."),
-        "resume": ("shoal.cli.resume", "Resume an interrupted run, bit-identical to an uninterrupted one."),
-        "results": ("shoal.cli.results", "Query results: a table, groups or CSV of all runs in a folder."),
-        "report": ("shoal.cli.report", "Make one HTML page from runs: tables, curves, errors."),
+        "show": ("shoal.cli.show", "Show the progress or the result of a run."),
+        "resume": ("shoal.cli.resume", "Resume an interrupted run."),
+        "results": (
+            "shoal.cli.results",
+            "Query results: filter, sort, group and export the runs in a folder.",
+        ),
+        "report": ("shoal.cli.report", "Write an HTML report of runs: tables, curves, errors."),
         "evaluate": (
             "shoal.cli.evaluate",
-            "Score files of predictions in the format of WILDS' leaderboard.",
+            "Score prediction files in the format of the WILDS leaderboard.",
         ),
         "completion": ("shoal.cli.completion", "Print a completion script for bash, zsh or fish."),
     },
     "The paper": {
-        "reproduce": ("shoal.paper.commands.reproduce", "Repeat an experiment of the paper."),
-        "track": ("shoal.paper.commands.track", "Measure gradient agreement of Fish and ERM in training."),
+        "reproduce": ("shoal.paper.commands.reproduce", "Reproduce an experiment of the paper."),
+        "track": (
+            "shoal.paper.commands.track",
+            "Measure the gradient agreement of Fish and ERM during training.",
+        ),
     },
 }
 """The module and the summary of every command; the paper's are named, so that nothing imports its package."""
 COMMANDS = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
 
 CODES = {
-    0: "done",
-    1: "a run failed, or a check found a problem",
-    2: "wrong input",
-    130: "stopped by Ctrl-C",
-    143: "stopped by SIGTERM",
+    0: "success",
+    1: "a run failed, or a check reported a problem",
+    2: "invalid input",
+    130: "interrupted by Ctrl-C",
+    143: "terminated by SIGTERM",
 }
 
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -66,10 +75,16 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class _Help(argparse.HelpFormatter):
-    """Room for the longest option beside its explanation."""
+    """Help in two columns; in descriptions and epilogs, lines are kept and indented ones not wrapped."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=100)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines = text.splitlines()
+        return "\n".join(
+            x if x[:1] == " " else super(_Help, self)._fill_text(x, width, indent) for x in lines
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -107,13 +122,17 @@ def help_text() -> str:
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
     lines += ["", "Exit codes:", *(f"  {code:<12}{meaning}" for code, meaning in CODES.items())]
-    return "\n".join([*lines, "", "Each command has its own --help; `shoal --version` prints the version."])
+    return "\n".join(
+        [*lines, "", "See `shoal COMMAND --help` for each command; `shoal --version` prints the version."]
+    )
 
 
 def _main(words: list[str]) -> int:
     for text in words:
         if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
-            return _failed(f"shoal: {shown(text)} holds characters that no name has; it must be UTF-8.", 2)
+            return _failed(
+                f"shoal: {shown(text)} contains characters that are not valid in a name; it must be UTF-8.", 2
+            )
     if not words or words[0] in ("-h", "--help", "--version"):
         try:
             print(f"shoal {shoal.__version__}" if words[:1] == ["--version"] else help_text(), flush=True)
@@ -132,7 +151,7 @@ def _main(words: list[str]) -> int:
     except InputError as error:
         return _failed(f"shoal: {error}", 2)
     except OSError:  # libraries that look into it would end the process in words of their own
-        return _failed("shoal: the current folder is gone; change to another.", 2)
+        return _failed("shoal: the current folder no longer exists; change to another.", 2)
     before = _terminable()
     try:
         code: int | None = args.run(args)
@@ -140,7 +159,7 @@ def _main(words: list[str]) -> int:
     except InputError as error:
         return _failed(f"shoal: {as_options(str(error), names)}", 2)
     except KeyboardInterrupt as stop:
-        how = str(stop) or "stopped. Finished runs are kept; the same command resumes."
+        how = str(stop) or "interrupted. Finished runs are saved; the same command resumes."
         return _failed(f"\nshoal: {how}", 128 + (getattr(stop, "signal", None) or signal.SIGINT))
     except BrokenPipeError:
         return 0

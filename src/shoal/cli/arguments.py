@@ -49,6 +49,7 @@ METAVARS = {
     **{"weights": "FILE", "held_out": "DOMAIN", "eval_splits": "SPLIT", "wandb": "PROJECT"},
     **{"clip": "NORM", "average_start": "STEP", "domains_per_step": "S", "jobs": "J", "warm_start": "W"},
     **{
+        "budget": "MINUTES",
         "gpus_per_run": "G",
         "cpus_per_run": "C",
         "average_ratio": "RATIO",
@@ -111,7 +112,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     missing = argparse.SUPPRESS  # a command within a command must not reset what its parent read
     parser.add_argument("--json", action="store_true", default=missing, help="print JSON instead of tables")
     parser.add_argument(
-        "--config", default=missing, metavar="FILE", help="YAML with options of this command; typed ones win"
+        "--config",
+        default=missing,
+        metavar="FILE",
+        help="YAML file with options of this command; options on the command line take precedence",
     )
 
 
@@ -152,7 +156,7 @@ def _read_config(path: str) -> dict[Any, Any]:
         first = " ".join(str(error).split())[:200]
         raise InputError(f"--config {shown(path)} is not YAML: {first}.") from error
     if not isinstance(content, dict):
-        raise InputError(f"--config {shown(path)} must hold NAME: VALUE lines, such as `steps: 1000`.")
+        raise InputError(f"--config {shown(path)} must contain NAME: VALUE lines, such as `steps: 1000`.")
     return content
 
 
@@ -246,13 +250,14 @@ def values(pairs: Sequence[str], option: str) -> dict[str, Any]:
         if not equals or not name or not text.strip():
             raise InputError(f"{option} takes NAME=VALUE pairs, got {shown(pair)}.")
         if name in found:
-            raise InputError(f"{option} gives {shown(name)} twice; give it once.")
+            raise InputError(f"{option} sets {shown(name)} twice; set it once.")
         try:
             found[name] = _as_written(parse_yaml(text), text)
         except ValueError as error:
             raise InputError(
-                f"{option} {shown(pair)}: this value cannot be read; text with marks such as [ or : needs "
-                "quotes."
+                f"{option} {shown(pair)}: this value cannot be read; text with characters such as [ or : "
+                "must "
+                "be quoted."
             ) from error
     return found
 
@@ -285,7 +290,7 @@ def add_options(
     for name in names:
         if name == "kinds":
             for kind in KINDS:
-                _add_list(parser, f"--{kind}", "COLUMN", f"columns to take as {kind}")
+                _add_list(parser, f"--{kind}", "COLUMN", f"columns to read as {kind}")
         else:
             _add_option(parser, declared[name], explained[name].replace("%", "%%"))
 
@@ -360,7 +365,7 @@ def data_options(args: Any) -> dict[str, Any]:
     """The dataset's options, --bad-images among them."""
     options, bad = values(args.data, "--data"), args.bad_images
     if bad is not None and options.setdefault("bad", bad) != bad:
-        raise InputError(f"--bad-images {bad}, but --data bad={options['bad']}; give one.")
+        raise InputError(f"--bad-images {bad} contradicts --data bad={options['bad']}; specify only one.")
     return options
 
 
@@ -379,9 +384,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def add_table(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "a table of your own", "`shoal data check FILE` shows what each column is taken for."
-    )
+    group = parser.add_argument_group("table", "`shoal data check FILE` shows how each column is read.")
     add_options(group, ("label", "domain", "group", "task", *OF_COLUMNS))
 
 
@@ -418,7 +421,9 @@ def kinds_of(args: Any) -> dict[str, str]:
     for kind in KINDS:
         for name in getattr(args, kind):
             if kinds.setdefault(name, kind) != kind:
-                raise InputError(f"--{kinds[name]} {name} and --{kind} {name}: a column has one kind.")
+                raise InputError(
+                    f"--{kinds[name]} {name} and --{kind} {name}: a column can have only one kind."
+                )
     return kinds
 
 
@@ -440,9 +445,10 @@ def warnings_in_words() -> Iterator[None]:
     seen: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-        if str(message) not in seen and not (_SHOWN and issubclass(category, TableWarning)):
-            seen.add(str(message))
-            print(f"shoal: {message}", file=sys.stderr, flush=True)
+        text = str(message.args[0] if isinstance(message, TableWarning) else message)
+        if text not in seen and not (_SHOWN and issubclass(category, TableWarning)):
+            seen.add(text)
+            print(f"shoal: {text}", file=sys.stderr, flush=True)
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)

@@ -18,17 +18,20 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.showing import show
 
-EXAMPLE = (
-    "Every domain is held out in turn; of more than ten, several together, in ten folds. Every algorithm "
-    "gets the same random search, its defaults first, of which each seed takes the best on validation "
-    "examples of the training domains; on data of your own each seed draws another validation split, the "
-    "same for all. On rows of numbers, scikit-learn's gradient boosting and a linear model take part in the "
-    "same way. Recommended is the simplest row within one standard error of the best. A held-out domain with "
-    "a dash in front needs an equals sign: --held-out=-90%%. "
-    "Examples: shoal compare patients.csv --label ill --domain hospital; "
-    "shoal compare rotated-digits --algorithms erm fish idgm --seeds 5. "
-    "The same command again resumes a comparison that was stopped, and shows one that is finished."
-)
+EXAMPLE = """\
+Each domain is held out in turn; with more than ten domains, they are held out in ten groups. Every \
+algorithm gets the same number of hyperparameter trials: its defaults, then random search. For each seed, \
+the trial with the best validation score on the training domains is selected; on your own data, each seed \
+has its own validation split, shared by all algorithms. On tabular data, the gradient boosting and a \
+linear model of scikit-learn are included under the same protocol. The simplest algorithm within one \
+standard error of the best is recommended.
+
+Examples:
+  shoal compare patients.csv --label ill --domain hospital
+  shoal compare rotated-digits --algorithms erm fish idgm --seeds 5
+
+The same command resumes an interrupted comparison, or shows a finished one. A domain whose name starts \
+with a dash needs an equals sign: --held-out=-90."""
 GROUPS = {
     "": ("held_out", "folds", "criterion", "seeds", "search", "budget", "out", "plan"),
     "every run": (
@@ -44,10 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     add_source(parser)
     parser.add_argument("--algorithms", nargs="+", metavar="NAME", help=argument_help(compare)["algorithms"])
-    parser.add_argument("--no-baselines", action="store_true", help="without scikit-learn's baselines")
+    parser.add_argument("--no-baselines", action="store_true", help="exclude the baselines of scikit-learn")
     for title, names in GROUPS.items():
         add_options(parser.add_argument_group(title) if title else parser, names, compare)
-    parser.add_argument("--no-run", action="store_true", help="show the results of finished runs only")
+    parser.add_argument(
+        "--no-run", action="store_true", help="start no runs and show the results of finished ones"
+    )
 
 
 @in_data_dir

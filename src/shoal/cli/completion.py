@@ -33,10 +33,12 @@ complete -o bashdefault -o default -F _shoal shoal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        'Bash: eval "$(shoal completion bash)" in ~/.bashrc; zsh: the same with zsh in ~/.zshrc; '
-        "fish: shoal completion fish > ~/.config/fish/completions/shoal.fish"
+        "Installation:\n"
+        '  bash: add to ~/.bashrc: eval "$(shoal completion bash)"\n'
+        '  zsh: add to ~/.zshrc: eval "$(shoal completion zsh)"\n'
+        "  fish: shoal completion fish > ~/.config/fish/completions/shoal.fish"
     )
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"])
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="shell")
 
 
 def run(args: Any) -> None:

@@ -26,62 +26,100 @@ if TYPE_CHECKING:
     from shoal.data.wilds import Published
 
 OWN = "image-folder"
-UNTRIED = "Addresses and checksums are as others published or recorded them; for this version none was tried."
+UNTRIED = "URLs and checksums are as published or recorded by others; they were not tested for this release."
 SHOWN = 10  # of each kind of finding; --json has them all
 DUPLICATES = {
     "domains": "same image in several domains:",
     "classes": "same image in several classes:",
-    "copies": "same image twice:",
+    "copies": "duplicate image:",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Examples: shoal data check patients.csv --label ill --domain hospital; "
-        "shoal data get pacs --to ~/data; shoal data check ~/data/PACS --dataset pacs"
+        "Examples:\n"
+        "  shoal data example table\n"
+        "  shoal data check patients.csv --label ill --domain hospital\n"
+        "  shoal data get pacs --to ~/data\n"
+        "  shoal data check ~/data/PACS --dataset pacs"
     )
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
-        help="what a table's columns are taken for; or decode every image, count and compare",
-        description="Of a table: the kind of every column, missing and distinct cells, the features a model "
-        "gets, and what is doubtful (cells that are no numbers, identifiers, possible leakage, repeated "
-        "rows). Of a folder: decodes every image, counts them, and finds duplicates. Of a dataset of WILDS: "
-        "counts examples and domains of every split and reads every file.",
-        epilog="Exit code 0: a table was read, or nothing is wrong with the images; 1: some are missing or "
-        "cannot be read, counts differ from the published ones, or the same image is in two domains or "
-        "classes; 2: there is nothing to check.",
+        help="check a table, a folder of images, or a downloaded dataset",
+        description="Check data before training. For a table: show the kind of each column, the numbers of "
+        "missing and distinct values, the features, and warnings (non-numeric values, identifiers, possible "
+        "leakage, duplicate rows). For a folder of images: decode and count all images, and find "
+        "duplicates. For a WILDS dataset: count the examples and domains of each split, and read all files.",
+        epilog="Exit code 0: the table was read, or no problem was found in the images; 1: images are "
+        "missing or unreadable, counts differ from the published ones, or the same image is in several "
+        "domains or classes; 2: there is nothing to check.",
         formatter_class=parser.formatter_class,
     )
-    what = "a table (.csv, .csv.gz, .parquet, .xlsx), a folder of images, or the folder a dataset is in"
+    what = "table (.csv, .tsv, .csv.gz, .parquet, .xlsx), folder of images, or folder of a dataset"
     check.add_argument("folder", type=Path, metavar="DATA", help=what)
-    add_options(check.add_argument_group("a table"), ("label", "domain", "group", "task", *OF_COLUMNS))
-    check.add_argument("--dataset", default=OWN, metavar="NAME", help="the expected dataset (default: yours)")
-    check.add_argument("--workers", type=few, metavar="N", help="processes (default: one per core)")
+    add_options(check.add_argument_group("table"), ("label", "domain", "group", "task", *OF_COLUMNS))
+    check.add_argument(
+        "--dataset",
+        default=OWN,
+        metavar="NAME",
+        help="dataset to compare with (default: none, your own images)",
+    )
+    check.add_argument("--workers", type=few, metavar="N", help="number of processes (default: one per core)")
     check.set_defaults(action=check_data)
     get = actions.add_parser(
         "get",
-        help="download datasets, check and unpack them",
-        description="Downloads datasets. The same command resumes an interrupted download.",
-        epilog=f"{UNTRIED} Where there is no checksum, that of the first download is written beside it and "
-        "later ones are compared.",
+        help="download, verify and unpack datasets",
+        description="Download, verify and unpack datasets. The same command resumes an interrupted download.",
+        epilog=f"{UNTRIED} If no checksum is published, that of the first download is saved next to it and "
+        "later downloads are compared with it.",
         formatter_class=parser.formatter_class,
     )
-    get.add_argument("names", nargs="+", metavar="NAME", help="see `shoal list datasets`")
-    get.add_argument("--to", type=Path, metavar="DIR", help="(default: $SHOAL_DATA, or data)")
-    get.add_argument("--mirror", metavar="URL", help="has files of the same names; http, file or a folder")
-    sums = "the checksum of a file, instead of the published one; of several files FILE=HEX"
+    get.add_argument("names", nargs="+", metavar="NAME", help="names of datasets (`shoal list datasets`)")
+    get.add_argument(
+        "--to", type=Path, metavar="DIR", help="folder to download to (default: $SHOAL_DATA, or data)"
+    )
+    get.add_argument(
+        "--mirror", metavar="URL", help="http or file URL, or folder, with files of the same names"
+    )
+    sums = "checksum that replaces the published one; FILE=HEX if there are several files"
     get.add_argument("--sha256", action="append", default=[], metavar="HEX", help=sums)
-    get.add_argument("--keep-archive", action="store_true", help="leave archives in DIR/downloads")
-    get.add_argument("--plan", action="store_true", help="only list what would be downloaded from where")
+    get.add_argument("--keep-archive", action="store_true", help="keep the archives in DIR/downloads")
+    get.add_argument("--plan", action="store_true", help="list the files and URLs and exit")
     get.set_defaults(action=get_datasets)
-    for action in (check, get):
+    example = actions.add_parser(
+        "example",
+        help="write a small generated table or folder of images to try Shoal with",
+        description="Write generated data, the same on every machine: a table of 600 patients from five "
+        "hospitals, or a folder of 240 images in four domains and three classes.",
+        formatter_class=parser.formatter_class,
+    )
+    example.add_argument("what", choices=["table", "images"], help="kind of data to write")
+    default = "new file or folder (default: patients.csv or photos)"
+    example.add_argument("--out", type=Path, metavar="PATH", help=default)
+    example.set_defaults(action=write_example)
+    for action in (check, get, example):
         add_common(action)
 
 
 def run(args: Any) -> int:
     code: int = args.action(args)
     return code
+
+
+def write_example(args: Any) -> int:
+    from shoal.data import example
+
+    if args.what == "table":
+        path = example.write_table(args.out or "patients.csv")
+        options = ["--label", "ill", "--domain", "hospital"]
+        text = f"A table of generated patients is now in {path}."
+    else:
+        path, options = example.write_images(args.out or "photos"), []
+        text = f"A folder of generated images is now in {path}."
+    following = shlex.join(["shoal", "data", "check", str(path), *options])
+    show({"path": str(path), "next": following}, f"{text}\nNext: {following}", args)
+    return 0
 
 
 def check_data(args: Any) -> int:
@@ -94,7 +132,9 @@ def check_data(args: Any) -> int:
     published, layout = getattr(module, "PUBLISHED", None), getattr(module, "LAYOUT", None)
     if published is None and layout is None and registry.module(OWN) is not module:
         known = [*registry.having("LAYOUT"), *registry.having("PUBLISHED")]
-        raise InputError(f"--dataset {args.dataset} has no folder of images; these have: {', '.join(known)}.")
+        raise InputError(
+            f"--dataset {args.dataset} is not a folder of images; datasets that are: {', '.join(known)}."
+        )
     if not args.folder.is_dir():
         raise InputError(f"there is no folder {str(args.folder)!r}.")
     report, text = check_images(layout, args) if published is None else check_published(published, args)
@@ -150,11 +190,13 @@ def check_published(published: Published, args: Any) -> tuple[dict[str, Any], st
     lines += [f"{what}: {note}" for what, note in data.notes.items()]
     lines += _some("cannot be read:", [f"{path!r} ({why})" for path, why in unread.items()])
     if not wrong:
-        return report, "\n".join([*lines, "Counts are those published, and nothing is wrong with the files."])
-    lines += _some("wrong:", wrong)
+        return report, "\n".join(
+            [*lines, "The counts match the published ones, and no problem was found in the files."]
+        )
+    lines += _some("problem:", wrong)
     if other := [version for version in same if version != place.version]:
         lines.append(f"These are the counts of version {', '.join(other)}.")
-    return report, "\n".join([*lines, f"{published.title} can be got {published.how}."])
+    return report, "\n".join([*lines, f"{published.title} can be obtained {published.how}."])
 
 
 def _differences(here: dict[str, dict[str, int]], published: dict[str, dict[str, int]]) -> list[str]:
@@ -245,15 +287,15 @@ def describe(report: dict[str, Any], layout: Layout | None) -> str:
         groups = [" = ".join(map(repr, g["files"])) for g in report["duplicates"] if g["kind"] == kind]
         lines += _some(words, groups)
     if not report["wrong"]:
-        lines.append(f"All {report['images']:,} images can be read, and nothing is wrong with them.")
-    lines += _some("wrong:", report["wrong"])
+        lines.append(f"All {report['images']:,} images can be read, and no problem was found.")
+    lines += _some("problem:", report["wrong"])
     if report["wrong"] and layout is not None:
-        lines.append(f"{layout.title} can be got {layout.how}.")
+        lines.append(f"{layout.title} can be obtained {layout.how}.")
     return "\n".join(lines)
 
 
 def _some(words: str, items: list[str]) -> list[str]:
-    more = [f"… {len(items) - SHOWN:,} more; --json has them all"] if len(items) > SHOWN else []
+    more = [f"… {len(items) - SHOWN:,} more; use --json for all"] if len(items) > SHOWN else []
     return [f"{words} {item}" for item in items[:SHOWN]] + more
 
 
@@ -328,7 +370,7 @@ def _download(name: str) -> Download:
     download: Download | None = getattr(registry.module(name), "DOWNLOAD", None)
     if download is None:
         known = ", ".join(registry.having("DOWNLOAD"))
-        raise InputError(f"dataset {name!r} is not fetched; these are: {known}.")
+        raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
     return download
 
 
@@ -342,9 +384,11 @@ def checksums(values: Sequence[str], downloads: Sequence[Download]) -> dict[str,
             raise InputError(f"--sha256 takes 64 hexadecimal digits, got {value!r}.")
         short, every = f"{value[:8]}…", ", ".join(files)
         if not file and len(files) > 1:
-            raise InputError(f"--sha256 {short}: of which file? Say FILE={short}, one of {every}.")
+            raise InputError(
+                f"--sha256 {short}: there are several files; use FILE={short} with one of {every}."
+            )
         if file and file not in files:
-            raise InputError(f"--sha256: {file!r} is not fetched; these are: {every}.")
+            raise InputError(f"--sha256: {file!r} is not a file of this dataset; the files are: {every}.")
         found[file or files[0]] = value
     return found
 
@@ -369,7 +413,7 @@ def _fetched(download: Download, to: Path, sums: dict[str, str], args: Any) -> G
         return get(download, to, mirror=args.mirror, sha256=sums, keep=args.keep_archive, tell=tell, say=say)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
-        text = "stopped. What came is kept; the same command resumes the download."
+        text = "interrupted. The same command resumes the download."
         raise Interrupted(text, number) from stop
     finally:
         progress.end()
@@ -399,11 +443,11 @@ def _plan(
 def describe_plan(plan: dict[str, Any]) -> str:
     from shoal.data.unpack import amount
 
-    there = "is there: nothing would be fetched" if plan["there"] else "would be fetched"
+    there = "exists: nothing would be downloaded" if plan["there"] else "would be downloaded"
     lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]
     for one in plan["files"]:
         about = "" if one["exact"] else "about "
-        size = f"{about}{amount(one['bytes'])}" if one["bytes"] else "size not known"
+        size = f"{about}{amount(one['bytes'])}" if one["bytes"] else "size unknown"
         kind, _, value = (one["checksum"] or "").partition(":")
         checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
         lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
@@ -419,9 +463,9 @@ def _report(name: str, download: Download, got: Got, to: Path) -> dict[str, Any]
 
 
 def describe_got(report: dict[str, Any]) -> str:
-    done = "is now in {folder}." if report["files"] else "is in {folder}; nothing was fetched."
+    done = "is now in {folder}." if report["files"] else "is already in {folder}; nothing was downloaded."
     lines = [f"{report['dataset']} {done.format(**report)}"]
     for one in report["files"]:
-        how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: written down"
+        how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: recorded"
         lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
     return "\n".join([*lines, *(f"  {note}." for note in report["notes"]), f"Next: {report['next']}"])

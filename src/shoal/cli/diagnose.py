@@ -12,6 +12,7 @@ from typing import Any
 from shoal.cli.arguments import (
     add_device,
     add_source,
+    argument_help,
     count,
     given_table,
     in_data_dir,
@@ -26,29 +27,35 @@ from shoal.cli.arguments import (
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-EXAMPLE = (
-    "Examples: shoal diagnose rotated-digits; shoal diagnose patients.csv --label ill --domain hospital. "
-    "All domains are used, those of the test split too: it is a look at data, not a test of a method. "
-    "Random numbers come from --seed alone; on a slow machine the time budget may shorten the trainings."
-)
+EXAMPLE = """\
+Examples:
+  shoal diagnose rotated-digits
+  shoal diagnose patients.csv --label ill --domain hospital
+
+This describes the data and does not evaluate a method: it uses all domains, including those of the test \
+split. Results depend only on --seed, unless --budget shortens the training runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     add_source(parser)
-    usual = "the dataset's own; for images and text a small network on a fixed embedding"
-    parser.add_argument("--model", help=f"(default: {usual})")
-    for name, kind, default, words in (
-        ("--steps", count, 150, "of each short training"),
-        ("--batch-size", count, 32, "examples per batch"),
-        ("--lr", rate, 1e-3, "Adam's learning rate"),
-        ("--seed", seed, 0, "of all random numbers"),
-        ("--examples", count, 2000, "to sample in all"),
-        ("--max-domains", count, 12, "to sample at most"),
-        ("--budget", positive, 120.0, "seconds to aim at: trainings are shortened to keep to it"),
-        ("--out", Path, Path("shoal-diagnose"), "folder for diagnosis.json and the figure"),
+    from shoal.api.diagnose import diagnose
+
+    explained = argument_help(diagnose)
+    parser.add_argument("--model", help=explained["model"])
+    for name, kind, default, metavar in (
+        ("steps", count, 150, "N"),
+        ("batch_size", count, 32, "N"),
+        ("lr", rate, 1e-3, None),
+        ("seed", seed, 0, "N"),
+        ("examples", count, 2000, "N"),
+        ("max_domains", count, 12, "N"),
+        ("budget", positive, 120.0, "SECONDS"),
+        ("out", Path, Path("shoal-diagnose"), "DIR"),
     ):
-        parser.add_argument(name, type=kind, default=default, help=f"{words} (default: %(default)s)")
+        text = f"{explained[name]} (default: %(default)s)"
+        flag = f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
     add_device(parser)
 
 
@@ -59,7 +66,7 @@ def run(given: Any) -> None:
     from shoal.training.processes import together
 
     if together():
-        raise InputError("diagnose runs in one process; start it without torchrun.")
+        raise InputError("diagnose runs in one process; run it without torchrun.")
     options = {k: v for k, v in source(given)[1].items() if k not in ("file", "folder")}
     names = ("model", "steps", "seed", "batch_size", "lr", "examples", "max_domains", "budget", "device")
     try:
@@ -74,10 +81,10 @@ def run(given: Any) -> None:
             found = replace(found, name=given.dataset, compare=compare, without=without)
             content, *pictures = found.save(given.out)
     except KeyboardInterrupt as stop:
-        raise type(stop)("stopped. A diagnosis is made in one go; nothing was written.") from None
+        raise type(stop)("interrupted. Nothing was written.") from None
     except OSError as error:
         raise InputError(f"--out {str(given.out)!r}: {error.strerror or error}.") from error
-    saved = f"{found.seconds:.0f} s. Saved in {given.out}: {content.name}."
+    saved = f"Finished in {found.seconds:.0f} s. Saved in {given.out}: {content.name}."
     show(found.to_dict(), f"{found}\n\n{saved}", given, pictures)
 
 

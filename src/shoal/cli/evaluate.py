@@ -23,13 +23,15 @@ SHOWN = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "A file has one prediction per line, in the order of the split's examples, and is named such as "
-        "camelyon17_split:test_seed:0_epoch:best_pred.csv; `shoal train --predictions` writes such files. "
-        "Files of several seeds or folds give means and standard deviations."
+        "Each file contains one prediction per line, in the order of the examples of the split. Its name "
+        "follows the pattern camelyon17_split:test_seed:0_epoch:best_pred.csv; `shoal train --predictions` "
+        "writes such files. For several seeds or folds, means and standard deviations are shown."
     )
-    parser.add_argument("predictions", nargs="+", type=Path, metavar="FILE", help="one or more .csv files")
-    parser.add_argument("--dataset", help="see `shoal list datasets` (default: from the file's name)")
-    parser.add_argument("--split", help="val, test, id_val, id_test … (default: from the file's name)")
+    parser.add_argument("predictions", nargs="+", type=Path, metavar="FILE", help="prediction files (.csv)")
+    parser.add_argument("--dataset", metavar="NAME", help="name of the dataset (default: from the file name)")
+    parser.add_argument(
+        "--split", help="split, such as val, test, id_val or id_test (default: from the file name)"
+    )
     add_options(parser, ("data_options",))
     add_data_dir(parser)
 
@@ -81,7 +83,7 @@ def _named(path: Path, args: Any) -> Named:
     if parsed is None:
         if not (args.dataset and args.split):
             raise InputError(
-                f"{str(path)!r} is not named such as fmow_split:test_seed:0_epoch:best_pred.csv; give "
+                f"{str(path)!r} does not follow the pattern fmow_split:test_seed:0_epoch:best_pred.csv; use "
                 "--dataset and --split."
             )
         return Named(args.dataset, args.split, "file", path.name)
@@ -108,7 +110,7 @@ def _text(files: Sequence[Mapping[str, Any]]) -> str:
         cells = [mean_and_deviation([v.get(name) for v in each]) for each in by_group.values()]
         groups.add(name, f"{size:,}", *cells)
     more = len(first["domains"]) - SHOWN
-    rest = f"\n… {more:,} more groups (all of them with --json)" if more > 0 else ""
+    rest = f"\n… {more:,} more groups (use --json for all)" if more > 0 else ""
     rest += "".join(f"\n{why}" for f in files for why in why_missing(_which(f), f["metrics"]))
     which = f"{len(files)} files" if several else names[0]
     title = f"{first['dataset']}, split {first['split']}, {which}"

@@ -10,25 +10,29 @@ from shoal.cli.showing import show
 from shoal.errors import InputError
 
 FORMATS = ("onnx", "torch-export", "safetensors")
+EXAMPLE = """\
+Example:
+  shoal export runs/fish --format onnx --out fish.onnx
+
+The batch size is dynamic. The ONNX file of a table model takes raw columns, one input per column; other \
+formats and models take preprocessed inputs. The outputs are compared with those of the model on random \
+inputs at two batch sizes; nothing is written if they differ by more than 1e-4. The preprocessing and the \
+class names are written to FILE.json."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Example: shoal export runs/fish --format onnx --out fish.onnx. The file takes batches of any size. "
-        "Of a model of tables, an ONNX file takes raw columns, one input each; other formats, and other "
-        "models, take prepared numbers. Outputs are compared with the model's on random input at two batch "
-        "sizes; if they differ by more than 1e-4 nothing is written. What becomes of raw input, and the "
-        "names of classes, are written beside it, in FILE.json."
+    parser.epilog = EXAMPLE
+    parser.add_argument("model", type=Path, help="run folder written by `shoal train`")
+    parser.add_argument(
+        "--format", choices=FORMATS, default="onnx", help="file format (default: %(default)s)"
     )
-    parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
-    parser.add_argument("--format", choices=FORMATS, default="onnx", help="(default: %(default)s)")
     parser.add_argument(
         "--prepared",
         action="store_true",
-        help="ONNX of a table model: take prepared numbers, not raw columns",
+        help="for ONNX of a table model: take preprocessed inputs instead of raw columns",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="(default: MODEL.onnx, .pt2 or .safetensors)"
+        "--out", type=Path, metavar="FILE", help="file to write (default: MODEL.onnx, .pt2 or .safetensors)"
     )
 
 
@@ -43,14 +47,14 @@ def run(given: Any) -> None:
         made = model.export(path, given.format, prepared=given.prepared)
     except OSError as error:
         raise InputError(f"--out {str(path)!r} cannot be written: {error.strerror or error}.") from error
-    takes = "It takes prepared numbers, not raw columns.\n" * (model.inputs.get("kind") == "table")
+    takes = "The inputs are preprocessed numbers, not raw columns.\n" * (model.inputs.get("kind") == "table")
     if made.columns:
         words = ", ".join(str(c["name"]) for c in made.columns if c["kind"] == "text")
-        rest = f" These must come prepared, for ONNX cannot count words: {words}." if words else ""
-        takes = f"It takes {len(made.columns)} raw columns, one input each.{rest}\n"
+        rest = f" These must be preprocessed, because ONNX cannot count words: {words}." if words else ""
+        takes = f"The inputs are {len(made.columns)} raw columns, one input per column.{rest}\n"
     text = (
         f"{made.path} ({made.path.stat().st_size:,} bytes): outputs differ by at most {made.difference:.2g} "
         f"from the model's, in batches of {' and '.join(map(str, made.sizes))} (allowed: {TOLERANCE:g}).\n"
-        f"{takes}How raw input is prepared, and the names of classes: {made.about}"
+        f"{takes}Preprocessing and class names: {made.about}"
     )
     show({"format": given.format, **made.to_dict()}, text, given)

@@ -20,18 +20,19 @@ SPACES = {"choice": "one of {}", "uniform": "U{}", "log10": "10^U{}", "log2": "2
 SIZES: tuple[Size, ...] = ("small", "large")
 LARGE = "for large images and pretrained models"
 FOOTNOTE = """\
-Baselines for tables, which `shoal train` takes too: {baselines}.
-Recipes for pretrained models, likewise: {recipes}.
-step: time of a step relative to ERM's on the same examples ({measured}).
-batches: domains = one batch from each of S domains; pooled = from all examples together;
-  balanced = mixed, every domain with the same share; one-domain = S batches of one.
-features: uses the input of the model's last linear layer. One in full: shoal list algorithms NAME"""
+Baselines for tables, also accepted by `shoal train`: {baselines}.
+Recipes for pretrained models, also accepted by `shoal train`: {recipes}.
+step: time per step relative to ERM on the same examples ({measured}).
+batches: domains = one batch from each of S domains; pooled = from all examples;
+  balanced = mixed, with an equal share of each domain; one-domain = S batches from one domain.
+features: uses the input of the last linear layer of the model.
+For details: shoal list algorithms NAME"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "With names, those in full: shoal list algorithms fish irm"
-    parser.add_argument("what", choices=["algorithms", "datasets"])
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these, in full")
+    parser.epilog = "Example:\n  shoal list algorithms fish irm"
+    parser.add_argument("what", choices=["algorithms", "datasets"], help="what to list")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="show only these, with all details")
 
 
 def run(args: Any) -> None:
@@ -115,7 +116,7 @@ def _settings(declared: dict[str, Setting], called: str = "settings") -> dict[st
         called: {name: s.default for name, s in declared.items()},
         "allowed": {name: s.words() for name, s in declared.items()},
         "search": {name: _space(space) for name, space in small.items()},
-        "search_large": {name: f"{_space(s)}, {s['default']:g} by default" for name, s in other.items()},
+        "search_large": {name: f"{_space(s)}, default {s['default']:g}" for name, s in other.items()},
     }
 
 
@@ -193,7 +194,7 @@ def _in_full(entries: list[dict[str, Any]]) -> str:
             if isinstance(value, dict) and value:
                 lines.append(f"    {key}:")
                 for k, v in value.items():
-                    sampled = f"; a search draws {search[k]}" if k in search else ""
+                    sampled = f"; search space: {search[k]}" if k in search else ""
                     sampled += f" ({LARGE} {large[k]})" if k in large else ""
                     lines += _wrapped(f"{k}={v}: {entry['allowed'][k]}{sampled}", width, 6)
                 continue

@@ -28,39 +28,44 @@ EVERY = 0.5  # seconds between two lines of progress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Example: shoal predict runs/fish patients.csv --out predicted.csv --proba. A table must have the "
-        "columns that the model was trained on; others are ignored. Images are prepared as in evaluation. "
-        "The file is written whole or not at all."
+        "Example:\n  shoal predict runs/fish patients.csv --out predictions.csv --proba\n\n"
+        "A table must contain the columns that the model was trained on; other columns are ignored. Images "
+        "are preprocessed as in evaluation. On an error, no file is written."
     )
-    parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
+    parser.add_argument("model", type=Path, help="run folder written by `shoal train`")
     parser.add_argument(
         "data",
         nargs="+",
         type=Path,
-        help="a .csv or .parquet table, images or a folder of them, a .txt file with one text per line; "
-        "or a .npy array for models of prepared numbers",
+        help="table (.csv, .parquet …), images or a folder of images, .txt file with one text per line, or "
+        ".npy array of preprocessed inputs",
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="(default: printed)")
-    parser.add_argument("--proba", action="store_true", help="also the probability of every class")
-    parser.add_argument("--id", metavar="COLUMN", help="of a table: names of rows (default: their number)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="file to write (default: print to stdout)"
+    )
+    parser.add_argument("--proba", action="store_true", help="add the probability of each class")
+    parser.add_argument(
+        "--id", metavar="COLUMN", help="column of a table that identifies rows (default: row numbers)"
+    )
     parser.add_argument(
         "--raw-csv",
         action="store_true",
-        help="write names as they are; by default text that begins with = + - or @ and is no number gets an "
-        "apostrophe, since spreadsheets run it as a formula",
+        help="write text unchanged; by default, non-numeric text that starts with = + - or @ is prefixed "
+        "with an apostrophe, because spreadsheets would evaluate it as a formula",
     )
-    parser.add_argument("--column", metavar="COLUMN", help="of a table of text: where it is")
+    parser.add_argument("--column", metavar="COLUMN", help="text column of a table, for text models")
     add_reading(parser)
     add_device(parser)
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """How new data are read, of commands that use a trained model."""
-    bad = "at an image that cannot be read (default: %(default)s)"
+    bad = "whether to stop at an image that cannot be read, or skip it (default: %(default)s)"
     parser.add_argument("--bad-images", choices=("stop", "skip"), default="stop", help=bad)
-    size = "examples per batch (default: %(default)s)"
-    parser.add_argument("--batch-size", type=count, default=256, help=size)
-    parser.add_argument("--workers", type=workers, default=0, help="processes that read images (default: 0)")
+    size = "number of examples per batch (default: %(default)s)"
+    parser.add_argument("--batch-size", type=count, default=256, metavar="N", help=size)
+    number = "number of processes that load examples (default: %(default)s)"
+    parser.add_argument("--workers", type=workers, default=0, metavar="N", help=number)
 
 
 @warnings_in_words()
@@ -75,20 +80,20 @@ def run(given: Any) -> None:
         check_output(given.out, inputs, "--out")
     model = load(given.model, device=pick_device(given.device))
     if given.proba and model.about.classes is None:
-        raise InputError("--proba: this model predicts numbers, not classes.")
+        raise InputError("--proba: this is a regression model and has no class probabilities.")
     if given.id == PREDICTION:
-        raise InputError(f"--id {given.id}: the output has a column of this name; rename yours.")
+        raise InputError(f"--id {given.id}: the output already has a column of this name; rename yours.")
     try:
         with _written(given.out, given.json, inputs) as file:
             result = _predicted(model, file, given)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
-        raise Interrupted("stopped. No file was written or changed.", number) from stop
+        raise Interrupted("interrupted. No file was written or changed.", number) from stop
     if given.json:
         print(as_json(result))
         return
     notes = result["notes"]
-    more = [f"… and {len(notes) - SHOWN:,} more notes (all of them with --json)"] * (len(notes) > SHOWN)
+    more = [f"… and {len(notes) - SHOWN:,} more notes (use --json for all)"] * (len(notes) > SHOWN)
     for note in [*notes[:SHOWN], *more]:
         print(f"shoal: {note}", file=sys.stderr)
     if given.out is not None:
@@ -153,11 +158,12 @@ def _predicted(model: Trained, file: TextIO | None, given: Any) -> dict[str, Any
     if sys.stderr.isatty() and done:
         clear_line(sys.stderr)
     if not done:
-        raise InputError("there is nothing to predict for: the input is empty.")
+        raise InputError("the input is empty.")
     if table and table.marked:
         reader.notes.append(
-            f"an apostrophe was put before {table.marked:,} cells that a spreadsheet would run as formulas; "
-            "--raw-csv writes them as they are."
+            f"{table.marked:,} cells that a spreadsheet would evaluate as formulas were prefixed with an "
+            "apostrophe; "
+            "--raw-csv writes them unchanged."
         )
     result = {"model": str(given.model), "predictions": done, "classes": dict(counts.most_common())}
     result |= {"notes": reader.notes, "out": str(given.out) if given.out else None}

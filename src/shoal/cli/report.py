@@ -9,10 +9,11 @@ from shoal.api.report import report
 from shoal.cli.arguments import add_data_dir, add_options, argument_help, in_data_dir
 from shoal.cli.showing import show
 
-EXAMPLE = (
-    "Example: shoal report shoal-compare -o report.html. The file needs nothing else: open it, or send it. "
-    "Needs jinja2 and matplotlib: pip install 'shoal[report]'."
-)
+EXAMPLE = """\
+Example:
+  shoal report shoal-compare -o report.html
+
+The file is self-contained. Requires jinja2 and matplotlib: pip install 'shoal[report]'."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,37 +14,41 @@ from shoal.errors import InputError
 if TYPE_CHECKING:
     from shoal.experiments.results import Results
 
-EXAMPLE = (
-    "Example: shoal results shoal-compare --query 'algorithm == \"fish\" and seed < 3 and test > 0.8' "
-    "--columns name left_out seed settings.meta_lr test. "
-    "Columns are dataset, algorithm, name, left_out, seed, status, metric, step, steps, lr, batch_size, "
-    "rule, seconds, device, all fields of the configuration, settings.X, data.X, model.X, optimizer.X; "
-    "the scores test, validation and train at the selected step, test_last at the last, by domain test.X. "
-    'A name that has spaces is written data["a name"] in a query. '
-    "A run that diverged or failed has no scores. "
-    "In Python, shoal.results(RUNS).to_frame() is a frame (pip install 'shoal[tables]')."
-)
+EXAMPLE = """\
+Examples:
+  shoal results shoal-compare --query 'algorithm == "fish" and seed < 3 and test > 0.8'
+  shoal results shoal-compare --columns name left_out seed settings.meta_lr test
+
+Columns: dataset, algorithm, name, left_out, seed, status, metric, step, steps, lr, batch_size, rule, \
+seconds, device; all fields of the configuration; settings.X, data.X, model.X and optimizer.X; the scores \
+test, validation and train at the selected step, test_last at the last step, and test.X for domain X. In a \
+query, write a name that contains spaces as data["a name"]. Runs that diverged or failed have no scores.
+
+In Python, shoal.results(RUNS).to_frame() returns a DataFrame (pip install 'shoal[tables]')."""
 SHOWN = 50
 """Rows on a terminal, unless asked for more; files and JSON get all."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
-    parser.add_argument("folder", type=Path, metavar="RUNS", help="records are found in it and below")
-    parser.add_argument("--query", metavar="Q", help="only runs for which this holds")
-    parser.add_argument("--columns", nargs="+", metavar="NAME", help="which columns, in this order")
-    parser.add_argument("--sort", metavar="NAME", help="by this column")
-    parser.add_argument("--reverse", action="store_true", help="the largest first")
+    parser.add_argument("folder", type=Path, metavar="RUNS", help="folder of runs, searched recursively")
+    parser.add_argument("--query", metavar="Q", help="condition on columns; only matching runs are shown")
+    parser.add_argument("--columns", nargs="+", metavar="NAME", help="columns to show, in this order")
+    parser.add_argument("--sort", metavar="NAME", help="column to sort by")
+    parser.add_argument("--reverse", action="store_true", help="sort in descending order")
     parser.add_argument(
-        "--limit", type=count, metavar="N", help=f"rows (default: all; {SHOWN} on the terminal)"
+        "--limit",
+        type=count,
+        metavar="N",
+        help=f"maximum number of rows (default: all; {SHOWN} on the terminal)",
     )
     parser.add_argument(
         "--group",
         nargs="+",
         metavar="NAME",
-        help="mean ± sd of test over seeds for each value of these columns",
+        help="columns to group by; shows mean ± standard deviation of the test score over seeds",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the rows to a file too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="CSV file to write")
 
 
 def run(args: Any) -> None:
@@ -53,13 +57,13 @@ def run(args: Any) -> None:
     from shoal.training.folder import check_output
 
     if args.group and args.columns:
-        raise InputError("--columns and --group cannot be had together: groups have columns of their own.")
+        raise InputError("--columns and --group cannot be combined: groups have their own columns.")
     results = load(args.folder)
     if args.csv:
         paths = [*(row["path"] for row in results.kept), *results.broken]
         check_output(args.csv, [args.folder / path for path in paths], "--csv")
     if not results:
-        nothing = f"{str(args.folder)!r} holds no record of a run, nor does a folder below it."
+        nothing = f"{str(args.folder)!r} and its subfolders contain no record of a run."
         why = next(iter(results.broken.values()), None)
         raise InputError(f"no record in {str(args.folder)!r} can be read: {why}" if why else nothing)
     chosen = results.where(args.query) if args.query is not None else results
@@ -69,7 +73,7 @@ def run(args: Any) -> None:
             save_csv(args.csv, columns, rows)
         except OSError as error:
             raise InputError(f"--csv {str(args.csv)!r} cannot be written: {error.strerror}.") from error
-        text += f" Written to {args.csv}."
+        text += f" Saved in {args.csv}."
     content = {
         "runs": len(results),
         "matching": len(chosen),
@@ -127,7 +131,7 @@ def _groups(results: Results, args: Any) -> Made:
         counts = (row[name] for name in ("runs", "seeds", *lost))
         table.add(*(cell(key, row) for key in keys), *counts, spread)
     counted = f"{_counted(len(shown), len(rows), 'group')} of {_many(len(results), 'run')}."
-    how = " Standard deviations are over seeds; several runs of a seed are averaged first."
+    how = " Standard deviations are over seeds; runs with the same seed are averaged first."
     return columns, rows[: args.limit], f"{table.text()}\n\n{counted}{how}{_scored(results)}"
 
 
@@ -136,11 +140,11 @@ def _scored(results: Results) -> str:
     metrics = sorted({row["metric"] for row in results.kept if "metric" in row})
     ended = [row["status"] for row in results.kept]
     lost = [
-        f" {_many(count, 'run')} {status} and count for no mean."
+        f" {_many(count, 'run')} {status} and are excluded from the means."
         for status in ("diverged", "failed")
         if (count := ended.count(status))
     ]
-    scores = f" Scores are {' or '.join(metrics)} at the selected step (…_last: at the last)."
+    scores = f" Scores are {' or '.join(metrics)} at the selected step (…_last: at the last step)."
     return "".join([scores if metrics else "", *lost])
 
 
@@ -150,7 +154,9 @@ def _many(number: int, what: str) -> str:
 
 def _counted(shown: int, number: int, what: str) -> str:
     more = f"The first {shown:,} of " if shown < number else ""
-    return more + _many(number, what) + (f" (more with --limit {number})" if shown == SHOWN < number else "")
+    return (
+        more + _many(number, what) + (f" (use --limit {number} for all)" if shown == SHOWN < number else "")
+    )
 
 
 def _notes(results: Results) -> list[str]:
@@ -158,9 +164,9 @@ def _notes(results: Results) -> list[str]:
 
     lines = []
     if results.duplicates:
-        lines.append(f"{_many(results.duplicates, 'older record')} of the same runs left out.")
+        lines.append(f"{_many(results.duplicates, 'older record')} of the same runs omitted.")
     broken = list(results.broken.values())
     lines += [f"Not shown: {clean(why)}" for why in broken[:8]]
     if len(broken) > 8:
-        lines.append(f"Not shown either: {len(broken) - 8:,} other files that are no records.")
+        lines.append(f"Also not shown: {len(broken) - 8:,} other files that are not records.")
     return lines

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "The run resumes from its newest whole checkpoint and ends with the same weights, bit for bit, as "
-        "one that was never stopped (on CUDA if it was started with --deterministic). It reads the data, and "
-        "the weights to start from, that config.yaml in the folder names; no code in them is run."
+        "The run resumes from its latest valid checkpoint, and the final weights are bit-identical to those "
+        "of an uninterrupted run (on CUDA, only with --deterministic). The data and the initial weights are "
+        "read from the paths in config.yaml; no code in them is executed."
     )
-    parser.add_argument("folder", type=Path, help="the run's folder: --out of `shoal train`")
+    parser.add_argument("folder", type=Path, help="run folder: --out of `shoal train`")
     parser.add_argument(
-        "--on-nan", choices=["skip"], help="for a run that stopped at a step that was not finite: skip it"
+        "--on-nan", choices=["skip"], help="skip non-finite steps, for a run that stopped at one"
     )
-    parser.add_argument("--wandb", metavar="PROJECT", help="log to Weights & Biases too")
+    parser.add_argument("--wandb", metavar="PROJECT", help="Weights & Biases project to log to")
     add_data_dir(parser)
     add_execution(parser)
 

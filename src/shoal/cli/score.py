@@ -10,25 +10,39 @@ from shoal.cli.arguments import add_device, seed, warnings_in_words
 from shoal.cli.predict import add_reading
 from shoal.cli.showing import show
 
+EXAMPLE = """\
+Example:
+  shoal score runs/fish labelled.csv --out score.json
+
+Rows without a label, and rows of classes that are unknown to the model, are counted and excluded. \
+Confidence intervals account for the sampling of rows within the same domains. A column is reported as \
+drifted if its distribution differs from training by more than sampling explains."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Example: shoal score runs/fish labelled.csv --out score.json. Rows without a label, and rows of "
-        "classes that the model does not know, are counted and left out. Intervals are about other rows of "
-        "the same domains. A column is said to differ from training where sampling does not explain it."
-    )
-    parser.add_argument("model", type=Path, help="a run's folder, as `shoal train` made it")
+    parser.epilog = EXAMPLE
+    parser.add_argument("model", type=Path, help="run folder written by `shoal train`")
     parser.add_argument(
-        "data", type=Path, help="a table (.csv, .parquet …), or a folder of images as domain/class/image"
+        "data",
+        type=Path,
+        help="table (.csv, .parquet …), or folder of images arranged as folder/domain/class",
     )
-    parser.add_argument("--label", metavar="COLUMN", help="with the truth (default: that of training)")
-    parser.add_argument("--domain", metavar="COLUMN", help="with the domains (default: that of training)")
-    parser.add_argument("--column", metavar="COLUMN", help="of a table of text: where it is")
+    parser.add_argument("--label", metavar="COLUMN", help="column to predict (default: as in training)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.json", help="everything as JSON (in a folder: score.json)"
+        "--domain", metavar="COLUMN", help="column with the domain of each row (default: as in training)"
+    )
+    parser.add_argument("--column", metavar="COLUMN", help="text column of a table, for text models")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.json", help="JSON file to write (in a folder: score.json)"
     )
     add_reading(parser)
-    parser.add_argument("--seed", type=seed, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        metavar="N",
+        help="random seed of the bootstrap (default: %(default)s)",
+    )
     add_device(parser)
 
 

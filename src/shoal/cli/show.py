@@ -11,7 +11,7 @@ from shoal.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of a run, or with several runs in it")
+    parser.add_argument("folder", type=Path, help="folder of a run, or of several runs")
 
 
 def run(given: Any) -> None:
@@ -22,7 +22,7 @@ def run(given: Any) -> None:
         raise InputError(f"there is no folder {str(folder)!r}.")
     folders = runs_in(folder)
     if not folders:
-        raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it or below.")
+        raise InputError(f"{str(folder)!r} contains no run: there is no config.yaml in it or its subfolders.")
     found, broken = [], {}
     for path in folders:
         try:

@@ -60,18 +60,20 @@ def describe_run(status: RunStatus) -> str:
         f"{environment.get('device', '?')}{together}, torch {environment.get('torch', '?')}",
     ]
     if weights := environment.get("weights"):
-        lines.append(f"began with the weights {weights}")
+        lines.append(f"initial weights: {weights}")
     if git := config.get("git"):
-        lines.append(f"commit {git.get('commit', '')[:12]}" + (" with changes" if git.get("changed") else ""))
+        lines.append(
+            f"commit {git.get('commit', '')[:12]}" + (" with local changes" if git.get("changed") else "")
+        )
     if status.error:
         lines.append(status.error)
     if status.scores:
         lines += ["", scores_table(status.scores).text(), "", f"({status.rule})"]
     if status.checkpoint and status.state in ("stopped", "running", "failed"):
-        lines.append(f"Newest checkpoint: {status.checkpoint}")
+        lines.append(f"Latest checkpoint: {status.checkpoint}")
     if status.state in ("stopped", "failed"):
-        resume = f"shoal resume {status.folder}" if run else "call shoal.fit again with resume=True"
-        lines.append(f"Go on with: {resume}")
+        resume = f"shoal resume {status.folder}" if run else "call shoal.fit with resume=True"
+        lines.append(f"Resume with: {resume}")
     return "\n".join(lines)
 
 

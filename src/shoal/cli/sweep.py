@@ -21,11 +21,14 @@ from shoal.cli.arguments import (
 from shoal.cli.showing import show
 from shoal.errors import InputError
 
-EXAMPLE = (
-    "Every domain is held out in turn; each seed splits the data anew and tries the default hyperparameters "
-    "and those of a random search. Example: shoal sweep rotated-mnist --algorithms erm fish --seeds 3. "
-    "The same command again does what is missing, failed runs included."
-)
+EXAMPLE = """\
+Each domain is held out in turn. Each seed has its own split of the data and its own random search, which \
+starts with the default hyperparameters.
+
+Example:
+  shoal sweep rotated-mnist --algorithms erm fish --seeds 3
+
+The same command runs what is missing, including failed runs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     names = ("seeds", "search", "steps", "eval_every", "precision", "memory_format", "domainbed", "out")
     add_options(parser, (*names, "budget", *EXECUTION), sweep)
-    parser.add_argument("--plan", action="store_true", help="only say how many runs there are")
-    parser.add_argument("--no-run", action="store_true", help="only show the runs that are there")
+    parser.add_argument("--plan", action="store_true", help="print the number of runs and exit")
+    parser.add_argument(
+        "--no-run", action="store_true", help="start no runs and show the results of finished ones"
+    )
 
 
 @in_data_dir
 def run(args: Any) -> int:
     if not args.domainbed and not (args.datasets and args.algorithms):
-        raise InputError("say which: shoal sweep rotated-mnist --algorithms erm fish.")
+        raise InputError(
+            "DATA and --algorithms are required, such as: shoal sweep rotated-mnist --algorithms erm fish."
+        )
     options = options_of(args, sweep) | model_options(args) | {"data_options": data_options(args)}
     result = sweep(**options | {"run": not (args.plan or args.no_run)})
     if args.plan:

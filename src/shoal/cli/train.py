@@ -16,20 +16,21 @@ from shoal.cli.arguments import (
 )
 from shoal.cli.showing import show_result
 
-EXAMPLE = (
-    "Examples: shoal train fish cdsprites --data size=32 per_domain=2000 "
-    "--set meta_lr=0.2 inner_state=reset --steps 1000 --batch-size 64; "
-    "shoal train erm patients.csv --label ill --domain hospital --held-out none --out model. "
-    "The same command again, or `shoal resume DIR`, resumes an interrupted run. Several GPUs: "
-    "torchrun --nproc-per-node 4 -m shoal train …; each batch is split over them."
-)
+EXAMPLE = """\
+Examples:
+  shoal train fish cdsprites --data size=32 per_domain=2000 --set meta_lr=0.2 --steps 1000
+  shoal train erm patients.csv --label ill --domain hospital --held-out none --out model
+  torchrun --nproc-per-node 4 -m shoal train fish cdsprites
+
+The same command, or `shoal resume DIR`, resumes an interrupted run. With torchrun, each batch is split \
+over the GPUs."""
 GROUPS = {
     "": (
         *("data_options", "bad_images", "data_dir", "held_out", "settings", "steps", "batch_size"),
         *("domains_per_step", "model", "model_options", "weights", "freeze_backbone", "draw", "warm_start"),
         *("warm_select", "seed", "seeds"),
     ),
-    "a table of your own": ("label", "domain", "group", "task", *OF_COLUMNS),
+    "table": ("label", "domain", "group", "task", *OF_COLUMNS),
     "optimization": (
         *("optimizer", "lr", "schedule", "clip", "accumulate", "precision", "average", "average_start"),
         *(

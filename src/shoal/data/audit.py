@@ -41,11 +41,11 @@ def leaks(
         if score >= NEARLY:
             what = f"{score:.1%} balanced accuracy" if classification else f"R² {score:.3f}"
             result[name] = (
-                f"possible leakage: it alone predicts {label_name!r} ({what} in rows not fitted to); "
-                "if it is not known before the label is, leave it out (--drop)"
+                f"possible leakage: this column alone predicts {label_name!r} ({what} on held-out rows); "
+                "if it is not known before the label is, exclude it (--drop)"
             )
         elif why := _of_domain(codes, domain[rows]):
-            result[name] = f"{why} {domain_name!r}: a model cannot use it in a new domain; consider --drop"
+            result[name] = f"{why} {domain_name!r}: a model cannot use it on a new domain; consider --drop"
     return result
 
 
@@ -114,7 +114,9 @@ def _of_domain(codes: Array, domain: Array) -> str:
 
 def near_equal(names: Sequence[str], what: str) -> list[str]:
     """A warning for names of classes or domains that differ only in case or spaces."""
-    return [f"{what} {pair} differ only in case or spaces; they are kept apart" for pair in alike(names)]
+    return [
+        f"{what} {pair} differ only in case or spaces; they are treated as different" for pair in alike(names)
+    ]
 
 
 def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str]:
@@ -141,10 +143,12 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
     across = np.flatnonzero(np.bincount(both[0]) > 1)
     rows = int(np.isin(group[twice], across).sum())
     first = (np.flatnonzero(group == group[twice[0]])[:2] + 1).tolist()
-    note = f"{repeated:,} rows repeat another row in all columns (such as rows {first[0]:,} and {first[1]:,})"
+    note = f"{repeated:,} rows are duplicates (such as rows {first[0]:,} and {first[1]:,})"
     if rows:
-        note += f"; {rows:,} of these rows are in more than one domain, so a held-out domain is not all new"
-    return [f"{note}; if they are of the same entity, name its column: --group"]
+        note += (
+            f"; {rows:,} of these rows are in more than one domain, so held-out domains are not independent"
+        )
+    return [f"{note}; if they belong to the same entity, set its column with --group"]
 
 
 def report_lines(columns: Sequence[Mapping[str, Any]]) -> list[str]:

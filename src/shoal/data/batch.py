@@ -25,12 +25,16 @@ TASKS = ("classification", "ordinal", "dense", "multilabel", "regression")
 
 
 class DomainBatch(NamedTuple):
-    """A minibatch from one domain.
+    """A batch of examples from one domain.
 
-    ``x`` is a tensor or any nest (list, tuple, dict) of tensors with the batch first. ``domain`` is the
-    domain's number in its :class:`~shoal.data.Domains` (a tensor within a captured step), or ``None`` where
-    the batch mixes domains. ``weight`` (B,) are sample weights w: the batch's loss is Σ w_i l_i / Σ w_i.
-    ``normalizer`` is what a batch that is a piece of another is divided by in place of its own sum.
+    Attributes:
+        x: inputs: a tensor, or a nested structure (list, tuple, dict) of tensors, with the batch dimension
+            first.
+        y: labels.
+        domain: index of the domain in its :class:`~shoal.data.Domains` (a tensor in a captured step), or
+            ``None`` if the batch mixes domains.
+        weight: sample weights w (B,): the loss of the batch is Σ w_i l_i / Σ w_i.
+        normalizer: divisor used instead of Σ w_i, if the batch is a part of a larger batch.
     """
 
     x: Any
@@ -60,7 +64,8 @@ def _concatenate(parts: Sequence[Any]) -> Any:
         if any(part.shape[1:] != first.shape[1:] for part in parts):
             raise InputError(
                 f"batches of examples {', '.join(str(tuple(part.shape[1:])) for part in parts)} cannot be "
-                "pooled; sequences need an attention_mask beside them in a mapping, others must be alike."
+                "pooled; sequences need an attention_mask in the same mapping, other inputs must have "
+                "equal shapes."
             )
         return torch.cat(list(parts))
     if isinstance(first, Mapping):
@@ -121,18 +126,22 @@ def cut(x: Any, span: slice) -> Any:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be predicted; ``domains`` are those trained on.
+    """What is predicted: the kind of the task, and the numbers of domains and classes.
 
-    ``kind`` is one of :data:`TASKS`, by default classification where there are ``classes``, else regression:
+    The kinds (:data:`TASKS`) are
 
     * ``classification``: labels (B,), outputs (B, classes)
-    * ``ordinal``: the same, of classes whose order has a meaning
-    * ``dense``: a label for each position, (B, …), outputs (B, classes, …)
+    * ``ordinal``: as classification, with ordered classes
+    * ``dense``: one label per position, (B, …), outputs (B, classes, …)
     * ``multilabel``: 0 or 1 for each of L labels, (B, L), outputs (B, L), the logits; or (B,) for one
     * ``regression``: numbers (B,) or (B, …), outputs of the same shape
 
-    ``features`` is how many numbers a :class:`~shoal.models.FeatureModel` has between its two parts,
-    ``steps`` how long it is to be trained.
+    Args:
+        domains: number of training domains.
+        classes: number of classes, or ``None``.
+        features: number of features of a :class:`~shoal.models.FeatureModel`.
+        steps: number of training steps.
+        kind: kind of the task (default: classification if there are ``classes``, otherwise regression).
     """
 
     domains: int
@@ -215,11 +224,17 @@ class InMemory(Examples):
 
 
 class TensorData(InMemory):
-    """Examples held in memory as tensors; a batch is one gather, on whatever device they live."""
+    """Examples in memory as tensors; a batch is gathered with one indexing operation, on their device.
+
+    Args:
+        x: inputs (n, …).
+        y: labels (n, …).
+        weight: sample weights (n,).
+    """
 
     def __init__(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> None:
         if len(x) != len(y):
-            raise InputError(f"x has {len(x)} examples and y has {len(y)}; they must be equally many.")
+            raise InputError(f"x has {len(x)} examples and y has {len(y)}; the lengths must be equal.")
         if weight is not None and weight.shape != (len(y),):
             raise InputError(f"sample weights have shape {tuple(weight.shape)}; they must be ({len(y)},).")
         self.x = x
@@ -287,15 +302,25 @@ def batch_of(examples: Dataset[Any], indices: Sequence[int] | NDArray[Any]) -> t
 
 @dataclass(frozen=True)
 class DomainData:
-    """A dataset as Shoal's loop and benchmarks take it: examples, and which belong to which split and domain.
+    """A dataset with its splits and domains.
 
-    ``splits`` maps ``"train"``, ``"validation"``, ``"test"`` to :class:`~shoal.data.Domains` that index into
-    ``examples``. Those of ``"train"`` are trained on; those of other splits are the groups that they are
-    scored by, and may be others. ``notes`` says what a reader of results must know of a split, such as that
-    selecting on it peeks at the test domain. ``measures`` names what the dataset is judged by, first what
-    selects (see :mod:`shoal.training.metrics`); groups named in ``uncounted`` are never the worst.
-    ``class_names`` are what the classes are called, in their order. ``inputs`` says in plain data how a raw
-    table, image or text becomes what the model takes, so that a trained model can be used on new ones.
+    Args:
+        examples: map-style dataset of all examples.
+        splits: :class:`~shoal.data.Domains` of ``"train"``, ``"validation"`` and ``"test"``, which index into
+            ``examples``. The domains of ``"train"`` are trained on; those of other splits are the groups that
+            are scored.
+        classes: number of classes, or ``None`` for regression.
+        input_shape: shape of an input, without the batch dimension.
+        model: name of the default model.
+        notes: remarks on splits that are needed to interpret results, such as that a split is sampled from
+            the test domain.
+        measures: metrics of the dataset; the first one is used for selection (see
+            :mod:`shoal.training.metrics`).
+        uncounted: groups that are not considered for the worst group.
+        class_names: names of the classes, in order.
+        inputs: description of the preprocessing of raw tables, images or text, as plain data, with which a
+            trained model is applied to new data.
+        kind: kind of the task, one of :data:`TASKS` (default: inferred from ``classes``).
     """
 
     examples: Dataset[Any]
@@ -316,7 +341,12 @@ class DomainData:
         return Task(domains=len(self.splits["train"]), classes=self.classes, kind=self.kind or "")
 
     def split_as(self, splits: Mapping[str, Domains], notes: Mapping[str, str]) -> DomainData:
-        """The same examples in other splits."""
+        """Return the same examples with other splits.
+
+        Args:
+            splits: domains of each split.
+            notes: remarks on the splits.
+        """
         examples = self.examples
         if isinstance(examples, Examples):
             examples = examples.in_splits(splits)

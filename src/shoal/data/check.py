@@ -63,7 +63,8 @@ def check_outputs(output: Any, y: Tensor, classes: int | None, kind: str = "") -
     shape = tuple(output.shape)
     if output.ndim == 0 or shape[0] != len(y):
         raise InputError(
-            f"the model's output has shape {shape} for {len(y)} examples; the batch must come first."
+            f"the model's output has shape {shape} for {len(y)} examples; the first dimension must be the "
+            "batch."
         )
     if classes is not None:
         right = (shape[0], classes, *y.shape[1:])
@@ -104,7 +105,7 @@ def _check_finite(values: Tensor, domains: Domains, what: str) -> None:
     example, where = result
     row = values[example].reshape(-1)
     value = row[~row.isfinite()][0].item()
-    raise InputError(f"{where} has a {what} that is {value}; repair or leave it out.")
+    raise InputError(f"{where} has a {what} that is {value}; fix or remove it.")
 
 
 def _check_labels(y: Tensor, domains: Domains, classes: int | None, ignored: int | None) -> None:
@@ -138,13 +139,15 @@ def _check_seen(which: Any, labels: Any, domains: Domains, classes: int, ignored
 
 
 def _range_error(low: int, high: int, classes: int, first: str) -> str:
-    where = f"the first one outside is {first}"
+    where = f"the first label out of range is {first}"
     if low <= -(2**31):
         return f"there is a label {low}, which is what NaN becomes as an integer; {where}."
-    right = f"labels run from {low} to {high}; with classes={classes} they must run 0..{classes - 1}"
+    right = (
+        f"labels range from {low} to {high}; with classes={classes} they must range from 0 to {classes - 1}"
+    )
     if low > 0 and high - low < classes:
         return f"{right}: subtract {low} ({where})."
-    return f"{right}: give classes={high + 1}? ({where})." if low >= 0 else f"{right} ({where})."
+    return f"{right}; set classes={high + 1}? ({where})." if low >= 0 else f"{right} ({where})."
 
 
 def _first(values: Tensor, domains: Domains, bad: Callable[[Tensor], Tensor]) -> tuple[int, str] | None:
@@ -187,14 +190,14 @@ def _check_item(dataset: Any, example: int, name: str, classes: int | None, igno
     for part in leaves(x):
         floating = isinstance(part, Tensor | np.ndarray) and torch.as_tensor(part).is_floating_point()
         if floating and not bool(torch.as_tensor(part).isfinite().all()):
-            raise InputError(f"{where} has a feature that is not finite; repair or leave it out.")
+            raise InputError(f"{where} has a feature that is not finite; fix or remove it.")
     label = np.asarray(y.detach().cpu() if isinstance(y, Tensor) else y)
     if classes is None:
         if label.dtype.kind == "f" and not np.isfinite(label).all():
-            raise InputError(f"{where} has a target that is not finite; repair or leave it out.")
+            raise InputError(f"{where} has a target that is not finite; fix or remove it.")
     elif label.dtype.kind not in "iu":
         raise InputError(f"{where} has label {y!r}; with classes={classes} it must be an integer.")
     elif ((label < 0) | (label >= classes))[label != ignored].any():
         raise InputError(
-            f"{where} has label {label}; with classes={classes} labels must run 0..{classes - 1}."
+            f"{where} has label {label}; with classes={classes} labels must range from 0 to {classes - 1}."
         )

@@ -151,8 +151,8 @@ class ColumnType:
         if self.kind == "text":
             return "256 hashed word counts"
         if self.distinct > CATEGORIES:
-            return f"the {CATEGORIES} most frequent categories and one for the rest"
-        return f"one 0/1 feature for each of {self.distinct} categories"
+            return f"one-hot: the {CATEGORIES} most frequent categories, and one for the others"
+        return f"one-hot: {self.distinct} categories"
 
     def report(self) -> dict[str, Any]:
         return {
@@ -179,7 +179,7 @@ class Hints:
         for name in self.kinds:
             need_column(name, table, "kinds")
         if self.decimal not in (None, ".", ","):
-            raise InputError(f"decimal={self.decimal!r}; the decimal mark is '.' or ','.")
+            raise InputError(f"decimal={self.decimal!r}; it must be '.' or ','.")
 
 
 def infer(table: Table, names: Sequence[str], hints: Hints | None = None) -> dict[str, ColumnType]:
@@ -231,10 +231,10 @@ class _Usual:
             return "," if result[","] > result["."] else ".", ""
         european = self.sure[","] > self.sure["."] or (self.sure == {".": 0, ",": 0} and self.semicolons)
         if result["open"]:
-            return ("," if european else "."), "1,234 can be 1234 or 1.234; the option decimal says which"
+            return ("," if european else "."), "1,234 can mean 1234 or 1.234; set the option decimal"
         if result["open."]:
             if european:
-                return ",", "1.234 can be 1234 or 1.234; the option decimal says which"
+                return ",", "1.234 can mean 1234 or 1.234; set the option decimal"
             return ".", ""
         return ("," if european else "."), ""
 
@@ -251,7 +251,7 @@ class _Usual:
             return first > second, ""
         guess = shapes[0]["sep"] == "." or self.semicolons
         order = "day first" if guess else "month first"
-        return guess, f"{shapes[0][0]!r} is read {order}; the option day_first says which"
+        return guess, f"{shapes[0][0]!r} is read {order}; set the option day_first to change this"
 
 
 def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> ColumnType:
@@ -261,19 +261,19 @@ def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> Col
     result = _of_kind(facts, kind, usual) if kind is not None else _guessed(facts, usual)
     if kind is not None and result.kind == DROPPED and facts.known:
         some = quoted(facts.cells)
-        raise InputError(f"column {name!r} is to be {kind}, but it {result.why}: {some}.")
+        raise InputError(f"column {name!r} cannot be read as {kind}: it {result.why}: {some}.")
     if kind is None and result.kind != DROPPED and (why := facts.identifier(result)):
         return replace(result, kind=DROPPED, why=why, warnings=(_kept(name, result.kind, why),))
     if kind is None and result.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
         if facts.plain is not None and (np.floor(facts.categories) != facts.categories).any():
             return result  # a measurement
-        note = "has the name of an identifier; if it is one: --drop, or --group for a repeated entity"
+        note = "the name suggests an identifier; if it is one, use --drop, or --group for a repeated entity"
         return replace(result, warnings=(*result.warnings, note))
     return result
 
 
 def _kept(name: str, kind: str, why: str) -> str:
-    return f"not used, as it {why}; to use it, say its kind (--{kind} {_quoted(name)})"
+    return f"not used, because it {why}; to use it, set its kind (--{kind} {_quoted(name)})"
 
 
 def _quoted(name: str) -> str:
@@ -339,12 +339,14 @@ class Facts:
         if kind == "numeric":
             return self._numbering(result.how, distinct, named)
         if distinct >= ENOUGH * self.known:
-            return "is different in (almost) every row, as an identifier is"
+            return "is different in (almost) every row, like an identifier"
         coded = np.mean([bool(_CODED.fullmatch(c)) for c in self.names(1000)]) > ENOUGH
         if distinct >= self.known / 2 and coded:
-            return "looks like an identifier (a code that few rows share)"
+            return "looks like an identifier (a code shared by few rows)"
         if named and distinct > CATEGORIES and distinct >= self.known / 20:
-            return "has the name of an identifier, and few rows share a value (a repeated entity: --group)"
+            return (
+                "is named like an identifier, and few rows share a value (use --group for a repeated entity)"
+            )
         return ""
 
     def _numbering(self, how: Format, distinct: int, named: bool) -> str:
@@ -357,14 +359,16 @@ class Facts:
         ordered = bool((steps >= 0).all() or (steps <= 0).all())
         if distinct == len(values):
             if named:
-                return "is different in every row and has the name of an identifier"
-            return "numbers the rows, as an identifier does" if dense else ""
+                return "is different in every row and is named like an identifier"
+            return "numbers the rows, like an identifier" if dense else ""
         if distinct <= max(CATEGORIES // 2, self.known / 20):
             return ""
         if named:
-            return "has the name of an identifier, and few rows share a value (a repeated entity: --group)"
+            return (
+                "is named like an identifier, and few rows share a value (use --group for a repeated entity)"
+            )
         if ordered and dense:
-            return "follows the order of the rows, as an identifier does (a repeated entity: --group)"
+            return "follows the order of the rows, like an identifier (use --group for a repeated entity)"
         return ""
 
     def code(self) -> str:
@@ -382,7 +386,7 @@ class Facts:
         long = [c for c in self.categories.tolist() if isinstance(c, str) and len(c) > 15]
         long = [c for c in long if c.lstrip("-").isdigit()]
         if len(set(map(float, long))) < len(long):
-            return f"whole numbers so large that different ones would be read as equal ({_short(long[0])!r})"
+            return f"integers too large to be represented exactly ({_short(long[0])!r})"
         if not len(values) or values[-1] > EXACT:
             return ""
         if zeros:
@@ -391,7 +395,7 @@ class Facts:
             return ""
         wide = len(str(int(values[-1])))
         if _CODE_NAME.search(self.name) and wide > 2:
-            return f"codes of {wide} digits, as the name says"
+            return f"codes of {wide} digits, according to the column name"
         if wide != len(str(int(values[0]))) or wide < 5 or not FEW <= len(values) <= self.known / 3:
             return ""
         spread = values[-1] / values[0] > 4 and np.mean(values % 100 == 0) < 0.5
@@ -432,7 +436,9 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
         if any(w in TRUE or w in FALSE for w in words) and all(boolean(w) is not None for w in words):
             return _of_kind(facts, "boolean", usual)
     if why := facts.code():
-        return facts.typed("categorical", warnings=(f"{why}: categories; as numbers: --numeric",))
+        return facts.typed(
+            "categorical", warnings=(f"{why}: read as categories; use --numeric to read them as numbers",)
+        )
     how, _ = usual.format(facts.column) if facts.plain is None else (Format(), "")
     numbers = _share(facts, "numeric", how)
     if numbers >= ENOUGH and not _eight_digit_dates(facts):
@@ -448,8 +454,8 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
             facts.mixed = True
             wrong = _wrong(facts, flag, replace(how, day_first=usual.day_first(list(cells))[0]))
             notes.append(
-                f"{share:.0%} of its cells are {what}, too few to take it as {flag}; the others, such as "
-                f"{quoted(wrong)}, would be missing with --{flag} {_quoted(facts.name)}"
+                f"{share:.0%} of its cells are {what}, too few to read it as {flag}; the others, such as "
+                f"{quoted(wrong)}, would become missing with --{flag} {_quoted(facts.name)}"
             )
     return facts.typed(kind, warnings=(*notes, *_alike(facts)))
 
@@ -506,9 +512,9 @@ def _of_kind(facts: Facts, kind: str, usual: _Usual) -> ColumnType:
     if wrong:
         count = sum(wrong.values())
         cells = "1 cell is not" if count == 1 else f"{count:,} cells are not"
-        notes.append(f"{cells} {what}; counted as missing: {quoted(wrong)}")
+        notes.append(f"{cells} {what}; treated as missing: {quoted(wrong)}")
     if np.isnan(values).all():
-        return facts.typed(DROPPED, why=f"has no cell that is {what}", warnings=tuple(notes))
+        return facts.typed(DROPPED, why=f"has no value that is {what}", warnings=tuple(notes))
     if kind == "numeric":
         notes += [note for note in (_units(facts, how), _marker(values)) if note]
     result = facts.typed(kind, how, sum(wrong.values()), warnings=tuple(notes), wrong=wrong)
@@ -522,7 +528,10 @@ def _units(facts: Facts, how: Format) -> str:
     bare = [t for t in facts.cells if number(t, how) is not None and not unit_of(t)] if how.unit else ()
     if not bare:
         return ""
-    return f"some cells have {how.unit} and some have none ({_short(bare[0])!r}): they are read on one scale"
+    return (
+        f"some cells have the unit {how.unit} and some have none ({_short(bare[0])!r}): all are read on "
+        "the same scale"
+    )
 
 
 def _marker(values: Array) -> str:
@@ -534,6 +543,6 @@ def _marker(values: Array) -> str:
         value, text = float(known[place]), number_text(float(known[place]))
         far = min(abs(value - rest[0]), abs(value - rest[-1])) > rest[-1] - rest[0]
         if far and counts[place] > 2 and re.fullmatch(r"-?99+|-9", text):
-            many = f"{text} ({counts[place]:,} cells) lies far from all others"
-            return f"{many}; if it means a missing value, empty these cells"
+            many = f"{text} ({counts[place]:,} cells) is far from all other values"
+            return f"{many}; if it marks missing values, leave these cells empty"
     return ""

@@ -18,26 +18,30 @@ MANY = 50  # an error lists the known names up to this many domains
 
 
 class Domains:
-    """Which examples belong to which domain, in three flat arrays.
+    """The examples of each domain, in three flat arrays.
 
-    Domain ``d`` holds the examples ``indices[offsets[d]:offsets[d + 1]]``, so that one example may be in
-    several domains, a domain may hold a single example, and a million domains cost three arrays. Made by
-    :meth:`from_labels`, :meth:`from_sizes` or :meth:`from_indices`:
+    Domain ``d`` consists of the examples ``indices[offsets[d]:offsets[d + 1]]``, so that one example may be
+    in several domains, and a million domains cost three arrays. Usually created with :meth:`from_labels`,
+    :meth:`from_sizes` or :meth:`from_indices`:
 
     >>> domains = Domains.from_labels(["paris", "oslo", "paris"])
     >>> domains.names, domains.indices_of(1)
     (('oslo', 'paris'), array([0, 2], dtype=int32))
+
+    Args:
+        names: names of the domains; an integer array is converted to strings only when needed.
+        offsets: start of each domain in ``indices``, and its end.
+        indices: indices of examples.
     """
 
     def __init__(
         self, names: Sequence[str] | NDArray[Any], offsets: NDArray[Any], indices: NDArray[Any]
     ) -> None:
-        """``names`` may be an integer array: a million strings are then made only if asked for."""
         self._labels = names if isinstance(names, np.ndarray) else tuple(names)
         self.offsets = np.asarray(offsets, dtype=np.int64)
         self.sizes = np.diff(self.offsets)
         if len(self._labels) == 0:
-            raise InputError("there are no domains; give at least one example.")
+            raise InputError("there are no domains; at least one example is needed.")
         if len(self._labels) != len(self.sizes) or self.offsets[0] != 0 or self.offsets[-1] != len(indices):
             raise InputError(
                 f"{len(self._labels)} names, {len(self.offsets)} offsets and {len(indices)} indices do not "
@@ -45,11 +49,11 @@ class Domains:
             )
         if isinstance(self._labels, tuple) and len(set(self._labels)) < len(self._labels):
             raise InputError(
-                f"two domains are called {Counter(self._labels).most_common(1)[0][0]!r}; rename one."
+                f"two domains have the name {Counter(self._labels).most_common(1)[0][0]!r}; rename one."
             )
         if self.sizes.min() < 1:
             empty = self._labels[int(np.argmax(self.sizes < 1))]
-            raise InputError(f"domain {str(empty)!r} has no examples; leave it out.")
+            raise InputError(f"domain {str(empty)!r} has no examples; remove it.")
         if (lowest := int(indices.min())) < 0:
             d = self.domain_at(int(indices.argmin()))
             raise InputError(f"domain {str(self._labels[d])!r} has index {lowest}; indices count from 0.")
@@ -58,7 +62,11 @@ class Domains:
 
     @classmethod
     def from_labels(cls, labels: Any) -> Domains:
-        """One label (integer or string) for each example; domains come in the labels' sorted order."""
+        """Create domains from one label (integer or string) per example; domains are in sorted order.
+
+        Args:
+            labels: domain of each example.
+        """
         values = _label_values(labels)
         if values.dtype.kind == "O":
             names = sorted(set(values))
@@ -71,7 +79,11 @@ class Domains:
     @classmethod
     @checked
     def from_sizes(cls, sizes: Mapping[str, int]) -> Domains:
-        """Datasets of these sizes, one after the other: the first holds examples 0 to n - 1, and so on."""
+        """Create domains of consecutive examples.
+
+        Args:
+            sizes: number of examples of each domain by name; the first has examples 0 to n - 1, and so on.
+        """
         for name, size in sizes.items():
             if not isinstance(size, (int, np.integer)) or not 1 <= size < 2**48:
                 raise InputError(f"domain {str(name)!r} has {shown(size)} examples; it needs at least one.")
@@ -82,7 +94,11 @@ class Domains:
     @classmethod
     @checked
     def from_indices(cls, indices: Mapping[str, Any]) -> Domains:
-        """The example indices of each domain by name; an example may be listed in several domains."""
+        """Create domains from the indices of their examples.
+
+        Args:
+            indices: indices of the examples of each domain by name; domains may overlap.
+        """
         parts = [_index_array(name, part) for name, part in indices.items()]
         offsets = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return cls([str(name) for name in indices], offsets, np.concatenate([np.empty(0, np.int64), *parts]))
@@ -97,7 +113,7 @@ class Domains:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The domains' names, in order of number."""
+        """The names of the domains, in order."""
         return (
             tuple(map(str, self._labels.tolist())) if isinstance(self._labels, np.ndarray) else self._labels
         )
@@ -107,7 +123,11 @@ class Domains:
         return {name: d for d, name in enumerate(self.names)}
 
     def number(self, name: str) -> int:
-        """The number of the domain called ``name``."""
+        """Return the number of a domain.
+
+        Args:
+            name: name of the domain.
+        """
         if (d := self._numbers.get(str(name))) is not None:
             return d
         if len(self) <= MANY:
@@ -117,16 +137,24 @@ class Domains:
         raise InputError(f"unknown domain {name!r}.{hint} There are {len(self):,} domains: see `names`.")
 
     def domain_at(self, position: int) -> int:
-        """The domain to which entry ``position`` of ``indices`` belongs."""
+        """Return the domain that an entry of ``indices`` belongs to.
+
+        Args:
+            position: position of the entry.
+        """
         return int(np.searchsorted(self.offsets, position, side="right")) - 1
 
     def indices_of(self, d: int) -> NDArray[Any]:
-        """The example indices of domain number ``d``: a view, not a copy."""
+        """Return the example indices of a domain, as a view.
+
+        Args:
+            d: number of the domain.
+        """
         (d,) = self.numbers([d])
         return self.indices[self.offsets[d] : self.offsets[d + 1]]
 
     def examples(self) -> NDArray[Any]:
-        """Every example that is in some domain, once, in increasing order."""
+        """Return all examples that are in some domain, without duplicates, in increasing order."""
         bound = int(self.indices.max()) + 1
         if bound > 16 * len(self.indices):  # few indices far apart: a table over all would waste memory
             return np.unique(self.indices)
@@ -135,7 +163,11 @@ class Domains:
         return np.flatnonzero(seen).astype(self.indices.dtype)
 
     def select(self, names_or_numbers: str | int | Iterable[str | int]) -> Domains:
-        """These domains only, in the given order, numbered anew from 0."""
+        """Return only some domains, in the given order, renumbered from 0.
+
+        Args:
+            names_or_numbers: names or numbers of the domains.
+        """
         chosen = np.asarray(self.numbers(names_or_numbers), dtype=np.int64)
         sizes = self.sizes[chosen]
         offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -143,14 +175,18 @@ class Domains:
         return Domains(self._labels_of(chosen), offsets, self.indices[places])
 
     def numbers(self, names_or_numbers: str | int | Iterable[str | int]) -> list[int]:
-        """Names or numbers of domains as numbers; a single one is taken as a list of one."""
+        """Convert names or numbers of domains to a list of numbers.
+
+        Args:
+            names_or_numbers: one name or number, or several.
+        """
         if isinstance(names_or_numbers, (str, int, np.integer)) or not isinstance(names_or_numbers, Iterable):
             names_or_numbers = [names_or_numbers]
         several = listed(names_or_numbers, "names or numbers of domains")
         chosen = [self.number(d) if isinstance(d, str) else self._existing(d) for d in several]
         if len(set(chosen)) < len(chosen):
             twice = Counter(chosen).most_common(1)[0][0]
-            raise InputError(f"domain {str(self._labels[twice])!r} is named twice; name each domain once.")
+            raise InputError(f"domain {str(self._labels[twice])!r} is listed twice; list each domain once.")
         return chosen
 
     def _existing(self, d: Any) -> int:
@@ -162,7 +198,11 @@ class Domains:
         return number
 
     def filter(self, keep: NDArray[np.bool_]) -> Domains:
-        """The entries of ``indices`` at which ``keep`` is true; domains left empty are dropped."""
+        """Keep only some entries of ``indices``; empty domains are removed.
+
+        Args:
+            keep: mask over the entries of ``indices``.
+        """
         sizes = np.add.reduceat(keep, self.offsets[:-1], dtype=np.int64)
         left = np.flatnonzero(sizes)
         offsets = np.concatenate([[0], np.cumsum(sizes[left])])
@@ -193,7 +233,7 @@ def _label_values(labels: Any) -> NDArray[Any]:
         # numpy has turned a None or NaN among strings into the string "None" or "nan"
         values = np.asarray(labels, dtype=object)
     if values.ndim != 1 or len(values) == 0:
-        raise InputError(f"labels have shape {values.shape}; give one label for each example.")
+        raise InputError(f"labels have shape {values.shape}; there must be one label per example.")
     if values.dtype.kind in "iu":
         return values
     if values.dtype.kind == "f":
@@ -251,10 +291,10 @@ def _index_array(name: str, indices: Any) -> NDArray[np.int64]:
     """A domain's list of indices as integers."""
     array = as_array(indices, f"the indices of domain {str(name)!r}")
     if array.dtype.kind == "b":
-        raise InputError(f"domain {str(name)!r} is given as a mask; give indices: `mask.nonzero()[0]`.")
+        raise InputError(f"domain {str(name)!r} is a mask; pass indices instead: `mask.nonzero()[0]`.")
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise InputError(
             f"domain {str(name)!r} has indices of shape {array.shape} and type {array.dtype}; "
-            "give a flat list of integers."
+            "it must be a flat list of integers."
         )
     return array.astype(np.int64, copy=False)

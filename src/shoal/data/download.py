@@ -148,7 +148,7 @@ def get(
                 and (not place.is_dir() or any(place.iterdir()))
             ):
                 raise InputError(
-                    f"{str(place)!r} is there, but not all of {download.layout.title} is in it; move it "
+                    f"{str(place)!r} exists but is not a complete copy of {download.layout.title}; move it "
                     "away, or choose another folder with --to."
                 )
             sums = sha256 or {}
@@ -186,7 +186,7 @@ def _alone(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(f"another process is fetching into {str(folder)!r}; wait for it.") from None
+                raise InputError(f"another process is downloading to {str(folder)!r}; wait for it.") from None
         yield
     finally:
         os.close(handle)
@@ -217,8 +217,8 @@ def _obtain(
         os.replace(path, away)
         changed = f" If it may have changed, remove {_note(path).name!r} there." if whose == BEFORE else ""
         raise InputError(
-            f"{source.file}{f' from {url}' if url else ''} is not what it should be: {wrong}. It is now "
-            f"{str(away)!r}; the same command fetches it anew.{changed}"
+            f"{source.file}{f' from {url}' if url else ''} does not match: {wrong}. It is now "
+            f"{str(away)!r}; the same command downloads it again.{changed}"
         )
     return {"file": source.file, "url": url, "bytes": size, "sha256": result["sha256"], "checked": whose}
 
@@ -234,7 +234,7 @@ def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]
         return "", ""
     words = read_text(note, errors="replace").split()
     if not words or not re.fullmatch(r"[0-9a-fA-F]{64}", words[0]):
-        raise InputError(f"{str(note)!r} holds no sha256; remove it to trust the next download.")
+        raise InputError(f"{str(note)!r} contains no sha256; remove it to accept the next download.")
     return f"sha256:{words[0]}", BEFORE
 
 
@@ -323,9 +323,9 @@ def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
         if part.usable(part.url):  # another address would begin anew
             break
     had = part.usable(part.url)
-    kept = f" {amount(had)} of it are kept; the same command resumes." if had else ""
-    by_hand = f" Give a --mirror, or put the file at {str(path)!r} and use the same command."
-    raise InputError(f"{path.name} could not be fetched; {'; '.join(troubles)}.{kept or by_hand}")
+    kept = f" {amount(had)} are saved; the same command resumes." if had else ""
+    by_hand = f" Use --mirror, or put the file at {str(path)!r} and run the same command again."
+    raise InputError(f"{path.name} could not be downloaded: {'; '.join(troubles)}.{kept or by_hand}")
 
 
 def _fetch(url: str, part: _Part, name: str, tell: Tell, say: Say) -> None:
@@ -361,7 +361,7 @@ def _pause(error: Exception) -> int | None:
 
 def _said(error: Exception) -> str:
     if isinstance(error, urllib.error.HTTPError):
-        return f"the server says {error.code} {error.reason}"
+        return f"the server responded {error.code} {error.reason}"
     reason = getattr(error, "reason", error)
     return str(getattr(reason, "strerror", None) or reason or type(reason).__name__)
 
@@ -380,7 +380,7 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
         if str(error.headers.get("Content-Range", "")) == f"bytes */{had}":
             return  # all of it was there
         part.begin(url, "")
-        raise ConnectionError("the file on the server is shorter than what came before") from error
+        raise ConnectionError("the file on the server is shorter than the part already downloaded") from error
     with answer:
         if answer.headers.get_content_type() == "text/html" and not name.endswith((".html", ".htm")):
             raise _Refused(_PAGE)
@@ -393,7 +393,7 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
             and _version(answer.headers) in (part.version, "")
         ):
             part.begin(url, "")
-            raise ConnectionError("the server sent another part than was asked for")
+            raise ConnectionError("the server sent a different part than requested")
         if total is not None:
             check_room(part.path.parent, total - had, name)
         with _writing(part.path):
@@ -405,11 +405,11 @@ def _attempt(url: str, part: _Part, name: str, tell: Tell) -> None:
                 had += len(chunk)
                 tell(name, "fetched", had, total)
     if total is not None and had < total:
-        raise ConnectionError(f"the connection ended after {had:,} of {total:,} bytes")
+        raise ConnectionError(f"the connection was closed after {had:,} of {total:,} bytes")
 
 
 _PAGE = (
-    "the server sent a web page where a file was expected, as Google Drive does when a file was asked for "
+    "the server sent a web page instead of a file, as Google Drive does when a file was requested "
     "too often or is gone"
 )
 
@@ -440,7 +440,7 @@ def _writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"{str(path)!r} cannot be written: {error.strerror}. What came is kept; make room, and the same "
+            f"{str(path)!r} cannot be written: {error.strerror}. Free some disk space; the same "
             "command resumes."
         ) from error
 
@@ -469,7 +469,7 @@ def _settle(download: Download, work: Path, folder: Path, tell: Tell) -> list[st
                 raise InputError(
                     f"{', '.join(s.file for s in download.sources)}: not all domains of "
                     f"{download.layout.title} are in it ({', '.join(download.layout.domains)}). "
-                    f"It is kept in {str(work)!r}."
+                    f"The files are in {str(work)!r}."
                 )
             os.replace(whole, place)
     except OSError as error:

@@ -76,11 +76,14 @@ class Coding:
         value = _label(label, where)
         if (value.dtype.kind == "U") != self.text:
             others = "text" if self.text else "numbers"
-            raise InputError(f"{where} has the label {label!r}, and others are {others}; make them alike.")
+            raise InputError(
+                f"{where} has the label {label!r}, and other labels are {others}; they must have the same "
+                "type."
+            )
         if self.text:
             if (text := str(value)) not in self.names:
                 some = ", ".join(map(repr, self.names[:10])) + (", …" if len(self.names) > 10 else "")
-                raise InputError(f"{where} has the label {text!r}, which is none of the classes {some}.")
+                raise InputError(f"{where} has the label {text!r}, which is not among the classes {some}.")
             return torch.tensor(self.names.index(text))
         if self.task in NUMBERS:
             if self.task == "multilabel" and not _zero_or_one(value):
@@ -89,7 +92,7 @@ class Coding:
         if value.ndim and value.dtype.kind != "f":
             return torch.as_tensor(value.astype(np.int64))
         if value.ndim or (value.dtype.kind == "f" and value != np.floor(value)):
-            raise InputError(f"{where} has the label {label!r}; a class is one whole number per example.")
+            raise InputError(f"{where} has the label {label!r}; a class is one integer per example.")
         number = int(value)
         if number < 0 or (self.classes is not None and number >= self.classes):
             bound = "" if self.classes is None else f" and below {self.classes}, the number of classes"
@@ -163,7 +166,7 @@ def understand(
     if given is not None and (given < 2 or isinstance(classes, bool)):
         raise InputError(f"classes={classes!r}; there must be at least two.")
     if given and task in NUMBERS:
-        raise InputError(f"classes={classes!r} and task={task!r}, which has no classes.")
+        raise InputError(f"classes={classes!r} cannot be combined with task={task!r}.")
     count = count and given is None and task not in NUMBERS
     with seeded(0):  # reading an example may draw random numbers
         looks = [
@@ -175,19 +178,22 @@ def understand(
         if look.signature != known[0].signature:
             raise InputError(
                 f"an example is {', '.join(known[0].signature or ())} in {known[0].name} but "
-                f"{', '.join(look.signature or ())} in {look.name}; they must be alike."
+                f"{', '.join(look.signature or ())} in {look.name}; they must have the same shape and type."
             )
     kinds = {look.kind: look.name for look in reversed(looks)}
     if len(kinds) > 1:
         words = {"text": "text", "whole": "whole numbers", "floating": "floating"}
         (a, one), (b, other) = sorted(kinds.items(), key=lambda item: list(words).index(item[0]))[:2]
-        raise InputError(f"labels are {words[a]} in {one} and {words[b]} in {other}; make them alike.")
+        raise InputError(
+            f"labels are {words[a]} in {one} and {words[b]} in {other}; they must have the same type."
+        )
     (kind,) = kinds
     if weights := [look for look in looks if look.weighted]:
         for look in looks:
             if not look.weighted:
                 raise InputError(
-                    f"{look.name} has no sample weights and {weights[0].name} has; give all some."
+                    f"{look.name} has no sample weights, but {weights[0].name} has; all or none must have "
+                    "them."
                 )
     by_loss = binary and task is None and not given and all(_zero_or_one(look.labels) for look in looks)
     if by_loss:
@@ -227,7 +233,8 @@ def _floating(looks: Sequence[_Look], default: str | None) -> str:
     if 1 < len(values) <= AMBIGUOUS and (values == np.floor(values)).all():
         some = ", ".join(f"{v:g}" for v in values[:5]) + (", …" if len(values) > 5 else "")
         raise InputError(
-            f"labels are floating and take only whole values ({some}): are they classes or quantities? Say "
+            f"labels are floating point with only integer values ({some}): they may be classes or "
+            "quantities; set "
             "task='classification' or task='regression' (or make labels of classes integers: y.long())."
         )
     return "regression"
@@ -267,9 +274,9 @@ def _classes(
                 )
             names = tuple(sorted(result))
         if unknown := sorted(result - set(names)):
-            raise InputError(f"the label {unknown[0]!r} is none of classes={list(names)!r}.")
+            raise InputError(f"the label {unknown[0]!r} is not among classes={list(names)!r}.")
         if len(names) < 2:
-            raise InputError(f"the label is {names[0]!r} in every example; there must be two classes.")
+            raise InputError(f"the label is {names[0]!r} in every example; at least two classes are needed.")
         return Coding(task, names, len(names), text=True)
     listed = looks[0].called if all(look.called == looks[0].called for look in looks) else ()
     if all(look.labels.dtype.kind == "b" for look in looks):
@@ -399,7 +406,7 @@ class Rows(Dataset[Any]):
 def _arrays(name: str, part: Sequence[Any]) -> _Look:
     """A pair of arrays, or three with sample weights, all of whose labels are known."""
     if len(part) not in (2, 3):
-        raise InputError(f"{name} has {len(part)} parts; give a dataset, (x, y) or (x, y, weights).")
+        raise InputError(f"{name} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights).")
     try:
         x = _as_tensor(part[0])
         values = np.asarray(_plain(part[1]))
@@ -409,10 +416,10 @@ def _arrays(name: str, part: Sequence[Any]) -> _Look:
     if not x.ndim or not values.ndim or len(x) != len(values):
         sizes = [len(v) if v.ndim else 0 for v in (x, values)]
         raise InputError(
-            f"{name}: x has {sizes[0]} examples and y has {sizes[1]}; they must be equally many."
+            f"{name}: x has {sizes[0]} examples and y has {sizes[1]}; the lengths must be equal."
         )
     if not len(x):
-        raise InputError(f"{name} has no examples; leave it out.")
+        raise InputError(f"{name} has no examples; remove it.")
     if values.dtype.kind in "OSU":
         values = _together([_label(v, f"example {n} of {name}") for n, v in enumerate(values)], name)
     elif values.dtype.kind not in "biuf":
@@ -437,7 +444,7 @@ def _weights(values: Any, count: int, name: str) -> Tensor:
         at = int(wrong.argmax())
         raise InputError(f"example {at} of {name} has the weight {weights[at]}; it must be at least 0.")
     if not weights.any():
-        raise InputError(f"{name}: every sample weight is 0; leave the domain out.")
+        raise InputError(f"{name}: every sample weight is 0; remove the domain.")
     kind = torch.float64 if weights.dtype == np.float64 and isinstance(values, Tensor) else None
     return torch.as_tensor(weights).to(kind or torch.get_default_dtype())
 
@@ -457,7 +464,7 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
     """
     size = len(dataset)
     if not size:
-        raise InputError(f"{name} has no examples; leave it out.")
+        raise InputError(f"{name} has no examples; remove it.")
     opaque = isinstance(dataset, Examples) or callable(getattr(dataset, "collate", None))
     called = _called(dataset)
     which = _spread(size, FEW)
@@ -487,7 +494,9 @@ def _sampled(name: str, dataset: Any, count: bool, parts: int) -> _Look:
             signature = here
         labels.append(_label(y, where))
     if len(weighted) > 1:
-        raise InputError(f"some examples in {name} have a {WEIGHT} and others have none; give all one.")
+        raise InputError(
+            f"some examples in {name} have a {WEIGHT} and others have none; all or none must have one."
+        )
     result = _together(labels, name)
     if listed is not None:
         result, which = listed, np.arange(size)
@@ -614,7 +623,7 @@ def _from_mapping(item: Mapping[Any, Any], where: str) -> _Parts:
     used = {key: value for key, value in rest.items() if value is not None and not isinstance(value, str)}
     if not used:
         some = next((f"; {key!r} is text: tokenize it (or from_hf)" for key in rest), "")
-        raise InputError(f"{where} has no input beside its label {label[0]!r}{some}.")
+        raise InputError(f"{where} has no input besides its label {label[0]!r}{some}.")
     unused = [repr(key) for key in rest if key not in used]
     dropped = f"{', '.join(unused)} of the examples (no numbers)" if unused else ""
     x = next(iter(used.values())) if len(used) == 1 else used
@@ -642,9 +651,9 @@ def _label(label: Any, where: str) -> Array:
     ):
         result = np.asarray(result.item())
     if result.dtype.kind not in "biufU":
-        raise InputError(f"{where} has the label {label!r}; it must be a number or a text.")
+        raise InputError(f"{where} has the label {label!r}; it must be a number or a string.")
     if result.dtype.kind == "f" and not np.isfinite(result).all():
-        raise InputError(f"{where} has a label that is not finite; repair or leave it out.")
+        raise InputError(f"{where} has a label that is not finite; fix or remove it.")
     whole = result.dtype.kind != "f" and result.size == 1
     return result.reshape(()) if whole else result
 
@@ -652,7 +661,9 @@ def _label(label: Any, where: str) -> Array:
 def _together(labels: Sequence[Array], name: str) -> Array:
     result = {_kind(label) for label in labels}
     if "text" in result and len(result) > 1:
-        raise InputError(f"some labels in {name} are text and others are numbers; make them alike.")
+        raise InputError(
+            f"some labels in {name} are text and others are numbers; they must have the same type."
+        )
     if len(shapes := {label.shape for label in labels}) > 1:
         raise InputError(f"labels in {name} have different shapes: {', '.join(map(str, sorted(shapes)))}.")
     return np.stack(list(labels))
@@ -667,10 +678,10 @@ def _input(x: Any, where: str) -> Any:
     if isinstance(x, (int, float)):
         return torch.tensor(x)
     if isinstance(x, str):
-        raise InputError(f"{where} has a text as its input; tokenize it, or take from_hf(…, tokenizer=…).")
+        raise InputError(f"{where} has text as its input; tokenize it, or use from_hf(…, tokenizer=…).")
     if hasattr(x, "convert") and hasattr(x, "getbands"):
         raise InputError(
-            f"{where} has a Pillow image as its input; make it a tensor in the dataset, such as with "
+            f"{where} has a Pillow image as its input; convert it to a tensor in the dataset, such as with "
             "torchvision.transforms.ToTensor()."
         )
     if isinstance(x, Mapping):

@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.errors import InputError
 
 VARIABLE = "SHOAL_DATA"
-SAY_WHERE = f"`--data folder=DIR` or the environment variable {VARIABLE} says where"
+SAY_WHERE = f"`--data folder=DIR` or the environment variable {VARIABLE} sets where"
 
 
 def find_files(
@@ -53,13 +53,13 @@ def roots(needed: str, folder: str | Path | None, home: str, get: str | None = N
 def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
     """The path that an option of a dataset of one's own must give."""
     if value is None:
-        what = "DIR` says where" if option == "folder" else "FILE` says which"
+        what = "DIR` sets it" if option == "folder" else "FILE` sets it"
         raise InputError(f"dataset {dataset!r} reads {reads}: `--data {option}={what}.")
     return Path(str(value)).expanduser()
 
 
 def _or(get: str | None) -> str:
-    return f"; `shoal data get {get}` fetches them" if get else ""
+    return f"; `shoal data get {get}` downloads them" if get else ""
 
 
 def _file(place: Path, name: str, endings: Sequence[str]) -> Path | None:

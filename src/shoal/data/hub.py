@@ -74,7 +74,7 @@ def need_transformers() -> None:
     try:
         import transformers  # noqa: F401
     except ImportError:
-        raise InputError("text needs transformers: pip install 'shoal[text]'.") from None
+        raise InputError("text models require transformers: pip install 'shoal[text]'.") from None
 
 
 def is_folder(name: str) -> bool:
@@ -94,7 +94,7 @@ class Source:
         self.name, self.what, self.option = name, what, option
         self.folder = Path(name).expanduser() if is_folder(name) else None
         self.failure = (
-            f"the {what} {'in' if self.folder else 'of'} {str(self.folder or name)!r} cannot be had"
+            f"the {what} {'in' if self.folder else 'of'} {str(self.folder or name)!r} cannot be loaded"
         )
 
     def found(self, file: str, fetch: bool = True) -> Path | None:
@@ -154,10 +154,10 @@ class Source:
     def _parts(self) -> Sequence[str]:
         index = self.found(INDEX)
         if index is None:
-            raise InputError(f"{self.failure}: it has no model.safetensors, and no other weights are read.")
+            raise InputError(f"{self.failure}: it has no model.safetensors; other weight files are not read.")
         names = self.attempt(lambda: sorted(set(_mapping(index)["weight_map"].values())))
         if not all(isinstance(name, str) and PART.fullmatch(name) for name in names):
-            raise InputError(f"{self.failure}: {INDEX} names other files than parts of the weights.")
+            raise InputError(f"{self.failure}: {INDEX} refers to files other than parts of the weights.")
         return names
 
     def _part(self, name: str) -> Path:
@@ -194,7 +194,7 @@ class Source:
 
     @property
     def _advice(self) -> str:
-        return f"give a folder with config.json, weights and tokenizer files: {self.option}"
+        return f"use a folder with config.json, weights and tokenizer files: {self.option}"
 
     @cached_property
     def _online(self) -> bool:
@@ -230,10 +230,10 @@ def configuration(content: Mapping[str, Any], failure: str) -> Any:
 
     kind = content.get("model_type")
     if "auto_map" in content:
-        raise InputError(f"{failure}: it needs code of its own (auto_map), which is not run.")
+        raise InputError(f"{failure}: it requires custom code (auto_map), which is not executed.")
     if not isinstance(kind, str) or kind not in ENCODERS or kind not in CONFIG_MAPPING:
         raise InputError(
-            f"{failure}: its architecture {str(kind)[:60]!r} is no encoder of text that is known, such as "
+            f"{failure}: its architecture {str(kind)[:60]!r} is not a supported text encoder, such as "
             "bert, distilbert, roberta, deberta-v2 or modernbert."
         )
     made = CONFIG_MAPPING[kind]
@@ -289,7 +289,7 @@ def _tokenizer_config(content: Mapping[str, Any]) -> Mapping[str, Any]:
     result |= _special_tokens(content)
     kind = content.get("tokenizer_class") or ""
     if not isinstance(kind, str) or kind not in TOKENIZERS:
-        raise InputError(f"its tokenizer_class is {str(kind)[:60]!r}, which is none of the known ones.")
+        raise InputError(f"its tokenizer_class is {str(kind)[:60]!r}, which is not supported.")
     if kind:
         result["tokenizer_class"] = kind
     tokens = content.get("added_tokens_decoder")

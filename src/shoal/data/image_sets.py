@@ -72,7 +72,7 @@ def remove_copies(folder: Path) -> str:
     for path in copies:
         path.unlink()
     (folder / COPIES).unlink(missing_ok=True)
-    return f"{len(copies):,} images that DomainBed lists as copies are left out"
+    return f"{len(copies):,} images that DomainBed lists as duplicates are excluded"
 
 
 def sort_by_camera(folder: Path) -> str:
@@ -83,7 +83,7 @@ def sort_by_camera(folder: Path) -> str:
     """
     files, images = list(folder.glob("*.json")), folder / "eccv_18_all_images_sm"
     if len(files) != 1 or not images.is_dir():
-        raise InputError(f"TerraIncognita's archives hold no labels (.json) or no folder {images.name!r}.")
+        raise InputError(f"TerraIncognita's archives contain no labels (.json) or no folder {images.name!r}.")
     chosen, lacking = _camera_labels(files[0]), 0
     for name, labels in chosen.items():
         if not (images / name).is_file():
@@ -97,7 +97,7 @@ def sort_by_camera(folder: Path) -> str:
         os.replace(images / name, last / name)
     shutil.rmtree(images)
     files[0].unlink()
-    missing = f"; {lacking:,} that the labels name are not in the archive" if lacking else ""
+    missing = f"; {lacking:,} listed in the labels are not in the archive" if lacking else ""
     return f"{len(chosen) - lacking:,} images of four cameras and ten classes are kept{missing}"
 
 
@@ -114,7 +114,7 @@ def _camera_labels(path: Path) -> dict[str, set[tuple[str, str]]]:
             if label is not None and camera in CAMERAS and stays_inside(name) and "/" not in name:
                 chosen[name].add((camera, label))
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path.name} holds no labels of camera traps ({error!r}).") from error
+        raise InputError(f"{path.name} contains no camera trap labels ({error!r}).") from error
     return chosen
 
 

@@ -71,7 +71,7 @@ def decode(path: str, size: int, crop: Callable[[int, int], Box] | None = None) 
     except MemoryError:
         raise
     except UnidentifiedImageError as error:
-        raise Unreadable("empty, or no kind of image that is known") from error
+        raise Unreadable("empty, or not a supported image format") from error
     except Exception as error:  # Pillow's plugins raise whatever they like
         raise Unreadable(f"{type(error).__name__}: {error}") from error
 
@@ -251,14 +251,14 @@ class ImageFiles(Examples):
                 return i, *self._decoded(i, crop)
             except Unreadable as error:
                 if not os.path.isdir(self.files.root):
-                    raise InputError(f"the folder {self.files.root!r} is no longer there.") from error
+                    raise InputError(f"the folder {self.files.root!r} no longer exists.") from error
                 if self.bad == "stop":
                     why = str(error)
                     break
                 self._report(i, str(error))
         raise InputError(
-            f"the image {self.files.path(index)!r} cannot be read ({why}). Fetch it again, or leave bad "
-            "ones out with bad='skip'; `shoal data check` finds them all."
+            f"the image {self.files.path(index)!r} cannot be read ({why}). Download it again, or skip "
+            "unreadable images with bad='skip'; `shoal data check` lists them all."
         )
 
     def _decoded(self, index: int, crop: Callable[[int, int], Box] | None) -> tuple[Image, Box]:
@@ -343,7 +343,7 @@ def need_pillow() -> None:
     try:
         import PIL.Image  # noqa: F401
     except ImportError as error:
-        raise InputError("reading images needs Pillow: pip install 'shoal[images]'") from error
+        raise InputError("reading images requires Pillow: pip install 'shoal[images]'") from error
 
 
 def load_published(
@@ -466,7 +466,7 @@ def by_chunks(
             yield from pool.map(partial(_with_state, work), chunks)
     except BrokenProcessPool as error:
         raise InputError(
-            "a worker process was killed, perhaps as the memory was full; try again with fewer workers."
+            "a worker process was killed, possibly because it ran out of memory; try fewer workers."
         ) from error
 
 

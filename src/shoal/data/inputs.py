@@ -139,7 +139,9 @@ class Arrays(Reader):
             raise self._refused(source)
         sizes = [len(v) for v in parts]
         if min(sizes) != max(sizes):
-            raise InputError(f"the inputs have {', '.join(map(str, sizes))} examples; they must be as many.")
+            raise InputError(
+                f"the inputs have {', '.join(map(str, sizes))} examples; the numbers must be equal."
+            )
         for at in range(0, sizes[0], batch_size):
             end = min(at + batch_size, sizes[0])
             x = map_nest(partial(_rows_of, at, end), source)
@@ -180,11 +182,11 @@ def check_columns(rows: Rows, needed: Sequence[str], what: str) -> None:
     """Refuses a table that lacks a column, with what it may be called there, or that has it twice."""
     lacking = [name for name in needed if name not in rows.names]
     if twice := [name for name in needed if rows.names.count(name) > 1]:
-        raise InputError(f"{rows.where} has two columns called {twice[0]!r}; rename one.")
+        raise InputError(f"{rows.where} has two columns named {twice[0]!r}; rename one.")
     if not lacking:
         return
     near = difflib.get_close_matches(lacking[0], rows.names, n=1, cutoff=0.6)
-    hint = f" Is {lacking[0]!r} called {near[0]!r} there?" if near else ""
+    hint = f" Is {lacking[0]!r} named {near[0]!r} there?" if near else ""
     some = ", ".join(map(repr, lacking[:5])) + (f" and {len(lacking) - 5} more" if len(lacking) > 5 else "")
     raise InputError(f"{rows.where} lacks {what} {some}.{hint} It has: {_some(rows.names, 20)}.")
 
@@ -258,7 +260,7 @@ class Texts(Reader):
         place = self.options.folder / self.name
         if Path(self.name).name != self.name or self.name == ".." or not place.is_dir():
             raise InputError(
-                f"there is no tokenizer {self.name!r} beside the model in {str(place.parent)!r}."
+                f"there is no tokenizer {self.name!r} next to the model in {str(place.parent)!r}."
             )
         need_transformers()
         with offline():
@@ -294,7 +296,7 @@ class Texts(Reader):
         if column is None and len(rows.names) == 1:
             column = rows.names[0]
         if column is None:
-            raise InputError(f"say which column of {rows.where} has the text: {_some(rows.names, 20)}.")
+            raise InputError(f"specify the text column of {rows.where}, one of: {_some(rows.names, 20)}.")
         wanted = [column, *([self.options.names] if self.options.names else [])]
         check_columns(rows, wanted, "the column")
         start = 0
@@ -353,7 +355,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[list[str], list[str]]]:
         with open_text(path.expanduser()) as lines:
             yield from _numbered((line.rstrip("\r\n") for line in lines_of(lines, path)), size)
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        why = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise InputError(f"{str(path)!r} cannot be read: {why}.") from error
 
 
@@ -394,7 +396,7 @@ class Images(Reader):
             return True
         if self.options.bad == "stop":
             raise InputError(
-                f"the image {name!r} cannot be read ({why}). Fetch it again, or leave such out "
+                f"the image {name!r} cannot be read ({why}). Download it again, or skip such images "
                 "(--bad-images skip)."
             )
         self.notes.append(f"the image {name!r} is skipped: {why}")
@@ -419,9 +421,9 @@ class Images(Reader):
             raise InputError(f"there is no image and no folder {str(path)!r}.")
         names, others = _below(path)
         if not names:
-            raise InputError(f"there is no image in {str(path)!r} or below: {', '.join(ENDINGS)}.")
+            raise InputError(f"there is no image in {str(path)!r} or its subfolders: {', '.join(ENDINGS)}.")
         if others:
-            self.notes.append(f"{others} files in {str(path)!r} are no images ({', '.join(ENDINGS)}).")
+            self.notes.append(f"{others} files in {str(path)!r} are not images ({', '.join(ENDINGS)}).")
         return str(path), names
 
 

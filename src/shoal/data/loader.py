@@ -40,15 +40,25 @@ def to_device(x: Any, device: torch.device | str | None) -> Any:
 
 
 class MetaBatchLoader:
-    """For each step from ``start`` to ``stop`` - 1, the list of :class:`DomainBatch` that ``sampler`` plans.
+    """Load the batches that a :class:`DomainBatchSampler` plans, as lists of :class:`DomainBatch` per step.
 
-    Examples that are :class:`~shoal.data.InMemory`, such as :class:`TensorData`, are gathered where their
-    tensors are. Any other maps an index to a pair ``(x, y)`` and is read by ``workers`` processes and put
-    together by ``collate``, or by a method of the dataset of that name, or as torch does. What a random
-    transform draws (from torch, numpy or ``random``) depends on the sampler's seed, the step and the
-    example's place in it only, so any number of workers gives the same batches. ``share=(i, n)`` takes the
-    i-th of n shares of *each* batch: every n-th example of it. On CUDA the next batch is copied while the
-    current one is computed on. ``enter`` is applied to the inputs of a batch on the device.
+    Examples that are :class:`~shoal.data.InMemory`, such as :class:`TensorData`, are gathered on their
+    device. Other datasets are read by worker processes. The random numbers of a transform (from torch, numpy
+    or ``random``) depend only on the seed of the sampler, the step and the position of the example in it, so
+    that the batches do not depend on the number of workers. On CUDA, the next batch is copied during the
+    computation of the current one.
+
+    Args:
+        dataset: map-style dataset of pairs ``(x, y)``.
+        sampler: sampler that plans the batches.
+        workers: number of processes that load examples.
+        collate: function that makes a batch of a list of examples (default: the method ``collate`` of the
+            dataset, or that of torch).
+        device: device of the batches.
+        start: first step.
+        stop: step after the last.
+        share: ``(i, n)`` for part i of n of *each* batch: every n-th example of it.
+        enter: function that is applied to the inputs of a batch on the device.
     """
 
     def __init__(
@@ -65,9 +75,9 @@ class MetaBatchLoader:
         enter: Callable[[Any], Any] | None = None,
     ) -> None:
         if workers < 0:
-            raise InputError(f"workers={workers}; it must be 0 (no processes) or more.")
+            raise InputError(f"workers={workers}; it must be at least 0.")
         if not 0 <= start <= stop:
-            raise InputError(f"start={start}, stop={stop}; it must be that 0 ≤ start ≤ stop.")
+            raise InputError(f"start={start}, stop={stop}; 0 ≤ start ≤ stop must hold.")
         self.dataset, self.sampler, self.device = dataset, sampler, device
         self.start, self.stop, self.share, self.enter = start, stop, share, enter
         self._loader: DataLoader[Any] | None = None
@@ -75,8 +85,8 @@ class MetaBatchLoader:
             return
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
             raise InputError(
-                f"{type(dataset).__name__} has no __getitem__ and __len__; drawing from domains needs a "
-                "dataset that gives any example by its index."
+                f"{type(dataset).__name__} has no __getitem__ and __len__; sampling from domains "
+                "requires a map-style dataset."
             )
         self._loader = DataLoader(
             _Items(dataset),
@@ -94,7 +104,7 @@ class MetaBatchLoader:
         return self.stop - self.start
 
     def close(self) -> None:
-        """Ends the worker processes; iterating again starts new ones."""
+        """Stop the worker processes; iterating again starts new ones."""
         if self._loader is not None:
             self._loader._iterator = None
 
@@ -292,19 +302,31 @@ def seeded(seed: int) -> Iterator[None]:
 
 @checked
 def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
-    """One dataset and its :class:`Domains` from one dataset, or pair ``(x, y)`` of arrays, for each domain.
+    """Concatenate one dataset per domain.
 
-    Where all are tensors or arrays the result is a :class:`TensorData`. Where all have a ``collate`` of their
-    own, the first one's is the whole's.
+    If all are tensors or arrays, the result is a :class:`TensorData`. If all have a method ``collate``, that
+    of the first is used.
+
+    >>> import torch
+    >>> oslo, rome = (torch.zeros(2, 3), torch.zeros(2)), (torch.ones(1, 3), torch.ones(1))
+    >>> data, domains = concatenate({"oslo": oslo, "rome": rome})
+    >>> len(data), domains.names
+    (3, ('oslo', 'rome'))
+
+    Args:
+        datasets: by domain, a dataset or a pair ``(x, y)`` of arrays.
+
+    Returns:
+        The dataset and its :class:`Domains`.
     """
     if not datasets:
-        raise InputError("no datasets; give at least one domain, such as {'art': (x, y)}.")
+        raise InputError("no datasets; at least one domain is required, such as {'art': (x, y)}.")
     parts = {str(name): _in_memory(str(name), part) for name, part in datasets.items()}
     for name, part in parts.items():
         if not hasattr(part, "__len__"):
             raise InputError(f"domain {name!r} must be a dataset or a pair (x, y), got {shown(part)}.")
         if len(part) == 0:
-            raise InputError(f"domain {name!r} has no examples; leave it out.")
+            raise InputError(f"domain {name!r} has no examples; remove it.")
     domains = Domains.from_sizes({name: len(part) for name, part in parts.items()})
     if not all(type(part) is TensorData for part in parts.values()):
         joined: Any = ConcatDataset(parts.values())
@@ -321,13 +343,16 @@ def concatenate(datasets: Mapping[str, Any]) -> tuple[Dataset[Any], Domains]:
             if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
                 raise InputError(
                     f"{what} of an example is {tuple(a.shape[1:])} {a.dtype} in domain {first!r} but "
-                    f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must be alike."
+                    f"{tuple(b.shape[1:])} {b.dtype} in domain {name!r}; they must have the same shape "
+                    "and type."
                 )
     tensors: Sequence[TensorData] = list(parts.values())
     weights = [t.weight for t in tensors if t.weight is not None]
     if weights and len(weights) < len(tensors):
         without = next(name for name, part in parts.items() if part.weight is None)
-        raise InputError(f"domain {without!r} has no sample weights and others have; give them for all.")
+        raise InputError(
+            f"domain {without!r} has no sample weights, but other domains have; all or none must have them."
+        )
     weight = torch.cat(weights) if weights else None
     return TensorData(torch.cat([t.x for t in tensors]), torch.cat([t.y for t in tensors]), weight), domains
 
@@ -339,7 +364,9 @@ def _in_memory(name: str, part: Any) -> Any:
     if not isinstance(part, (tuple, list)):
         return part
     if len(part) not in (2, 3):
-        raise InputError(f"domain {name!r} has {len(part)} parts; give a dataset, (x, y) or (x, y, weights).")
+        raise InputError(
+            f"domain {name!r} has {len(part)} parts; it must be a dataset, (x, y) or (x, y, weights)."
+        )
     try:
         return TensorData(*map(_as_tensor, part))
     except (TypeError, ValueError) as error:

@@ -81,11 +81,11 @@ def _read_pair(images_at: Path, labels_at: Path) -> tuple[NDArray[np.uint8], NDA
     images, labels = read_idx(images_at, 3), read_idx(labels_at, 1)
     if images.shape[1:] != (SIZE, SIZE):
         size = " × ".join(map(str, images.shape[1:]))
-        raise _wrong(images_at, f"holds images of {size} pixels, not {SIZE} × {SIZE}")
+        raise _wrong(images_at, f"contains images of {size} pixels, not {SIZE} × {SIZE}")
     if len(images) != len(labels):
-        raise _wrong(labels_at, f"holds {len(labels)} labels for the {len(images)} images beside it")
+        raise _wrong(labels_at, f"contains {len(labels)} labels for {len(images)} images")
     if len(labels) and labels.max() > 9:
-        raise _wrong(labels_at, f"holds a label {labels.max()}, which is no digit")
+        raise _wrong(labels_at, f"contains the label {labels.max()}, which is not a digit")
     return images, labels
 
 
@@ -94,14 +94,14 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     content = _content(path)
     header = 4 * (1 + dimensions)
     if len(content) < header:
-        raise _wrong(path, f"is cut off: {len(content)} bytes are less than its header")
+        raise _wrong(path, f"is truncated: {len(content)} bytes are less than its header")
     magic, *sizes = np.frombuffer(content, ">u4", 1 + dimensions).tolist()
     expected = 0x0800 + dimensions
     if magic != expected:
-        raise _wrong(path, f"starts with the number {magic}, not {expected}: it is another kind of file")
+        raise _wrong(path, f"starts with the number {magic}, not {expected}: it is a different kind of file")
     if len(content) - header != math.prod(sizes):
         size = " × ".join(map(str, sizes))
-        raise _wrong(path, f"holds {len(content) - header} bytes of data where its header says {size}")
+        raise _wrong(path, f"contains {len(content) - header} bytes of data, but its header specifies {size}")
     return np.frombuffer(content, np.uint8, offset=header).reshape(sizes)
 
 
@@ -119,7 +119,7 @@ def _content(path: Path) -> bytes:
 
 
 def _wrong(path: Path, what: str) -> InputError:
-    return InputError(f"{str(path)!r} {what}. Fetch it again; {SAY_WHERE} to look.")
+    return InputError(f"{str(path)!r} {what}. Download it again; {SAY_WHERE} to look.")
 
 
 def used(per_domain: int | None, available: int, domains: int) -> int:

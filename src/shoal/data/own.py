@@ -67,33 +67,39 @@ def from_table(
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """A CSV, Parquet or Excel file, a DataFrame or a mapping of columns, with a column of domains. ::
+    """Load a table with a column of labels and a column of domains. ::
 
         data = shoal.data.from_table("patients.csv", label="ill", domain="hospital", test="oslo")
         model = shoal.models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
         run = shoal.fit("fish", model, data, steps=300)
 
-    What each column is taken for is decided from all rows and reported in ``data.inputs["columns_report"]``;
-    what is doubtful is a warning. Means, scales and categories are of training rows alone.
+    The kind of each column is inferred from all rows and reported in ``data.inputs["columns_report"]``;
+    doubtful cases raise a warning. Means, scales and categories are computed on training rows only. Numbers
+    are standardized, categories are one-hot encoded, dates become their day, month, weekday and hour, and
+    text becomes a weighted bag of words (see :class:`~shoal.data.table.Preprocessing`). In regression the
+    label is standardized as well, on the training examples, and errors are in these units.
 
     Args:
-        label: the column to predict. Classes may be numbers or texts; numbers of which some are not whole
-            and that take more than 20 values are a quantity.
-        domain: the column that says where a row is from; it is no feature.
-        test: the held-out domains; without any, all are trained on.
-        group: a column that names the entity of each row (a patient), where entities have several rows: all
-            rows of one are on the same side of every split. It is no feature.
-        columns: the features; by default every column but ``label``, ``domain``, ``group`` and ``drop``.
-        kinds: ``numeric``, ``boolean``, ``date``, ``categorical`` or ``text`` for columns; it always wins.
-        decimal: ``"."`` or ``","``, the decimal mark of numbers, where columns leave it open.
-        day_first: whether 3/4/2020 is in April, where columns leave it open.
-        task: ``classification`` or ``regression``, by default as the label looks.
-        validation: the share of every training domain that is held out.
-        seed: for the choice of these examples.
+        table: CSV, Parquet or Excel file, DataFrame, or mapping of columns.
+        label: column to predict. Classes may be numbers or strings; numbers that are not all integers and
+            have more than 20 values are a regression target.
+        domain: column with the domain of each row; it is not a feature.
+        test: held-out domains (default: none; train on all domains).
+        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
+            the same split. It is not a feature.
+        columns: columns to use as features (default: all except ``label``, ``domain``, ``group`` and
+            ``drop``).
+        drop: columns to ignore.
+        kinds: ``numeric``, ``boolean``, ``date``, ``categorical`` or ``text`` for columns whose inferred kind
+            is wrong.
+        decimal: decimal mark ``"."`` or ``","``, for columns where it is ambiguous.
+        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
+        task: ``classification`` or ``regression`` (default: inferred from the label).
+        validation: fraction of each training domain that is held out for validation.
+        seed: random seed of the validation split.
 
-    Numbers are standardised, categories become features of 0 and 1, dates their day, month, weekday and hour,
-    text a weighted bag of words (see :class:`~shoal.data.table.Preprocessing`). In regression the label is
-    standardised too, by the training examples, and errors are in these units.
+    Returns:
+        The dataset.
     """
     content = as_table(table)
     label, domain = need_column(label, content, "label"), need_column(domain, content, "domain")
@@ -213,7 +219,7 @@ def _with_roles(
             "missing": int((codes < 0).sum()),
             "distinct": len(names),
             "examples": [str(n) for n in names[:3]],
-            "becomes": {"label": "what is predicted", "domain": "the domain"}.get(role, "not a feature"),
+            "becomes": {"label": "the target", "domain": "the domain"}.get(role, "not a feature"),
             "warnings": [],
         }
     return [result[name] for name in content if name in result]
@@ -225,7 +231,7 @@ def _entities(column: Column, name: str) -> NDArray[Any]:
     if gone := (np.flatnonzero(codes < 0) + 1).tolist():
         raise InputError(f"group {name!r} is missing in {_rows(gone)}; every row needs one.")
     if len(names) == len(codes):
-        warnings.warn(f"group {name!r} is different in every row: it groups nothing", stacklevel=5)
+        warnings.warn(f"group {name!r} is different in every row, so it has no effect", stacklevel=5)
     return codes
 
 
@@ -240,22 +246,39 @@ def from_arrays(
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """Examples in memory, as NumPy arrays or tensors: ``x`` (n, …) of numbers, a label and a domain for each.
+    """Load examples from NumPy arrays or tensors.
 
-    ``x`` is taken as it is, as float32: scale it by training examples, or let :func:`from_table` do so.
-    Labels may be texts or any numbers, and are numbered in sorted order (``class_names`` keeps what they
-    were); numbers of which some are not whole and that take more than 20 values are a quantity, and stay.
+    >>> import numpy as np
+    >>> data = from_arrays(np.zeros((4, 2)), ["a", "b", "a", "b"], [0, 0, 1, 1], test="1", validation=0.5)
+    >>> data.class_names, data.splits["test"].names
+    (('a', 'b'), ('1',))
+
+    Args:
+        x: inputs (n, …), which become float32. They are not scaled: scale them on training examples, or use
+            :func:`from_table`.
+        y: label of each example. Classes may be strings or numbers and are numbered in sorted order
+            (``class_names`` contains the original values); numbers that are not all integers and have more
+            than 20 values are a regression target.
+        domains: domain of each example, an integer or a string.
+        test: held-out domains (default: none; train on all domains).
+        task: ``classification`` or ``regression`` (default: inferred from the labels).
+        validation: fraction of each training domain that is held out for validation.
+        seed: random seed of the validation split.
+
+    Returns:
+        The dataset.
     """
     inputs = _tensor(x)
     column = as_column(y, "y")
     names = _domain_names(domains)
     if not len(inputs) == len(column) == len(names):
         raise InputError(
-            f"x has {len(inputs)} examples, y {len(column)} and domains {len(names)}; give one for each."
+            f"x has {len(inputs)} examples, y {len(column)} and domains {len(names)}; there must be one "
+            "per example."
         )
     if not bool((finite := inputs.isfinite().flatten(1).all(1)).all()):
         row = int((~finite).nonzero()[0])
-        raise InputError(f"x has a number in example {row} that is not finite; repair or leave it out.")
+        raise InputError(f"x has a number in example {row} that is not finite; fix or remove it.")
     target = Labels.read(column, "y", task)
     splits = split(Domains.from_labels(names), _listed(test), validation, seed)
     values = target.numbers({})
@@ -282,21 +305,26 @@ def from_dataset(
     validation: float = SHARE,
     seed: int = 0,
 ) -> DomainData:
-    """Any torch Dataset, or list, of examples, with a domain for each example in ``domains``.
+    """Load examples from a torch ``Dataset`` or a list.
 
-    An example is a pair (x, y) (what follows in a tuple is not used) or a dict with the label under
-    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the rest. NumPy arrays become
-    tensors.
+    An example is a pair (x, y) (further elements of a tuple are not used) or a dict with the label under
+    ``label``, ``labels``, ``y``, ``target`` or ``targets`` and the input in the other keys. NumPy arrays
+    become tensors.
 
     Args:
-        test: the domains held out; without any, all are trained on.
-        task: ``classification`` or ``regression``. By default whole numbers, booleans and text are classes
-            and floating numbers are regression; floating numbers that could be either are refused.
-        classes: how many there are, or their names in order. By default what the dataset says (its
-            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), else up to 4,096 examples are read.
-            Text labels are numbered in sorted order and kept in ``class_names``.
-        validation: the share of every training domain that is held out.
-        seed: for the choice of these examples.
+        dataset: map-style dataset or list of examples.
+        domains: domain of each example, an integer or a string.
+        test: held-out domains (default: none; train on all domains).
+        task: ``classification`` or ``regression``. By default integers, booleans and strings are classes and
+            floating-point numbers are regression; ambiguous floating-point labels raise an error.
+        classes: number of classes, or their names in order. By default as defined by the dataset (its
+            ``classes``, ``targets``, ``labels``, ``y`` or ``tensors``), otherwise up to 4,096 examples are
+            read. String labels are numbered in sorted order and kept in ``class_names``.
+        validation: fraction of each training domain that is held out for validation.
+        seed: random seed of the validation split.
+
+    Returns:
+        The dataset.
     """
     names = _domain_names(domains)
     result = understand({"": dataset}, task=task, classes=classes, count=True)
@@ -334,18 +362,29 @@ def from_hf(
     seed: int = 0,
     **options: Any,
 ) -> DomainData:
-    """A ``datasets.Dataset`` of Hugging Face (one split of it): images, text for an encoder, or a table.
+    """Load a Hugging Face ``datasets.Dataset`` (a single split): images, text for an encoder, or a table.
 
     Args:
-        text: the column whose text goes through ``tokenizer`` (a model's name or folder, which is then the
-            default model too), cut off after ``max_tokens``.
-        image: the column with images, which become (3, ``size``, ``size``); a single column of the type
-            Image is found without it.
-        options: with neither, the dataset is a table, and these go to :func:`from_table`.
+        dataset: dataset to load.
+        label: column to predict.
+        domain: column with the domain of each example.
+        test: held-out domains (default: none; train on all domains).
+        text: column with text for an encoder.
+        image: column with images (default: the column of type Image, if there is exactly one).
+        tokenizer: name or folder of the model whose tokenizer is applied to ``text``; also the default model.
+        max_tokens: maximum number of tokens; longer text is truncated.
+        size: height and width that images are resized to.
+        validation: fraction of each training domain that is held out for validation.
+        seed: random seed of the validation split.
+        **options: without ``text`` and ``image``, the dataset is a table, and these are options of
+            :func:`from_table`.
+
+    Returns:
+        The dataset.
     """
     rows = _hf_rows(dataset)
     if text is not None and image is not None:
-        raise InputError(f"text={text!r} and image={image!r}; an example is one or the other.")
+        raise InputError(f"text={text!r} and image={image!r}; only one of them can be the input.")
     images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
     if text is None and image is None and len(images) == 1:
         image = images[0]
@@ -403,8 +442,8 @@ class Labels:
         texts = [None if t is None or t.lower() in UNLABELLED else t for t in [*distinct.tolist(), None]]
         if gone := [row for row, cell in enumerate(cells, 1) if texts[cell] is None]:
             word = distinct[cells[gone[0] - 1]] if cells[gone[0] - 1] >= 0 else None
-            which = f" ({word!r} means a missing one)" if word else ""
-            raise InputError(f"label {name!r} is missing in {_rows(gone)}{which}; leave these rows out.")
+            which = f" ({word!r} is read as missing)" if word else ""
+            raise InputError(f"label {name!r} is missing in {_rows(gone)}{which}; remove these rows.")
         if (codes < 0).any():  # marks such as - or none, which name classes here
             lost = {
                 t: n for n, t in enumerate(dict.fromkeys(distinct[cells[codes < 0]].tolist()), len(names))
@@ -420,7 +459,7 @@ class Labels:
             return cls._classes(names, codes, numeric is not None, name)
         if numeric is None:
             bad = wrong or {str(distinct[c]): 1 for c in cells[np.isnan(values)][:1]}
-            raise InputError(f"label {name!r} holds {quoted(bad, 1)}; for regression it must be numbers.")
+            raise InputError(f"label {name!r} contains {quoted(bad, 1)}; for regression it must be numbers.")
         return cls(numeric, (), note)
 
     @classmethod
@@ -429,7 +468,9 @@ class Labels:
         if [boolean(text) for text in result] == [1.0, 0.0]:
             result.reverse()  # of ja and nein, ja is the second and positive class
         if len(result) < 2:
-            raise InputError(f"label {name!r} is {result[0]!r} in every row; there must be two classes.")
+            raise InputError(
+                f"label {name!r} is {result[0]!r} in every row; at least two classes are needed."
+            )
         place = {text: number for number, text in enumerate(result)}
         return cls(np.array([place[text] for text in names], np.int64)[codes], tuple(result))
 
@@ -448,9 +489,7 @@ class Labels:
         some = self.values[train]
         scale = float(some.std())
         if not scale > 0 or not np.isfinite(scale):
-            raise InputError(
-                f"the label is {some[0]:g} in every training row, or too large to take squares of."
-            )
+            raise InputError(f"the label is {some[0]:g} in every training row, or too large to be squared.")
         return {"mean": float(some.mean()), "scale": scale}
 
     def numbers(self, scaling: Mapping[str, Any]) -> NDArray[Any]:
@@ -471,13 +510,13 @@ def _as_number(text: str) -> float:
 def _guess(different: int, rows: int, values: NDArray[Any] | None, name: str) -> tuple[str, str]:
     """Classes or a quantity, and what to say of that."""
     if values is not None and different > MANY_NUMBERS and not (np.floor(values) == values).all():
-        note = f"label {name!r} has {different:,} different numbers, so it is a quantity: regression"
+        note = f"label {name!r} has {different:,} different numbers, so the task is regression"
         return "regression", note
     many = different > MANY_TEXTS and different > rows // 2
     if different > MANY_NUMBERS if values is not None else many:
         raise InputError(
-            f"label {name!r} has {different:,} different values in {rows:,} rows: say whether they are "
-            "classes or a quantity (--task classification or regression)."
+            f"label {name!r} has {different:,} different values in {rows:,} rows; set --task "
+            "classification or --task regression."
         )
     return "classification", ""
 
@@ -514,7 +553,7 @@ def _whole_number(text: str, name: str, row: int) -> str:
         return text
     value = float(text)
     if value != value // 1:
-        raise InputError(f"domain {name!r} is {text} in row {row}; use whole numbers or texts.")
+        raise InputError(f"domain {name!r} is {text} in row {row}; use integers or strings.")
     return number_text(value)
 
 
@@ -527,7 +566,7 @@ def _listed(names: Names) -> list[str]:
     try:
         return [str(n) if isinstance(n, str | bool | np.bool_) else number_text(float(n)) for n in several]
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise InputError(f"names of domains must be text or numbers, got {shown(names)}.") from None
+        raise InputError(f"names of domains must be strings or numbers, got {shown(names)}.") from None
 
 
 def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | None = None) -> dict[str, str]:
@@ -541,17 +580,17 @@ def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | N
         if how.dropped:
             notes["columns"] = "; ".join(f"{name!r} {why}" for name, why in how.dropped.items())
         if not target.names:
-            notes["units"] = "errors are in units of the deviation of the training labels"
+            notes["units"] = "errors are in units of the standard deviation of the training labels"
     small = [n for n in splits["train"].names if n not in splits["validation"].names]
     if small:
         shown = ", ".join(map(repr, small[:5])) + (", …" if len(small) > 5 else "")
-        notes["domains"] = f"too small to have validation examples: {shown}"
+        notes["domains"] = f"too small for validation examples: {shown}"
     if target.names and "test" in splits:
         seen = set(target.values[splits["train"].indices].tolist())
         unseen = sorted(set(target.values[splits["test"].indices].tolist()) - seen)
         if unseen:
             shown = ", ".join(repr(target.names[c]) for c in unseen[:5])
-            notes["test"] = f"it has classes that no training example has: {shown}"
+            notes["test"] = f"it has classes without training examples: {shown}"
     return notes
 
 
@@ -598,7 +637,7 @@ def _features(
         need_column(name, content, "features")
         if name in taken:
             what = ("label", "domain", "group")[taken.index(name)]
-            raise InputError(f"column {name!r} is the {what}; it cannot be a feature too.")
+            raise InputError(f"column {name!r} is the {what}; it cannot be a feature.")
     return [name for name in dict.fromkeys(chosen) if name not in drop]
 
 
@@ -625,7 +664,9 @@ def _tensor(x: Any) -> Tensor:
     if not isinstance(x, Tensor):
         array = np.asarray(x)
         if array.dtype.kind not in "biuf":
-            raise InputError(f"x holds {array.dtype}; it must be numbers. Columns of a table: from_table.")
+            raise InputError(
+                f"x has dtype {array.dtype}; it must be numeric. For the columns of a table, use from_table."
+            )
         x = torch.from_numpy(np.ascontiguousarray(array, np.float32))
     inputs: Tensor = x
     if inputs.ndim < 2 or not len(inputs):
@@ -645,14 +686,16 @@ def _domain_names(domains: Any) -> Any:
 def _hf_rows(dataset: Any) -> list[str]:
     """The names of the columns of a dataset; a dictionary of splits is refused."""
     if isinstance(dataset, Mapping):
-        raise InputError(f"this has the splits {', '.join(map(str, dataset))}; give one: dataset['train'].")
+        raise InputError(
+            f"this has the splits {', '.join(map(str, dataset))}; select one, such as dataset['train']."
+        )
     if not (hasattr(dataset, "features") and hasattr(dataset, "column_names")):
         raise InputError(
             f"a Dataset of Hugging Face's datasets is needed (pip install 'shoal[hf]'), got "
             f"{type(dataset).__name__}. Other data: from_table, from_arrays, from_dataset."
         )
     if not hasattr(dataset, "__len__"):
-        raise InputError("a dataset that streams cannot be split by domain; load it without streaming.")
+        raise InputError("a streaming dataset cannot be split by domain; load it without streaming.")
     return list(dataset.column_names)
 
 
@@ -666,7 +709,7 @@ def _hf_column(dataset: Any, name: str) -> list[Any]:
 def _cell(rows: Any, column: str, index: int) -> Any:
     value = rows[int(index)][column]
     if value is None:
-        raise InputError(f"column {column!r} is empty in row {index + 1}; leave the row out.")
+        raise InputError(f"column {column!r} is empty in row {index + 1}; remove the row.")
     return value
 
 
@@ -687,7 +730,9 @@ class HubImages(Examples):
         value = _cell(self.rows, self.column, index)
         if not hasattr(value, "convert"):
             kind = type(value).__name__
-            raise InputError(f"column {self.column!r} holds {kind}, not images; cast it to datasets.Image().")
+            raise InputError(
+                f"column {self.column!r} contains {kind}, not images; cast it to datasets.Image()."
+            )
         return self.to_tensor(value), self.labels[index]
 
 

@@ -151,7 +151,7 @@ def as_table(source: Any) -> Table:
     columns = {name: as_column(values, name) for name, values in _named(source)}
     if len(sizes := {len(column) for column in columns.values()}) > 1:
         some = ", ".join(f"{name!r} {len(column)}" for name, column in list(columns.items())[:4])
-        raise InputError(f"the columns are not equally long: {some}.")
+        raise InputError(f"the columns have different lengths: {some}.")
     if not sizes or sizes == {0}:
         raise InputError("the table has no rows.")
     return Table(columns)
@@ -228,7 +228,7 @@ def named_columns(cells: Iterable[Any]) -> list[str]:
 def check_header(names: Sequence[str], where: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise InputError(f"{where} has two columns called {twice[0]!r}; rename one.")
+        raise InputError(f"{where} has two columns named {twice[0]!r}; rename one.")
 
 
 def need_column(name: str, columns: Iterable[str], what: str) -> str:
@@ -317,7 +317,7 @@ class CsvRows(Rows):
                 for batch in table:
                     most -= batch.nbytes
                     if most < 0:
-                        raise InputError(f"{self.where} is far larger than it says; it is not read.")
+                        raise InputError(f"{self.where} is far larger than its header says; it is not read.")
                     for at in range(0, batch.num_rows, size):
                         part = batch.slice(at, size)
                         cells = {n: part.column(p) for n, p in zip(columns, places, strict=True)}
@@ -455,7 +455,7 @@ def has(package: str) -> bool:
 def _need(package: str, where: str, what: str) -> None:
     if not has(package):
         raise InputError(
-            f"{where} is {what}, which needs {package}: pip install 'shoal[tables]', or save it as CSV."
+            f"{where} is {what}, which requires {package}: pip install 'shoal[tables]', or save it as CSV."
         )
 
 
@@ -474,7 +474,9 @@ def as_column(values: Any, name: str) -> Column:
         values = _from_pandas(values)
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
-            raise InputError(f"column {name!r} has shape {values.shape}; a column has one value per row.")
+            raise InputError(
+                f"column {name!r} has shape {values.shape}; a column must have one value per row."
+            )
         if values.dtype.kind in "iuf" and _is_exact(values):
             return Column(values.astype(np.float64))
         if values.dtype.kind == "M":
@@ -588,7 +590,7 @@ def _as_text(value: Any, name: str, row: int) -> str:
         return value.decode("utf-8", "backslashreplace").strip()
     if isinstance(value, (list, tuple, dict, set, np.ndarray)):
         kind = type(value).__name__
-        raise InputError(f"column {name!r}, row {row}: a {kind}; a table has one number or text per cell.")
+        raise InputError(f"column {name!r}, row {row}: a {kind}; a cell must be a number or a string.")
     if isinstance(value, (float, np.floating)):
         return number_text(float(value))
     if isinstance(value, datetime.date | np.datetime64):

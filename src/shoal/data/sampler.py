@@ -100,40 +100,43 @@ def _rounds(round_keys: Words, a: Words, b: Words, values: Words) -> Words:
 
 
 class DomainBatchSampler(Sampler[list[int]]):
-    """Yields batches of one domain each, ``domains_per_step`` (S) consecutive ones from distinct domains.
+    """Sample batches of one domain each, with S consecutive batches from distinct domains.
 
-    For anybody's ``DataLoader(dataset, batch_sampler=DomainBatchSampler(labels, batch_size=32))``, where
-    ``domains`` is a :class:`Domains` or one label for each example. Step k consists of S batches of
-    ``batch_size`` (B) examples. By default S is the number of domains T where T ≤ 16, otherwise 5.
+    For any ``DataLoader(dataset, batch_sampler=DomainBatchSampler(labels, batch_size=32))``. Step k consists
+    of S batches of B examples. The order of domains is a keyed permutation in which each of the T domains
+    occurs once in T batches, and visit v of a domain takes positions vB to vB + B - 1 of its examples, which
+    are permuted again for each epoch: every example is used once per epoch, and a domain smaller than B
+    repeats its examples evenly. Any step can be computed without the earlier ones.
 
-    Domains are dealt by a keyed permutation, each once in T deals, so a domain's v-th visit is known without
-    playing the earlier ones through. It takes positions vB to vB + B - 1 of the domain's examples, which are
-    permuted anew on each pass over them: every example is used once a pass, and a domain smaller than B
-    repeats its examples evenly.
+    One iteration has ``steps`` steps and the next iteration continues from there, so that epoch p starts at
+    step p · ``steps``. :meth:`set_step` resumes at any step; an epoch that is resumed ends where it would
+    have ended. For the trainers of other libraries, see :meth:`split`.
 
-    ``draw`` says what a step takes:
+    >>> sampler = DomainBatchSampler(["oslo"] * 4 + ["rome"] * 4, batch_size=2)
+    >>> [sorted(i // 4 for i in batch) for batch in sampler][:2] in ([[0, 0], [1, 1]], [[1, 1], [0, 0]])
+    True
 
-    - ``"domains"``: one batch from each of S distinct domains;
-    - ``"one-domain"``: S batches from the same domain, dealt each once in T steps (Reptile);
-    - ``"pooled"``: S batches from all examples together, each example once a pass;
-    - ``"balanced"``: S mixed batches in which every domain has the same share, whatever its size: of T
-      consecutive examples each comes from another domain;
-    - ``"regrouped"``: exactly the S·B examples of ``"domains"`` at the same step and seed, shuffled over the
-      S batches: the control that changes the grouping and nothing else.
+    Args:
+        domains: :class:`Domains`, or one label per example.
+        batch_size: number of examples per batch, B.
+        domains_per_step: number of domains per step, S (default: all if there are at most 16, otherwise 5).
+        draw: how the batches of a step are sampled:
 
-    ``by_size=True`` draws domains in proportion to their sizes, with replacement. It promises less: a step
-    may meet a domain twice, and an example may come again before others have come at all.
-
-    One iteration is ``steps`` steps (by default as many as it takes to draw as many examples as there are);
-    the next iteration goes on from there, so pass p starts at step p · ``steps``. :meth:`set_step` resumes
-    anywhere; a pass resumed midway ends where it would have ended.
-
-    ``mixed=True`` yields the S batches of a step as one list of S·B indices: a batch of several domains, as
-    the functions of :mod:`shoal.penalties` take it. :class:`~shoal.data.WithDomain` adds the domain of each
-    example to the batch.
-
-    For other people's trainers, an iteration can yield less than whole batches: see :meth:`split`. What is
-    planned does not change: :meth:`plan` and :meth:`plans` give whole batches.
+            - ``"domains"``: one batch from each of S distinct domains;
+            - ``"one-domain"``: S batches from the same domain, each domain once in T steps (Reptile);
+            - ``"pooled"``: S batches from all examples, each example once per epoch;
+            - ``"balanced"``: S mixed batches with an equal share of each domain, whatever its size;
+            - ``"regrouped"``: the S·B examples of ``"domains"`` at the same step and seed, shuffled over the
+              S batches: a control that changes only the grouping.
+        by_size: sample domains in proportion to their sizes, with replacement. A step may then contain a
+            domain twice, and an example may be repeated before all others were used.
+        seed: random seed.
+        steps: number of steps per iteration (default: as many as sample the number of examples once).
+        mixed: yield the S batches of a step as one list of S·B indices: a batch of several domains, as the
+            functions of :mod:`shoal.penalties` take it. :class:`~shoal.data.WithDomain` adds the domain of
+            each example.
+        share: as in :meth:`split`.
+        pieces: as in :meth:`split`.
     """
 
     @checked
@@ -152,7 +155,9 @@ class DomainBatchSampler(Sampler[list[int]]):
         pieces: Count = 1,
     ) -> None:
         if by_size and draw in ("pooled", "balanced"):
-            raise InputError(f'by_size=True with draw="{draw}", which says how often domains come; drop one.')
+            raise InputError(
+                f'by_size=True with draw="{draw}", which sets how often domains are sampled; remove one.'
+            )
         self.domains = domains if isinstance(domains, Domains) else Domains.from_labels(domains)
         self.draw, self.by_size, self.seed = draw, by_size, seed
         self.batch_size, self.mixed = batch_size, mixed
@@ -177,20 +182,20 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @property
     def batches_per_step(self) -> int:
-        """The optimizer steps that a training loop takes per step: S, or 1 where batches are mixed."""
+        """The number of optimizer steps of a training loop per step: S, or 1 if batches are mixed."""
         return 1 if self.mixed else self.domains_per_step
 
     @checked
     def split(self, share: tuple[int, int] = (0, 1), pieces: Count = 1) -> None:
-        """Let iterations yield parts of batches, for several processes or accumulated gradients.
+        """Yield parts of batches, for several processes or gradient accumulation.
 
-        All parts are equally large, as averaging their gradients asks for.
+        All parts have the same size, so that their gradients can be averaged.
 
         Args:
-            share: ``(i, n)`` for the i-th of n processes: its part of *every* domain's batch, so that all
-                processes are in the same domains at the same time.
-            pieces: yields that in so many pieces, one after the other, for a training loop that accumulates
-                gradients over so many batches. A piece of a mixed batch has examples of all S domains.
+            share: ``(i, n)`` for process i of n: its part of the batch of *every* domain, so that all
+                processes use the same domains at the same time.
+            pieces: number of consecutive pieces of each batch, for a training loop that accumulates gradients
+                over as many batches. A piece of a mixed batch has examples of all S domains.
         """
         self.share, self.pieces = _checked_share(share), pieces
         if self.batch_size % (parts := self.share[1] * self.pieces):
@@ -201,14 +206,26 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def plan(self, step: Position) -> list[tuple[int | None, NDArray[np.int64]]]:
-        """The S batches of a step: each the domain's number (``None`` if mixed) and B example indices."""
+        """Return the S batches of a step.
+
+        Args:
+            step: number of the step.
+
+        Returns:
+            For each batch, the index of the domain (``None`` if mixed) and B example indices.
+        """
         domains, indices = self.plans(step, step + 1)
         return list(zip(domains[0], indices[0], strict=True))
 
     def plans(self, start: int, stop: int) -> tuple[list[list[int | None]], NDArray[np.int64]]:
-        """The same for steps ``start`` to ``stop`` − 1 at once: domains, and indices (steps, S, B).
+        """Return the batches of steps ``start`` to ``stop`` − 1, which costs little more than one step.
 
-        Many steps cost little more than one.
+        Args:
+            start: first step.
+            stop: step after the last.
+
+        Returns:
+            The domains of each step, and example indices (steps, S, B).
         """
         slots, size, count = self.domains_per_step, self.batch_size, stop - start
         steps = np.arange(start, stop)
@@ -273,24 +290,32 @@ class DomainBatchSampler(Sampler[list[int]]):
 
     @checked
     def set_step(self, step: Position, batch: Position = 0) -> None:
-        """Let the next iteration start at this step, or within it, after so many of its batches.
+        """Start the next iteration at a step.
 
-        After n optimizer steps of somebody's trainer: ``set_step(*divmod(n, sampler.batches_per_step))``.
+        After n optimizer steps of a trainer: ``set_step(*divmod(n, sampler.batches_per_step))``.
+
+        Args:
+            step: number of the step.
+            batch: number of batches of the step to skip.
         """
         if batch >= (count := self.batches_per_step):
-            raise InputError(f"batch={batch} of a step of {count}; it must be below that.")
+            raise InputError(f"batch={batch} must be less than {count}, the number of batches per step.")
         self._next, self._batch, self._told = step, batch, True
 
     @checked
     def set_epoch(self, epoch: Position) -> None:
-        """Let the next iteration be pass ``epoch``, as trainers ask for; a step set within it stays."""
+        """Start the next iteration at an epoch, unless :meth:`set_step` set a step within it.
+
+        Args:
+            epoch: number of the epoch.
+        """
         if self._next // self.steps == epoch:
             return
         if self._told:
-            asked = f"set_step({self._next}) is in pass {self._next // self.steps}"
+            asked = f"set_step({self._next}) is in epoch {self._next // self.steps}"
             raise InputError(
-                f"{asked} of {self.steps} steps, but the trainer begins pass {epoch}; "
-                "let the trainer say where to resume, or let steps be the whole training."
+                f"{asked} of {self.steps} steps, but the trainer starts epoch {epoch}; "
+                "let the trainer set where to resume, or set steps to the whole training."
             )
         self._next, self._batch = epoch * self.steps, 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,16 +20,28 @@ HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 @checked
 def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
-    """``(train, test)``: ``test`` is the named domains, ``train`` the others without any example of ``test``.
+    """Split domains into training and test domains.
 
-    Domains that lose all their examples by this are dropped, so ``train`` may be numbered anew: compare by
-    name.
+    Examples of test domains are removed from the training domains. Training domains without any remaining
+    example are removed, so that they may be renumbered: compare domains by name.
+
+    >>> from shoal.data import Domains
+    >>> train, test = leave_out(Domains.from_labels(["oslo", "rome", "rome"]), "oslo")
+    >>> train.names, test.names
+    (('rome',), ('oslo',))
+
+    Args:
+        domains: all domains.
+        names: names or numbers of the test domains.
+
+    Returns:
+        The training domains and the test domains.
     """
     left_out = domains.numbers(names)
     if not left_out:
-        raise InputError("no domain is held out; name at least one.")
+        raise InputError("no domain is held out; specify at least one.")
     if len(left_out) == len(domains):
-        raise InputError(f"all {len(domains)} domains are held out; leave at least one to train on.")
+        raise InputError(f"all {len(domains)} domains are held out; at least one must remain for training.")
     test = domains.select(left_out)
     keep = ~np.isin(domains.indices, test.examples())
     if not keep.any():
@@ -41,16 +54,26 @@ def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple
 
 @checked
 def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
-    """``(rest, held)``: about ``share`` of every domain's examples are held out, each in all its domains.
+    """Hold out a fraction of the examples of every domain.
 
-    An example in several domains is decided in the smallest of them; that domain holds out its share (to
-    within one example) of those it decides on, chosen by a keyed permutation, so the split is a function of
-    ``seed`` alone. Fractions of an example carry over from domain to domain, so that a share of 0.1 holds out
-    a tenth of many domains of three examples too.
+    An example in several domains is assigned by the smallest of them, which holds out its fraction (to within
+    one example) of the examples it assigns, by a keyed permutation, so that the split depends only on
+    ``seed``. Fractions of an example carry over from domain to domain, so that a share of 0.1 also holds out
+    a tenth of many domains of three examples.
 
-    Every domain keeps at least one example in ``rest``: its names and numbers are those of ``domains``.
-    A domain of which nothing is held out (such as one of one example) is missing in ``held``: match the two
-    by name.
+    >>> from shoal.data import Domains
+    >>> rest, held = hold_out(Domains.from_labels(["oslo"] * 10), share=0.2, seed=0)
+    >>> rest.sizes.tolist(), held.sizes.tolist()
+    ([8], [2])
+
+    Args:
+        domains: domains to split.
+        share: fraction of examples to hold out.
+        seed: random seed.
+
+    Returns:
+        The remaining and the held-out examples. Every domain keeps at least one remaining example; domains
+        without held-out examples are missing in the second, so match the two by name.
     """
     if not 0 < share < 1:
         raise InputError(f"share={share!r}; it must be between 0 and 1, such as 0.2.")
@@ -65,7 +88,7 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
         held = _leave_one(domains, held)
     if not held.any():
         raise InputError(
-            f"share={share} of {len(examples)} examples in {len(domains)} domains holds out nothing."
+            f"share={share} of {len(examples)} examples in {len(domains)} domains holds out no example."
         )
     return domains.filter(~held), domains.filter(held)
 
@@ -86,7 +109,8 @@ def split(
         if held_out is not None:
             keep = ~np.isin(entities[rest.indices], entities[held_out.examples()])
             if not keep.any():
-                raise InputError("every entity is in the held-out domain too; nothing is left to train on.")
+                raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
+            _warn_of_lost(rest, keep)
             rest = rest.filter(keep)
         members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
         _, held = hold_out(Domains.from_indices(members), share, seed)
@@ -96,11 +120,25 @@ def split(
     return result if held_out is None else {**result, "test": held_out}
 
 
+def _warn_of_lost(domains: Domains, keep: NDArray[np.bool_]) -> None:
+    """Shows how many examples of each domain are not used, because their entity is held out."""
+    lost = np.add.reduceat(~keep, domains.offsets[:-1], dtype=np.int64)
+    if lost.any():
+        each = [f"{lost[n]:,} of {domains.sizes[n]:,} of {domains.names[n]!r}" for n in np.flatnonzero(lost)]
+        more = f" and {len(each) - 5} more domains" if len(each) > 5 else ""
+        warnings.warn(
+            "not used, because the same entity (group) is in the held-out domain: "
+            + ", ".join(each[:5])
+            + more,
+            stacklevel=4,
+        )
+
+
 def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """The domains to hold out, one or several, checked against those that there are."""
     names = [test] if isinstance(test, str) else list(dict.fromkeys(map(str, test)))
     if not names:
-        raise InputError("this dataset is for tests in a held-out domain: name one, or several.")
+        raise InputError("test must name one or more held-out domains for this dataset.")
     for name in names:
         if name not in known:
             raise unknown_name("test domain", name, known)

@@ -71,7 +71,7 @@ def read_archive(path: str | Path) -> tuple[Tensor, Tensor]:
             missing = {"imgs", "latents_classes"} - set(archive.files)
             if missing:
                 raise InputError(
-                    f"{str(path)!r} is no dSprites archive: it lacks {', '.join(sorted(missing))}."
+                    f"{str(path)!r} is not a dSprites archive: it lacks {', '.join(sorted(missing))}."
                 )
             images, classes = archive["imgs"], archive["latents_classes"]
     except (zipfile.BadZipFile, ValueError, AttributeError, TypeError, EOFError) as error:

@@ -57,13 +57,13 @@ class Tally:
     def notes(self) -> list[str]:
         """In words, a line per column."""
         lines = [
-            f"column {name!r}: {cells.total():,} of {self.rows:,} cells could not be read and count as "
-            f"missing: {quoted(cells)}"
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells could not be read and are "
+            f"treated as missing: {quoted(cells)}"
             for name, cells in self.unparsed.items()
         ]
         return lines + [
-            f"column {name!r}: {cells.total():,} of {self.rows:,} cells hold categories that training never "
-            f"saw: {quoted(cells)}"
+            f"column {name!r}: {cells.total():,} of {self.rows:,} cells contain categories that are not "
+            f"in the training data: {quoted(cells)}"
             for name, cells in self.unseen.items()
         ]
 
@@ -348,7 +348,7 @@ class Preprocessing:
             steps.append(STEPS[about.kind].fit(about, column))
         if not sum(step.width for step in steps):
             why = "; ".join(f"{name!r} {reason}" for name, reason in list(dropped.items())[:5])
-            raise InputError(f"no column is left to learn from{f': {why}' if why else ''}.")
+            raise InputError(f"there is no column to learn from{f': {why}' if why else ''}.")
         training = {
             step.name: summary(step, table[step.name] if rows is None else table[step.name].take(rows))
             for step in steps
@@ -418,7 +418,7 @@ class Preprocessing:
     def from_dict(cls, content: Mapping[str, Any]) -> Preprocessing:
         if content.get("kind") != "table" or content.get("format") not in _READERS:
             result = f"kind {content.get('kind')!r}, format {content.get('format')!r}"
-            raise InputError(f"this is no description of a table that is known here ({result}).")
+            raise InputError(f"this description of a table is not supported ({result}).")
         columns = map(_READERS[content["format"]], content["columns"])
         return cls(
             tuple(STEPS[about["kind"]].from_dict(about) for about in columns),

@@ -116,7 +116,7 @@ class Table:
         except csv.Error:
             result = []
         if len(result) != len(self.header):
-            raise InputError(f"{str(self.path)!r} has changed since it was looked through; start anew.")
+            raise InputError(f"{str(self.path)!r} has changed since it was indexed; start again.")
         return result
 
 
@@ -179,10 +179,10 @@ def scan(path: Path, columns: Sequence[str], key: str = "", strict: bool = False
         with open_text(path, "latin-1") as file:
             table = _scanned(path, _Counted(lines_of(file, path)), columns, key)
         if strict and any("\ufffd" in value for column in table.columns.values() for value in column.values):
-            raise InputError(f"{str(path)!r} cannot be read: it is not text in UTF-8.")
+            raise InputError(f"{str(path)!r} cannot be read: it is not UTF-8 text.")
         return table
     except csv.Error as error:
-        raise InputError(f"{str(path)!r} is not a CSV file, or a damaged one ({error}).") from error
+        raise InputError(f"{str(path)!r} is not a valid CSV file ({error}).") from error
     except OSError as error:
         raise InputError(
             f"{str(path)!r} cannot be read ({error.strerror or error}); {SAY_WHERE} to look."
@@ -231,7 +231,7 @@ def _scanned(path: Path, lines: _Counted, columns: Sequence[str], key: str) -> T
         for place, numbers, codes_of in each:
             codes_of.append(numbers[row[place]])
     if not starts:
-        raise InputError(f"{str(path)!r} has no rows below its line of names.")
+        raise InputError(f"{str(path)!r} has no rows after its header.")
     begin = np.array(starts, np.int64)
     made = [Column(np.array(c, np.int32), list(map(_utf8, n))) for c, n in zip(codes, known, strict=True)]
     lengths = (np.array(ends, np.int64) - begin).astype(np.int32)
@@ -246,7 +246,7 @@ def _place(path: Path, header: list[str], name: str) -> int:
     if name in header:
         return header.index(name)
     near = nearest(name, header)
-    hint = f" Is it {near!r}?" if near else ""
+    hint = f" Did you mean {near!r}?" if near else ""
     columns = ", ".join(repr(column) for column in header[:30])
     raise InputError(f"{str(path)!r} has no column {name!r}.{hint} Its columns: {columns or 'none'}.")
 
@@ -267,7 +267,7 @@ class _Files:
             try:
                 handle = os.open(self.path, self.flags, 0o666)
             except FileNotFoundError as error:
-                raise InputError(f"{str(self.path)!r} is no longer there.") from error
+                raise InputError(f"{str(self.path)!r} no longer exists.") from error
             self.open[own] = io.FileIO(handle, "r" if not self.flags & os.O_RDWR else "r+")
         return self.open[own]
 

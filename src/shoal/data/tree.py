@@ -104,8 +104,8 @@ def domain_folders(root: str | Path) -> list[str]:
     deeper = [n for n in splits if any(subfolders(place / n / d) for d in subfolders(place / n))]
     advice = f"give {str(place / deeper[0])!r}" if deeper else f"{SHAPE}, and domains are not in it"
     raise InputError(
-        f"{shown} in {str(root)!r} are splits and not domains: {advice}. "
-        "To take them for domains: --data splits_are_domains=true."
+        f"{shown} in {str(root)!r} look like splits, not domains: {advice}. "
+        "To use them as domains: --data splits_are_domains=true."
     )
 
 
@@ -133,7 +133,9 @@ def read_tree(root: str | Path, domains: Mapping[str, Sequence[str]] | None = No
         raise InputError(f"there is no image in {str(root)!r}; {SHAPE}.")
     if others:
         more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        warnings.warn(f"{others[0]!r}{more} left out: images end in {', '.join(ENDINGS)}.", stacklevel=2)
+        warnings.warn(
+            f"{others[0]!r}{more} ignored: image extensions are {', '.join(ENDINGS)}.", stacklevel=2
+        )
     warn_missing(files)
     return files
 
@@ -225,7 +227,7 @@ class Layout:
             wanted = ", ".join(self.domains)
             raise InputError(
                 f"{self.title} is not in {where}: there are no folders {wanted}. {SAY_WHERE} to look; "
-                f"it can be got {self.how}."
+                f"it can be obtained {self.how}."
             )
         return max(result, key=lambda one: len(one[1]))
 
@@ -236,7 +238,7 @@ class Layout:
         if lacking:
             raise InputError(
                 f"{self.title} in {str(root)!r} has no folder for {', '.join(lacking)}; "
-                f"it can be got {self.how}."
+                f"it can be obtained {self.how}."
             )
         return read_tree(root, result)
 

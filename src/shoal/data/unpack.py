@@ -37,7 +37,7 @@ def unpack(archive: Path, to: Path, tell: Tell) -> None:
 def _broken(archive: Path, error: Exception) -> InputError:
     why = (str(error).splitlines() or [type(error).__name__])[0]
     return InputError(
-        f"{str(archive)!r} cannot be unpacked ({why}); remove it, and the same command fetches it anew."
+        f"{str(archive)!r} cannot be unpacked ({why}); remove it, and the same command downloads it again."
     )
 
 
@@ -75,7 +75,7 @@ def _untar(archive: Path, to: Path, tell: Tell) -> None:
 
 def _check_member(archive: Path, name: str, ordinary: bool) -> None:
     if not ordinary or not stays_inside(name):
-        what = "leads out of the folder" if ordinary else "is neither a file nor a folder"
+        what = "points outside the folder" if ordinary else "is neither a file nor a folder"
         raise InputError(f"{str(archive)!r} is not unpacked: {name!r} in it {what}.")
 
 
@@ -96,7 +96,8 @@ def check_room(folder: Path, needed: int, name: str) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InputError(
-            f"{name} needs {amount(needed)}, and {str(folder)!r} has {amount(free)} free; make room, or "
+            f"{name} needs {amount(needed)}, and {str(folder)!r} has {amount(free)} free; free some disk "
+            "space, or "
             "choose another folder with --to."
         )
 

@@ -118,12 +118,12 @@ def find(published: Published, folder: str | Path | None, version: str | float |
         result = ", ".join(dict.fromkeys(place.version or "unknown" for place in there))
         say = wanted or f"one of {', '.join(published.versions)}"
         raise InputError(
-            f"{published.title} in {where} is of version {result}; wanted is {say}. A folder's name "
-            f"({name}_v{published.versions[-1]}) or version= says which it is."
+            f"{published.title} in {where} is version {result}; required is {say}. The version is set by the "
+            f"name of the folder ({name}_v{published.versions[-1]}) or by version=."
         )
     raise InputError(
         f"{published.title} is not in {where}: there is no folder {name}_v{wanted or published.versions[-1]} "
-        f"with {published.table}. {SAY_WHERE} to look; it can be got {published.how}."
+        f"with {published.table}. {SAY_WHERE} to look; it can be obtained {published.how}."
     )
 
 
@@ -273,7 +273,7 @@ def need_folder(published: Published, folder: Path) -> None:
     if not folder.is_dir():
         raise InputError(
             f"{published.title} has a table but no images: there is no folder {str(folder)!r}; "
-            f"it can be got {published.how}."
+            f"it can be obtained {published.how}."
         )
 
 
@@ -366,22 +366,23 @@ def from_wilds(
     measures: Sequence[str] = (),
     uncounted: Iterable[str] = (),
 ) -> DomainData:
-    """Subsets of the `wilds` package as domains, for :func:`shoal.fit`. ::
+    """Convert subsets of the `wilds` package to domains, for :func:`shoal.fit`. ::
 
         data = from_wilds({name: dataset.get_subset(name, transform=t) for name in ("train", "val", "test")},
                           ["hospital"])
 
-    A domain is called as WILDS calls it, such as ``"year = 3, region = Asia"``.
+    Domains have the names of WILDS, such as ``"year = 3, region = Asia"``.
 
     Args:
-        subsets: by split, under WILDS' names or ours; each needs a transform that makes tensors.
-        grouper: metadata fields, such as ``["year", "region"]``, of which every combination that occurs is a
-            domain; or a grouper of the package, whose groups are the domains.
-        scored_by: the same, by which the splits other than train are scored.
-        model: the name of the default model.
-        input_shape: of one x; by default that of the first example.
-        measures: what to judge by (see :mod:`shoal.training.metrics`).
-        uncounted: names of groups that are never the worst.
+        subsets: subsets by split, under the names of WILDS or of Shoal; each requires a transform that
+            returns tensors.
+        grouper: metadata fields, such as ``["year", "region"]``, of which every combination is a domain; or a
+            grouper of the package, whose groups are the domains.
+        scored_by: the same for the groups by which splits other than train are scored.
+        model: name of the default model.
+        input_shape: shape of an input (default: that of the first example).
+        measures: metrics of the dataset (see :mod:`shoal.training.metrics`).
+        uncounted: names of groups that are not considered for the worst group.
     """
     if not isinstance(subsets, Mapping):
         raise InputError(f"subsets must be a mapping such as {{'train': subset}}, got {shown(subsets)}.")
@@ -394,7 +395,7 @@ def from_wilds(
         given, argument = (scored_by, "scored_by") if scored else (grouper, "grouper")
         split = SPLITS.get(name, name)
         if split in splits:
-            raise InputError(f"subsets has split {split!r} twice, under WILDS' name and ours; leave one out.")
+            raise InputError(f"subsets has split {split!r} twice, under WILDS' name and ours; remove one.")
         splits[split] = _domains(name, subset, tables[name], given, argument, start)
         start += len(subset)
     fields = [field for field in tables["train"] if all(field in table for table in tables.values())]
@@ -422,7 +423,7 @@ def _metadata(name: str, subset: Any) -> dict[str, NDArray[Any]]:
             "wilds package, as get_subset returns it."
         )
     if not len(subset):
-        raise InputError(f"subset {name!r} is empty; leave it out.")
+        raise InputError(f"subset {name!r} is empty; remove it.")
     table, fields = subset.metadata_array, list(subset.metadata_fields or ())
     table = np.zeros((len(subset), 0)) if table is None else np.asarray(table)
     if not fields or table.shape != (len(subset), len(fields)):

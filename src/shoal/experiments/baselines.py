@@ -50,9 +50,9 @@ CONTROLS = (MAJORITY,)
 """What shows whether there is anything to learn; never a recommendation."""
 SUMMARIES = {
     MAJORITY: "A constant prediction: the most frequent class of the training examples, or their mean.",
-    LOGISTIC: "A linear model: scikit-learn's logistic regression with an L2 penalty.",
-    RIDGE: "A linear model: scikit-learn's least squares with an L2 penalty.",
-    BOOSTING: "Decision trees: scikit-learn's gradient boosting, the number of trees chosen on validation.",
+    LOGISTIC: "A linear model: logistic regression of scikit-learn with an L2 penalty.",
+    RIDGE: "A linear model: ridge regression of scikit-learn.",
+    BOOSTING: "Decision trees: gradient boosting of scikit-learn, tree count selected on validation.",
 }
 
 
@@ -109,7 +109,7 @@ def applies(data: DomainData) -> bool:
 def lacking() -> str:
     """Why there can be none, if so."""
     gone = importlib.util.find_spec("sklearn") is None
-    return "needs scikit-learn: pip install 'shoal[sklearn]'" if gone else ""
+    return "requires scikit-learn: pip install 'shoal[sklearn]'" if gone else ""
 
 
 def is_one(config: RunConfig) -> bool:
@@ -156,10 +156,10 @@ def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
     began = time.perf_counter()
     data = _data(config)
     if not applies(data):
-        raise InputError(f"{config.algorithm} takes rows of numbers, and {config.dataset!r} has others.")
+        raise InputError(f"{config.algorithm} requires tabular data, and {config.dataset!r} is not tabular.")
     if config.algorithm not in (fit_for := names(data.classes)):
         what = "numbers" if data.classes is None else "classes"
-        raise InputError(f"{config.algorithm} does not predict {what}; {', '.join(fit_for)} do.")
+        raise InputError(f"{config.algorithm} does not predict {what}; use {' or '.join(fit_for)}.")
     examples: Any = data.examples
     x, y, train = examples.x.cpu().numpy(), examples.y.cpu().numpy(), data.splits["train"].examples()
     fitted = _fit(config, x[train], y[train], data.classes)
@@ -346,7 +346,10 @@ def _boost(model: Any, x: Array, y: Array) -> str:
     if (rounds := min(counted, timed)) > LOOK:
         model.set_params(max_iter=rounds).fit(x, y)
     if timed < counted:
-        return f"{timed} rounds instead of {counted}: more would take over {SECONDS:.0f} s on this machine"
+        return (
+            f"{timed} rounds instead of {counted}, because more would take over {SECONDS:.0f} s on this "
+            "machine"
+        )
     return f"{counted} rounds instead of {TREES}, for a table of this size" if counted < TREES else ""
 
 

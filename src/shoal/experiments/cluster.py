@@ -85,7 +85,7 @@ def load_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ImportError as error:
-        raise InputError(f"the Ray engine needs Ray ({error}): pip install 'shoal[ray]'.") from error
+        raise InputError(f"the Ray engine requires Ray ({error}): pip install 'shoal[ray]'.") from error
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
         what = f"no Ray cluster at address {address!r}" if address else "Ray could not be started here"
         why = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
-        hint = "\nA cluster that asks for a token needs RAY_AUTH_MODE=token here too." if address else ""
+        hint = "\nIf the cluster requires a token, set RAY_AUTH_MODE=token here as well." if address else ""
         raise InputError(f"{what}: {why}.{hint}") from error
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray has put its own there
@@ -124,12 +124,14 @@ def _check_answers(address: str | None) -> None:
 
 def _needs(ray: Any, device: str | None, gpus: float | None, cpus: float) -> Needs:
     if device not in (None, "cpu", "cuda"):
-        raise InputError(f"device={device!r}: Ray chooses among GPUs; say 'cpu' or 'cuda'.")
+        raise InputError(f"device={device!r}: Ray assigns the GPUs; use 'cpu' or 'cuda'.")
     if gpus is None:
         some = ray.cluster_resources().get("GPU", 0) > 0
         gpus = 1 if device == "cuda" or (device is None and some) else 0
     if not (0 <= gpus <= 1 or (gpus > 1 and float(gpus).is_integer())) or not cpus >= 0:
-        raise InputError(f"gpus={gpus:g}, cpus={cpus:g}: say a share of a GPU such as 0.25, or whole GPUs.")
+        raise InputError(
+            f"gpus={gpus:g}, cpus={cpus:g}: use a fraction of a GPU such as 0.25, or an integer."
+        )
     if (gpus == 0 and device == "cuda") or (gpus > 0 and device == "cpu"):
         raise InputError(f"device={device!r} and gpus={gpus:g} contradict each other.")
     return Needs(cpus, gpus)
@@ -152,8 +154,8 @@ def _check_nodes(ray: Any, needs: Needs, job: Job, added: dict[str, str]) -> Non
     nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"] and needs.fit(n)}
     if not nodes:
         raise InputError(
-            f"no node of the cluster has {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, which a run needs; "
-            "ask for less, or add nodes."
+            f"no node of the cluster has {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, which a run requires; "
+            "request less, or add nodes."
         )
     folder, name, version = str(job.folder), job.name, shoal.__version__
 
@@ -178,7 +180,7 @@ def _check_nodes(ray: Any, needs: Needs, job: Job, added: dict[str, str]) -> Non
             same = shoal.experiments.execute.Store(folder).claims.read_text() == name
         except OSError:
             same = False
-        return "" if same else f"does not see {folder}, which must be one folder that all nodes share"
+        return "" if same else f"cannot access {folder}, which must be a folder shared by all nodes"
 
     placed = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
     task = ray.remote(num_cpus=0, max_retries=0)(look)
@@ -189,7 +191,7 @@ def _check_nodes(ray: Any, needs: Needs, job: Job, added: dict[str, str]) -> Non
         try:
             problem = ray.get(ref, timeout=0)
         except ray.exceptions.GetTimeoutError:
-            problem = f"did not answer within {ANSWER:.0f} s"
+            problem = f"did not respond within {ANSWER:.0f} s"
         except ray.exceptions.RayError:
             continue  # lost meanwhile
         if problem:
@@ -206,7 +208,9 @@ def _work(config: RunConfig, job: Job) -> str | None:
     store = job.store
     store.folder = job.folder
     if not store.claims.exists() or store.name() != job.name:  # a node that has come later
-        raise InputError(f"node {os.uname().nodename} does not see {job.folder}; it must be the same on all.")
+        raise InputError(
+            f"node {os.uname().nodename} cannot access {job.folder}; it must be shared by all nodes."
+        )
     os.environ.update(job.environment)
     with suppress(OSError):  # relative paths mean the same as where this was started, if they can
         os.chdir(job.home)

@@ -39,14 +39,14 @@ BASELINE, MAJORITY = "erm", "majority"
 ALGORITHMS = ("erm", "reweighted", "fish", "fish:regrouped", "coral", "groupdro", "vrex", "mixup")
 """What is compared on the user's own data by default, beside the baselines: plain training, one algorithm of
 each kind, and the controls that explain a gain (equal weight for every domain, random grouping)."""
-PRETRAINED = ("erm", "swad", "erm++", "miro", "coral", "fish", "fish:regrouped", "auto")
+PRETRAINED = ("erm", "swad", "erm++", "coral", "fish", "fish:regrouped", "auto")
 """The same for a pretrained model, with recipes for fine-tuning."""
 COMPLEXITY = (
     (baselines.LOGISTIC, baselines.RIDGE),
     (baselines.BOOSTING,),
     (BASELINE,),
     ("reweighted", "erm-by-domain", "swad", "lp-ft"),
-    ("mixup", "erm++", "miro"),
+    ("mixup", "erm++", "miro", "auto"),
 )
 """From simple to complex; every other algorithm comes last."""
 CONTROLS = (MAJORITY, ":regrouped")
@@ -113,14 +113,14 @@ def layout(
     if known is None:
         data = sets.load(dataset, **options)
         if "test" not in data.splits:
-            raise InputError(f"dataset {dataset!r} has no test split: nothing is held out.")
+            raise InputError(f"dataset {dataset!r} has no test split, so nothing can be held out.")
         there = data.splits["test"].names
         check_names("domain to hold out:", held_out, there)
         if held_out and set(held_out) != set(there):
             raise InputError(f"the test domains of {dataset!r} cannot be separated: {', '.join(there)}.")
     else:
         if "test" in options:
-            raise InputError("the option test is set for every held-out domain; name them in held_out=.")
+            raise InputError("the option test is set by the comparison; use held_out= to select the domains.")
         check_names("domain to hold out:", held_out, known)
         left_out = tuple(dict.fromkeys(held_out)) or tuple(known)
         data = sets.load(dataset, **{**options, "test": left_out[0]})
@@ -137,7 +137,8 @@ def layout(
     rows = ALGORITHMS if own else ("all", "fish:regrouped")
     messages = [data.notes[name] for name in ("label", "units") if name in data.notes]
     messages += [
-        f"trained on but not held out: {line}; held_out= names others" for line in by_reason(excluded)
+        f"not held out, only trained on: {line}; use held_out= to select others"
+        for line in by_reason(excluded)
     ]
     messages += [f"warning, held-out domains: {line}" for line in by_reason(warned)]
     return Layout(
@@ -185,7 +186,7 @@ def unscorable(data: DomainData, metric: str | None) -> tuple[dict[str, str], di
     what = "all examples are of one class" if data.classes is not None else "all labels are equal"
     if compared.undefined:
         return small, {}, dict.fromkeys(equal, f"{what}, so {compared.name} is undefined")
-    return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be right everywhere"), {}
+    return small, dict.fromkeys(equal, f"{what}, so a constant prediction can be correct everywhere"), {}
 
 
 def unable(algorithms: Iterable[str], where: Layout) -> dict[str, str]:

@@ -32,9 +32,62 @@ _KINDS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One run. Two runs with equal configurations give equal records, up to the device's arithmetic.
+    """The configuration of one run.
 
-    ``steps`` counts meta-steps of ``domains_per_step`` minibatches; :attr:`passes` is their product.
+    Runs with equal configurations give equal records, up to rounding of the device. The options have the same
+    meaning as in :func:`shoal.train`, unless described otherwise here.
+
+    Args:
+        dataset: name of the dataset.
+        algorithm: name of the algorithm.
+        steps: number of training steps, each on ``domains_per_step`` batches; :attr:`passes` is their
+            product.
+        data_options: options of the dataset.
+        settings: hyperparameters of the algorithm.
+        model: name of the model (default: that of the dataset).
+        model_options: options of the model.
+        optimizer: ``adam``, ``adamw`` or ``sgd``.
+        optimizer_options: options of the optimizer, such as ``{"lr": 0.001}``.
+        head_lr: learning rate of the head.
+        layer_decay: layer-wise learning rate decay.
+        batch_size: number of examples per batch.
+        domains_per_step: number of domains per step.
+        draw: how batches are sampled.
+        seed: random seed of the initial weights and the batches.
+        warm_start: warm start with ERM, or of the head.
+        warm_select: weights of the warm start to continue from, ``best`` or ``last``.
+        eval_every: number of steps between evaluations.
+        eval_limit: maximum number of examples per split to evaluate on.
+        select: weights to keep, ``best`` or ``last``.
+        patience: number of evaluations without improvement after which training stops.
+        precision: precision of the forward pass.
+        clip: maximum norm of the gradient.
+        accumulate: number of micro-batches per batch.
+        schedule: learning rate schedule: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies the
+            learning rate by 0.96 every 1,000 steps; ``warmup:50`` and ``warmup:50,cosine`` increase it
+            linearly over the first 50 steps.
+        average: averaging of the weights, ``sma``, ``ema``, ``swad`` or ``swad-paper``.
+        average_start: step at which ``sma`` starts.
+        average_ratio: threshold ratio of ``swad``.
+        average_decay: decay of ``ema``.
+        wise_ft: interpolation with the initial weights.
+        miro: weight of the MIRO penalty.
+        l2_sp: weight of the L2-SP penalty.
+        l2_sp_head: weight decay of the head, with ``l2_sp``.
+        retrain: train again on training and validation examples.
+        on_nan: ``stop`` at a non-finite step, or ``skip`` it.
+        weights: file of initial weights (default: random initialization).
+        holdout: fraction of every training domain that is held out for validation, instead of the validation
+            split of the dataset.
+        protocol: split of DomainBed: ``leave_out`` is a list of one or two domains, ``trial`` the number of
+            the split, ``draw`` the number of the hyperparameter trial (default: 0); see
+            :mod:`shoal.experiments.protocol`.
+        metric: metric for selection, see :mod:`shoal.training.metrics` (default: that of the dataset).
+        eval_splits: splits to evaluate (default: all).
+        memory_format: ``contiguous`` (the default), ``channels-last`` or ``auto``, which is decided by a
+            trial on CUDA, as a precision of ``auto`` is. The decision is part of the record and not of the
+            identity of the run.
+        label: name of the run in tables; not part of its identity.
     """
 
     dataset: str
@@ -62,8 +115,6 @@ class RunConfig:
     clip: float | None = None
     accumulate: int = 1
     schedule: str | None = None
-    """How the learning rate changes: ``cosine`` or ``linear``, to zero; ``step:0.96:1000`` multiplies it by
-    0.96 every 1,000 steps. It rises linearly over 50 steps with ``warmup:50`` or ``warmup:50,cosine``."""
     average: str | None = None
     average_start: int | None = None
     average_ratio: float | None = None
@@ -75,21 +126,12 @@ class RunConfig:
     retrain: bool = False
     on_nan: str = "stop"
     weights: str | None = None
-    """A file with the weights to start from; by default the model's own random ones."""
     holdout: float | None = None
-    """This share of every training domain is held out for validation, in place of the dataset's own split."""
     protocol: Mapping[str, Any] = field(default_factory=dict)
-    """DomainBed's way to split: ``leave_out`` names one or two domains, ``trial`` numbers the split, ``draw``
-    the settings tried (0 where it is not there); see :mod:`shoal.experiments.protocol`."""
     metric: str | None = None
-    """What selects weights; see :mod:`shoal.training.metrics`. By default what the dataset is judged by."""
     eval_splits: list[str] | None = None
-    """Which are measured along the way, by default all that the dataset has."""
     memory_format: str | None = None
-    """``contiguous`` (the default), ``channels-last`` or ``auto``, on which a trial on CUDA decides, as on a
-    precision of ``auto``. What it decides is part of the record and not of the run's identity."""
     label: str = ""
-    """How tables call this row; no part of the run's identity."""
 
     def __post_init__(self) -> None:
         check_names("optimizer", [self.optimizer], OPTIMIZERS)
@@ -99,7 +141,7 @@ class RunConfig:
             raise InputError(f"seed must be a whole number of at least 0, got {self.seed!r}.")
         if self.holdout is not None and not (isinstance(self.holdout, float) and 0 < self.holdout < 1):
             raise InputError(
-                f"holdout must be a share between 0 and 1, such as 0.2; got {shown(self.holdout)}."
+                f"holdout must be a fraction between 0 and 1, such as 0.2; got {shown(self.holdout)}."
             )
         for name, (types, words) in _TYPES.items():
             value = getattr(self, name)
@@ -130,7 +172,9 @@ class RunConfig:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise InputError(f"{part} must be a whole number of at least 0, got {number!r}.")
         if self.holdout is not None:
-            raise InputError("holdout and a protocol both split the training domains; give one of them.")
+            raise InputError(
+                "holdout and a protocol both split the training domains; specify only one of them."
+            )
         if "test" in self.data_options:
             raise InputError("a protocol holds domains out itself; do not set the dataset's option test.")
 
@@ -142,7 +186,7 @@ class RunConfig:
         if kind != "warmup":
             return 0
         if not (steps.isdecimal() and int(steps) > 0):
-            raise InputError(f"schedule={self.schedule!r}; a warm-up is warmup:STEPS, such as warmup:50.")
+            raise InputError(f"schedule={self.schedule!r}; a warmup is warmup:STEPS, such as warmup:50.")
         return int(steps)
 
     @property
@@ -222,7 +266,7 @@ def read_file(folder: Path) -> dict[str, Any]:
     try:
         content = read_yaml(path)
     except FileNotFoundError:
-        raise InputError(f"{str(folder)!r} holds no run: there is no config.yaml in it.") from None
+        raise InputError(f"{str(folder)!r} contains no run: there is no config.yaml in it.") from None
     except InputError:
         raise
     except (OSError, ValueError) as error:
@@ -234,7 +278,11 @@ def read_file(folder: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> RunConfig:
-    """The configuration with which the run in ``folder`` was started."""
+    """Read the configuration of the run in a folder.
+
+    Args:
+        folder: run folder.
+    """
     return read_started(folder)[0]
 
 
@@ -243,7 +291,8 @@ def read_started(folder: Path) -> tuple[RunConfig, dict[str, Any]]:
     content = read_file(folder)
     if "run" not in content:
         raise InputError(
-            f"{str(folder)!r} was not made by `shoal train`: call shoal.fit again with resume=True."
+            f"{str(folder)!r} was not written by `shoal train`; to resume it, call shoal.fit with "
+            "resume=True."
         )
     try:
         return RunConfig.from_dict(content["run"]), check_how(content.get("how") or {})
@@ -264,7 +313,7 @@ def check_same_run(folder: Path, config: RunConfig) -> None:
     began = read_config(folder)
     if began.identity != config.identity:
         changes = differences(began, config)
-        raise InputError(f"{str(folder)!r} holds another run ({changes}); choose another folder.")
+        raise InputError(f"{str(folder)!r} contains another run ({changes}); choose another folder.")
 
 
 def differences(there: RunConfig, asked: RunConfig) -> str:

@@ -125,7 +125,7 @@ def diagnose(
         trainer = _Trainer(sample, make, where, batch_size, lr)
         plan = _planned(trainer, count, steps, seed, left())
         if plan is None:
-            reduced.append("a small network on a fixed embedding was trained instead of the model")
+            reduced.append("a small network on fixed embeddings was trained instead of the model")
     embedded = plan is None
     if plan is None:
         small = replace(sample, x=torch.as_tensor(sample.features).float())
@@ -134,7 +134,7 @@ def diagnose(
         plan = _planned(trainer, count, steps, seed, left()) or (min(steps, FEWEST), 2)
     trainer.steps, count = plan
     if trainer.steps < steps:
-        reduced.append(f"trainings have {trainer.steps} steps instead of {steps}")
+        reduced.append(f"training runs have {trainer.steps} steps instead of {steps}")
     if count < len(sample.names):
         reduced.append(f"{count} of {len(sample.names)} domains were held out")
     gaps, average = _gaps(sample, trainer, seed, count, say)
@@ -233,7 +233,7 @@ def draw(
     """
     every = all_domains(data)
     if len(every) < 2:
-        raise InputError(f"there is one domain, {every.names[0]!r}; a diagnosis compares at least two.")
+        raise InputError(f"there is one domain, {every.names[0]!r}; at least two are required.")
     distinct = every.examples()
     overlapping = len(every.indices) - len(distinct)
     own = every.filter(_in_smallest_domain(every, distinct)) if overlapping else every
@@ -253,7 +253,9 @@ def draw(
     order = np.lexsort((owner, np.concatenate([np.arange(n) for n in taken])))  # the domains interleaved
     x, y = _loaded(data.split_as({"test": own}, {}), index[order], seed, LEAST * len(picked), seconds, tell)
     if y.ndim != 1:
-        raise InputError(f"labels have shape {tuple(y.shape[1:])} each; a diagnosis takes one number each.")
+        raise InputError(
+            f"labels have shape {tuple(y.shape[1:])} each; there must be one number per example."
+        )
     read = owner[order][: len(y)]
     back = torch.as_tensor(np.argsort(read, kind="stable"))
     x, y = cut(x, back), y[back]  # type: ignore[arg-type]
@@ -640,7 +642,9 @@ class _Trainer:
                 self.loss(model(cut(self.x, batch)), self.y[batch]).backward()
                 optimizer.step()
         if not all(p.isfinite().all() for p in model.parameters()):
-            raise InputError(f"a short training diverged at the learning rate {self.lr:g}; try a lower one.")
+            raise InputError(
+                f"a short training run diverged with the learning rate {self.lr:g}; try a lower one."
+            )
         return model.eval()
 
     def scores(self, model: nn.Module, rows: Array) -> Array:
@@ -696,7 +700,7 @@ def _gaps(sample: Sample, trainer: _Trainer, seed: int, count: int, say: Tell) -
                 model = trainer.train(np.flatnonzero(~out), int(key(seed, repeat, d)[0] >> np.uint64(2)))
                 scores[way, repeat, out] = trainer.scores(model, np.flatnonzero(out))
                 done += 1
-                say("short trainings", done, total)
+                say("short training runs", done, total)
     means = np.stack([scores[..., groups == d].mean(-1) for d in held], -1)  # way, repeat, domain
     over_repeats = (means[0] - means[1]).var(0, ddof=1).mean() / REPEATS
     t = statistics.t_limit(0.95, count * (REPEATS - 1))  # known from few repeats only

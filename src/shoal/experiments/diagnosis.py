@@ -84,7 +84,28 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The results as plain data; :mod:`shoal.report.diagnose` puts them into words."""
+    """The results of a diagnosis as plain data; :mod:`shoal.report.diagnose` formats them.
+
+    Attributes:
+        task: ``classification`` or ``regression``.
+        table: whether columns have names, so that they can be dropped by name.
+        domains: size and labels of each domain.
+        too_small: domains that are too small to test, with their sizes.
+        not_drawn: number of domains that were large enough but not sampled.
+        examples: number of examples sampled.
+        examples_in_all: number of all examples.
+        overlapping: number of examples in several domains; each is counted in the smallest of them.
+        questions: the tests.
+        effects: effect sizes.
+        columns: differences per column.
+        confusion: for each domain, the fraction of its examples that the classifier assigns to each domain.
+        gaps: generalization gap of ERM per domain.
+        average: average generalization gap.
+        gradients: gradient agreement at the start and after training.
+        reduced: what was reduced to meet the time budget.
+        settings: options of the diagnosis.
+        seconds: duration.
+    """
 
     task: str
     table: bool

@@ -34,7 +34,7 @@ class Display:
         self.terminal = sys.stderr.isatty()
         self.several = len({c.dataset for c in configs}) > 1
         if missing:
-            kept = f", {self.finished} kept from before" if self.finished else ""
+            kept = f", {self.finished} already finished" if self.finished else ""
             print(f"{missing} run{'s' * (missing > 1)} to do{kept}.", file=sys.stderr, flush=True)
 
     def tell(self, config: RunConfig, step: int, note: str) -> None:

@@ -44,10 +44,10 @@ def read(folder: str | Path) -> tuple[Sweep, list[str]]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"{str(folder)!r} is not a folder; give the output folder of a DomainBed sweep.")
+        raise InputError(f"{str(folder)!r} is not a folder; specify the output folder of a DomainBed sweep.")
     paths = sorted(folder.glob(f"*/{RESULTS}"))
     if not paths:
-        raise InputError(f"{str(folder)!r} holds no DomainBed run: no folder in it has a {RESULTS}.")
+        raise InputError(f"{str(folder)!r} contains no DomainBed run: no folder in it has a {RESULTS}.")
     runs: dict[Key, Run] = {}
     begun: dict[Key, str] = {}
     problems = []
@@ -59,7 +59,7 @@ def read(folder: str | Path) -> tuple[Sweep, list[str]]:
                 raise Unreadable(f"the same run as {begun[run.key]!r}, which is used")
             runs[run.key], begun[run.key] = run, name
             if not whole or not (path.parent / DONE).exists():
-                why = f"there is no file {DONE!r}" if whole else "the last line is cut off"
+                why = f"there is no file {DONE!r}" if whole else "the last line is truncated"
                 last = max(point.step for point in run.points)
                 problems.append(f"{name}: not finished: {why}; it is used up to step {last:,}.")
         except Unreadable as why:

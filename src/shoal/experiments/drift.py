@@ -75,10 +75,10 @@ class ColumnDrift:
             then, now = self.middle
             parts.append(f"median {then}, now {now}" if then != now else f"spread changed (median {then})")
         elif "values" in self.flags:
-            parts.append("other shares of categories")
+            parts.append("different category proportions")
         if self.unseen:
             some = ", ".join(repr(name) for name in list(self.new or ())[:3])
-            parts.append(f"{self.unseen:.1%} never seen in training ({some})")
+            parts.append(f"{self.unseen:.1%} not in the training data ({some})")
         if "missing" in self.flags:
             parts.append(f"missing {self.missing[0]:.1%}, now {self.missing[1]:.1%}")
         if self.unparsed:
@@ -191,7 +191,7 @@ class _Numbers(_Counter):
         place = int(np.argmax(up >= 0.5))
         if place in (0, len(up) - 1):
             beyond = f"above {self._text(self.edges[-1])}" if place else f"below {self._text(self.edges[0])}"
-            return f"{beyond}, beyond training"
+            return f"{beyond}, outside the training range"
         if place % 2:
             return self._text(self.edges[place // 2])
         share = (0.5 - up[place - 1]) / (up[place] - up[place - 1])

@@ -69,25 +69,28 @@ def execute(
     tell: Tell | None = None,
     done: Done | None = None,
 ) -> Outcome:
-    """Runs what ``store`` lacks; the same call again does what is missing, failed runs included.
+    """Do the runs that are missing in ``store``, including failed ones.
 
-    A run that raises is recorded as failed and the others continue; one whose process is killed resumes from
-    its last checkpoint, up to :data:`ATTEMPTS` times. A full disk ends the call. After Ctrl-C or SIGTERM runs
-    save where they are, and :class:`Interrupted` says how to resume.
-
-    Args:
-        configs: the runs; duplicates are done once.
-        store: where records are and go to.
-        executor: from :func:`make_executor`; by default worker processes, or CUDA streams.
-        how: options that change no result, see :func:`shoal.experiments.run.prepare`.
-        tell: is called with a run, its step and a note on how it does.
-        done: is called with each new record, those of failed runs included.
+    A run that raises an exception is recorded as failed and the others continue; one whose process is killed
+    resumes from its last checkpoint, up to :data:`ATTEMPTS` times. A full disk ends the call. After Ctrl-C or
+    SIGTERM, runs save their state, and :class:`Interrupted` explains how to resume.
 
     >>> from shoal.experiments.config import RunConfig
     >>> runs = [RunConfig("linear", "erm", steps=4, seed=seed) for seed in (0, 1)]
     >>> outcome = execute(runs, Store("runs"), make_executor(device="cpu", jobs=1))
     >>> [record.status for record in outcome.records]
     ['finished', 'finished']
+
+    Args:
+        configs: configurations of the runs; duplicates are done once.
+        store: folder of the records.
+        executor: executor, from :func:`make_executor` (default: worker processes, or CUDA streams).
+        how: options that do not change results, see :func:`shoal.experiments.run.prepare`.
+        tell: called with a run, its step and a note on progress.
+        done: called with each new record, including those of failed runs.
+
+    Returns:
+        The records, and the errors of failed runs.
     """
     tally = Tally(configs, store, done)
     try:
@@ -96,7 +99,7 @@ def execute(
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
         resume = f"Resume with: {store.resume}" if store.weights else "The same command resumes."
-        raise Interrupted(f"stopped. Finished runs are kept. {resume}", number) from stop
+        raise Interrupted(f"interrupted. Finished runs are saved. {resume}", number) from stop
     return Outcome(store.found(configs), tally.failed)
 
 
@@ -119,7 +122,10 @@ class Tally:
         if record is None:
             error = error or f"a worker recorded it, but not in {self.store.folder}"
             if any(words in error for words in FULL):
-                why = f"{error}. Finished runs are kept; make room, then resume with: {self.store.resume}"
+                why = (
+                    f"{error}. Finished runs are saved; free some disk space, then resume with: "
+                    f"{self.store.resume}"
+                )
                 raise OSError(errno.ENOSPC, why)
             self.failed[config.identity] = error
             record = self.store.look(config) or self.store.fail(config, error)
@@ -148,7 +154,7 @@ def settle(
 
     The checkpoints of a run that fails stay: the next attempt resumes from them.
     """
-    with store.claimed(config, lambda: tell(0, "waits: another process has it")):
+    with store.claimed(config, lambda: tell(0, "waiting for another process")):
         try:
             if store.find(config, fresh=True) is None:  # else its worker was killed after it had saved it
                 store.keep(store.run(config, device, tell, how))
@@ -174,15 +180,19 @@ def make_executor(
     gpus_per_run: float | None = None,
     cpus_per_run: float | None = None,
 ) -> Executor:
-    """``local`` (worker processes, CUDA streams) or ``ray``; checked before any work.
+    """Create an executor of runs, on this machine or on a Ray cluster.
 
     Args:
-        engine: ``local`` or ``ray``.
-        device: such as ``cpu`` or ``cuda``; by default CUDA where there is some.
-        jobs: runs in parallel; by default one per core, or ten on a CUDA device.
-        address: of a Ray cluster; by default Ray is started on this machine.
-        gpus_per_run: of a Ray cluster; by default one where it has some.
-        cpus_per_run: of a Ray cluster; by default one.
+        engine: ``local`` (worker processes or CUDA streams) or ``ray``.
+        device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
+        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
+            several).
+        address: address of the Ray cluster (default: start Ray on this machine).
+        gpus_per_run: GPUs per run on Ray (default: 1, or 0 without GPUs).
+        cpus_per_run: CPUs per run on Ray (default: 1).
+
+    Raises:
+        InputError: an option does not apply to the engine, or Ray is not installed.
     """
     from shoal.experiments import cluster  # which imports this module
 

@@ -34,7 +34,7 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
     image files (names, sizes and dates), their preprocessing, and the backbone with its weights.
     """
     if not isinstance(model.features, Frozen):
-        raise InputError("only timm's models can be frozen; give one in --model.")
+        raise InputError("only timm models can be frozen; set one with --model.")
     examples: Any = data.examples
     examples = examples.evaluation() if isinstance(examples, Examples) else examples
     key = _key(examples, model)
@@ -48,7 +48,9 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, safetensors.torch.save({"x": found.x, "y": found.y}))
             except OSError as error:
-                warnings.warn(f"the features are not kept in {str(path)!r}: {error.strerror}.", stacklevel=2)
+                warnings.warn(
+                    f"the features could not be saved in {str(path)!r}: {error.strerror}.", stacklevel=2
+                )
         _last[key] = found
     return _last[key].to(device)
 
@@ -92,7 +94,7 @@ def _key(examples: Any, model: FeatureModel) -> str:
     elif isinstance(examples, TensorData):
         parts = [examples.x.cpu().numpy(), examples.y.cpu().numpy()]
     else:
-        raise InputError("--freeze-backbone takes a folder of images or a dataset of images.")
+        raise InputError("--freeze-backbone requires a folder or a dataset of images.")
     for part in parts:
         digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()

@@ -123,7 +123,7 @@ def out_splits(domains: Domains, trial: int) -> NDArray[np.bool_]:
             decided[free] = True
         if out[own].all() or not out[own].any():
             raise InputError(
-                f"domain {name!r} cannot be cut into 80 % and 20 %: it has {len(own)} examples, "
+                f"domain {name!r} cannot be split into 80 % and 20 %: it has {len(own)} examples, "
                 f"{len(free)} of them in no smaller domain."
             )
     return out

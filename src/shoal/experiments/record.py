@@ -24,50 +24,69 @@ Measurement = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's configuration and everything measured. Plain data: tables and plots need nothing else."""
+    """The record of a run: its configuration and all measurements, as plain data."""
 
     config: RunConfig
+    """Configuration of the run."""
     status: str
-    """``finished``, ``diverged`` where the loss was no longer finite, or ``failed``; ``error`` says more."""
+    """``finished``, ``diverged`` (the loss became non-finite) or ``failed``; see ``error``."""
     history: tuple[Measurement, ...]
+    """Evaluations during the training."""
     selected: int
-    """The index in ``history`` that ``rule`` chose; −1 where there is none."""
+    """Index in ``history`` of the selected evaluation; −1 if there is none."""
     rule: str
+    """Selection rule."""
     seconds: float
+    """Duration of the training."""
     environment: Mapping[str, str]
+    """Device and versions of packages."""
     error: str = ""
+    """Why the run diverged or failed."""
     warm_up: tuple[Measurement, ...] = ()
+    """Evaluations during the warm start."""
     skipped: int = 0
-    """Steps that were not finite and were left out."""
+    """Number of non-finite steps that were skipped."""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """What a reader of the scores of a split must know."""
+    """Remarks on splits that are needed to interpret their scores."""
     agreement: tuple[Mapping[str, Any], ...] = ()
-    """How well gradients agreed along the way, if that was tracked (see :mod:`shoal.training.agreement`)."""
+    """Gradient agreement during the training, if it was tracked (see :mod:`shoal.training.agreement`)."""
     interpolation: Mapping[str, Any] = field(default_factory=dict)
-    """Of WiSE-FT: the ``alpha`` of the weights and, by alpha, the validation ``scores`` that chose it."""
+    """For WiSE-FT: ``alpha`` of the weights and, by alpha, the validation ``scores`` that selected it."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Checksums (SHA-256) of the model's files beside the record."""
+    """Checksums (SHA-256) of the files of the model next to the record."""
     traceback: str = ""
-    """Of a run that failed."""
+    """Traceback of a failed run."""
     schema: int = SCHEMA
+    """Version of the format."""
 
     @property
     def chosen(self) -> Mapping[str, Any]:
-        """Scores by split at the selected step, which the weights are of; nothing without measurements."""
+        """The scores of each split at the selected step; empty without evaluations."""
         scores: Mapping[str, Any] = self.history[self.selected]["scores"] if self.history else {}
         return scores
 
     @property
     def headline(self) -> tuple[str, float | None] | None:
-        """What a table shows of the run: the name and value of its result in the held-out domain."""
+        """Return the name and value of the score on the held-out domain."""
         return judged(self.chosen["test"]) if "test" in self.chosen else None
 
     def score(self, split: str, *, last: bool = False) -> float:
-        """The average over a split's examples, at the selected step or the last; NaN without measurements."""
+        """Return the average over the examples of a split; NaN without evaluations.
+
+        Args:
+            split: name of the split.
+            last: at the last step instead of the selected one.
+        """
         return float(self._scores(split, last)["average"]) if self.history else float("nan")
 
     def measure(self, split: str, name: str, *, last: bool = False) -> float | None:
-        """What a metric made of a split, at the selected step or the last; ``None`` where it made nothing."""
+        """Return a metric of a split, ``None`` if it is undefined.
+
+        Args:
+            split: name of the split.
+            name: name of the metric.
+            last: at the last step instead of the selected one.
+        """
         if not self.history:
             return None
         scores = self._scores(split, last)
@@ -84,7 +103,11 @@ class RunRecord:
         return found
 
     def curve(self, split: str) -> tuple[list[int], list[float]]:
-        """Passes and averages over the course of training."""
+        """Return the numbers of minibatches and the averages over the course of training.
+
+        Args:
+            split: name of the split.
+        """
         points = [m for m in self.history if split in m["scores"]]
         return [m["passes"] for m in points], [m["scores"][split]["average"] for m in points]
 
@@ -105,9 +128,15 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> RunRecord:
-        """A record as :meth:`to_dict` gives it; InputError names the field that is not as it must be.
+        """Create a record from plain data, as :meth:`to_dict` returns it.
 
-        One that `shoal.fit` wrote gets a configuration from its options, see :data:`PYTHON`.
+        A record written by `shoal.fit` gets a configuration from its options, see :data:`PYTHON`.
+
+        Args:
+            content: the data.
+
+        Raises:
+            InputError: a field is invalid.
         """
         content = check_record(content)
         config, lists = _mapping("config", content.get("config")), ("history", "warm_up", "agreement")
@@ -276,16 +305,26 @@ def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
-    """The record in a file; with ``config`` one of another run is refused."""
+    """Read a record from a file.
+
+    Args:
+        path: record file.
+        config: expected configuration.
+
+    Raises:
+        InputError: the file is not a record, or that of another configuration.
+    """
     try:
         record = RunRecord.from_dict(read_json(path))
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except ValueError as error:
-        raise InputError(f"{str(path)!r} is not a run record ({summary(error)}); move it away.") from error
+        raise InputError(
+            f"{str(path)!r} is not a run record ({summary(error)}); move or remove it."
+        ) from error
     if config is not None and record.config.identity != config.identity:
         changes = differences(record.config, config)
-        raise InputError(f"{str(path)!r} is the record of another run ({changes}); move it away.")
+        raise InputError(f"{str(path)!r} is the record of another run ({changes}); move or remove it.")
     return record
 
 

@@ -38,7 +38,11 @@ Others are ``settings.X``, ``data.X``, ``model.X``, ``optimizer.X``; by domain `
 
 
 def load(folder: str | Path) -> Results:
-    """The records in ``folder`` and below; see :func:`shoal.results`."""
+    """Load the records in a folder and its subfolders; see :func:`shoal.results`.
+
+    Args:
+        folder: folder with records.
+    """
     if not Path(folder).is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     try:
@@ -56,7 +60,9 @@ def load(folder: str | Path) -> Results:
 
 @dataclass(frozen=True)
 class Results:
-    """Rows by run. A value that a run lacks, such as a setting of another algorithm, is left out.
+    """A table of runs.
+
+    Values that a run does not have, such as hyperparameters of another algorithm, are missing.
 
     >>> runs = Results([{"name": "erm", "seed": 0, "test": 0.7}, {"name": "fish", "seed": 0, "test": 0.8}])
     >>> print(runs.where("test > 0.75"))
@@ -64,6 +70,11 @@ class Results:
     fish  0     0.8
     >>> [(row["name"], row["mean"]) for row in runs.group(["name"])]
     [('erm', 0.7), ('fish', 0.8)]
+
+    Args:
+        kept: one mapping per run.
+        duplicates: number of records that were ignored in favour of a newer one of the same run.
+        broken: files that are not records, with the reason.
     """
 
     kept: Sequence[Row]
@@ -77,48 +88,70 @@ class Results:
 
     @cached_property
     def columns(self) -> list[str]:
-        """The names of all columns: the usual ones, then options and domains."""
+        """The names of all columns: the common ones, then options and domains."""
         found: dict[str, None] = dict.fromkeys(COLUMNS)
         for row in self.kept:
             found.update(dict.fromkeys(row))
         return [*COLUMNS, *sorted(set(found) - set(COLUMNS))]
 
     def filled(self) -> list[str]:
-        """The columns in which some run has a value."""
+        """Return the columns in which some run has a value."""
         present = {name for row in self.kept for name in row}
         return [name for name in self.columns if name in present]
 
     def column(self, name: str) -> list[Any]:
+        """Return the values of a column, ``None`` if missing.
+
+        Args:
+            name: name of the column.
+        """
         self.check(name)
         return [row.get(name) for row in self.kept]
 
     def rows(self, columns: Sequence[str] | None = None) -> list[Row]:
-        """A mapping for each run, without what it lacks; with ``columns`` these alone, some ``None``."""
+        """Return one mapping per run, without missing values.
+
+        Args:
+            columns: only these columns, with ``None`` for missing values.
+        """
         if columns is None:
             return [dict(row) for row in self.kept]
         self.check(*columns)
         return [{name: row.get(name) for name in columns} for row in self.kept]
 
     def where(self, query: str) -> Results:
-        """The runs for which a query holds, such as ``algorithm == "fish" and seed < 3 and test > 0.8``.
+        """Return the runs that match a query, such as ``algorithm == "fish" and seed < 3 and test > 0.8``.
 
-        It compares columns with values by ``== != < <= > >= in`` and joins with ``and``, ``or``, ``not``. A
-        name that Python would not take is written ``data["the name"]``. A comparison with what a run lacks
-        does not hold, except ``!=`` and ``not in``; ``== None`` asks for it.
+        A query compares columns with values by ``== != < <= > >= in`` and combines comparisons with ``and``,
+        ``or``, ``not``. Write a name that is not a Python identifier as ``data["the name"]``. A comparison
+        with a missing value is false, except ``!=`` and ``not in``; use ``== None`` to select missing values.
+
+        Args:
+            query: the query.
         """
         holds = _Query(self, query).condition
         return replace(self, kept=[row for row in self.kept if holds(row)])
 
     def sorted(self, by: str, reverse: bool = False) -> Results:
-        """In the order of a column; runs that lack it come last."""
+        """Sort by a column; runs without a value are last.
+
+        Args:
+            by: name of the column.
+            reverse: sort in descending order.
+        """
         self.check(by)
         return replace(self, kept=in_order(self.kept, by, reverse))
 
     def group(self, by: Sequence[str], value: str = "test") -> list[Row]:
-        """``runs``, ``seeds``, ``diverged``, ``failed``, and ``mean`` and ``sd`` of ``value`` over seeds.
+        """Group runs and compute ``runs``, ``seeds``, ``diverged``, ``failed``, and ``mean`` and ``sd`` over
+        seeds.
 
-        Several runs of a seed are averaged first, so that ``sd`` is of seeds and not of settings. Different
-        metrics are never averaged: they make groups of their own.
+        Runs with the same seed are averaged first, so that ``sd`` is over seeds and not over hyperparameters.
+        Different metrics are never averaged: they form separate groups.
+
+        Args:
+            by: columns to group by.
+            value: column to average.
         """
         self.check(*by, value)
         metrics = {row["metric"] for row in self.kept if "metric" in row}
@@ -132,18 +165,21 @@ class Results:
         return found
 
     def to_frame(self, columns: Sequence[str] | None = None) -> Any:
-        """A pandas ``DataFrame``, by default of every column in which something is; needs ``shoal[tables]``.
+        """Return a pandas ``DataFrame`` with one row per run; requires ``shoal[tables]``.
 
-        A row per run; what a run lacks is NaN among numbers and ``None`` among lists and truth values.
+        Missing values are NaN in numeric columns and ``None`` in others.
+
+        Args:
+            columns: columns (default: all with some value).
         """
         try:
             pandas = importlib.import_module("pandas")
         except ImportError as error:
-            raise InputError("a data frame needs pandas: pip install 'shoal[tables]'") from error
+            raise InputError("a DataFrame requires pandas: pip install 'shoal[tables]'") from error
         return pandas.DataFrame({n: self.column(n) for n in (self.filled() if columns is None else columns)})
 
     def usual(self) -> list[str]:
-        """The columns that tell the runs apart, and how they ended."""
+        """Return the columns in which the runs differ, and their scores."""
         several = [
             name
             for name in ("steps", "batch_size", "lr", "metric")
@@ -179,15 +215,27 @@ class Results:
         return html_table(f"{len(self)} runs", self._cells())
 
     def save(self, path: str | Path, columns: Sequence[str] | None = None) -> None:
-        """Writes the runs to a CSV file, by default with every column in which something is."""
+        """Write the runs to a CSV file.
+
+        Args:
+            path: file to write.
+            columns: columns (default: all with some value).
+        """
         save_csv(path, self.filled() if columns is None else columns, self.kept)
 
     def check(self, *names: str) -> None:
-        """Refuses the first that is no column."""
+        """Check that columns exist.
+
+        Args:
+            *names: names of columns.
+
+        Raises:
+            InputError: a column does not exist.
+        """
         for name in names:
             if name not in self._known:
                 near = difflib.get_close_matches(name.lower(), self.columns, n=1, cutoff=0.5)
-                hint = f"Did you mean {near[0]!r}?" if near else f"The usual ones: {', '.join(COLUMNS)}."
+                hint = f"Did you mean {near[0]!r}?" if near else f"Common columns: {', '.join(COLUMNS)}."
                 raise InputError(f"unknown column {name!r}. {hint}")
 
     @cached_property
@@ -195,7 +243,11 @@ class Results:
         return frozenset(self.columns)
 
     def kind(self, name: str) -> str | None:
-        """What a column holds, if it is all of a kind."""
+        """Return the kind of the values of a column, if they are all of one kind.
+
+        Args:
+            name: name of the column.
+        """
         kinds = {_kind(value) for value in self.column(name) if value is not None}
         return kinds.pop() if len(kinds) == 1 else None
 

@@ -194,7 +194,17 @@ def start_from(model: nn.Module, path: str) -> None:
 
 
 def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
-    """Trains and records: a :class:`Turns` that has no others to wait for."""
+    """Train and record one run.
+
+    Args:
+        config: configuration of the run.
+        *args: as for :class:`Turns`: device, progress, folder, options that do not change results, and
+            Weights & Biases project.
+        **more: the same by name.
+
+    Returns:
+        The record of the run.
+    """
     from shoal.experiments import baselines  # which imports this module
 
     options = inspect.signature(Turns).bind(config, *args, **more).arguments

@@ -113,11 +113,11 @@ def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tupl
     chosen = replace(config, optimizer_options=options, schedule=None if schedule == "constant" else schedule)
     if lr is None and pretrained:
         steps = chosen.warmup
-        warm = f", with a warm-up of {steps:,} step{'s' * (steps > 1)}" if steps else ""
+        warm = f", with a warmup of {steps:,} step{'s' * (steps > 1)}" if steps else ""
         what = "the model is pretrained" + " and has LoRA adapters" * _adapts(config)
-        message = f"{what}: learning rate {rate:g}{warm}; --lr and --schedule change it"
+        message = f"{what}: learning rate {rate:g}{warm}; use --lr and --schedule to change it"
     if _adapts(config) and not pretrained:
-        message = "the model's weights are random, and LoRA leaves them so; give pretrained ones"
+        message = "the weights of the model are random, and LoRA does not train them; use pretrained weights"
     return chosen, message
 
 
@@ -129,8 +129,8 @@ def with_model_options(recipe: Recipe, config: RunConfig) -> RunConfig:
     """
     if recipe.pretrained and not is_pretrained(config):
         raise InputError(
-            f"{recipe.name!r} is for pretrained models: name one with its weights, such as "
-            "model='resnet50.tv_in1k', or give weights= a file."
+            f"{recipe.name!r} requires a pretrained model: set one with its weights, such as "
+            "model='resnet50.tv_in1k', or set weights= to a file."
         )
     known = models.options_of(config.model) if config.model else []
     own = {name: value for name, value in recipe.model.items() if name in known}

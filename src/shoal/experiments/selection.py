@@ -89,7 +89,7 @@ def sweep(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> Sweep:
     planned: dict[Key, str] = {}
     for config in configs:
         if planned.setdefault(key := key_of(config), config.identity) != config.identity:
-            raise InputError(f"two runs that differ are both {key}; compare them apart.")
+            raise InputError(f"two different runs are both {key}; compare them separately.")
     known = {identity: key for key, identity in planned.items()}
     done = [r for r in records if r.status != "failed" and r.config.identity in known]
     return Sweep(tuple(planned), {(key := known[r.config.identity]): _run(r, key) for r in done})
@@ -101,7 +101,7 @@ def _run(record: RunRecord, key: Key) -> Run:
         if not set(key.left_out) <= set(point.inside) or not set(point.outside) - set(key.left_out):
             raise InputError(
                 f"the record of run {record.config.identity} lacks scores at step {point.step} to select by; "
-                "remove it, and the run is done again."
+                "remove it to repeat the run."
             )
     metrics = [s["metric"] for m in record.history for s in m["scores"].values()]
     return Run(key, points, metrics[0] if metrics else "accuracy", record.status != "finished")

@@ -41,7 +41,7 @@ def need_scipy() -> Any:
     try:
         return importlib.import_module("scipy.special")
     except ImportError as error:
-        raise InputError("statistics need SciPy: pip install 'shoal[stats]'.") from error
+        raise InputError("statistics require SciPy: pip install 'shoal[stats]'.") from error
 
 
 # Mean and spread

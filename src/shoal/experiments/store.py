@@ -44,46 +44,63 @@ def _stamp(path: str | Path) -> Stamp:
 
 
 class Store:
-    """A folder of records: one JSON file per run, named by the run's identity.
+    """A folder of records: one JSON file per run, named by the identity of the run.
 
-    A run at work has its log and checkpoints in ``working/IDENTITY`` until its record is kept; predictions
-    stay in ``predictions/IDENTITY``. With ``weights=True``, for runs that differ in their seed alone, each
-    run keeps a whole folder ``seed-N`` with its weights and its record in it.
+    An active run has its log and checkpoints in ``working/IDENTITY`` until its record is saved; predictions
+    are in ``predictions/IDENTITY``. With ``weights=True``, for runs that differ only in their seed, each run
+    keeps a whole folder ``seed-N`` with its weights and record.
 
-    The folder may be on a file system that several machines share. What holds there:
+    The folder may be on a file system that several machines share:
 
-    - A record appears whole or not at all, and only after it is there does a worker report it.
-    - A run has one worker at a time (:meth:`claimed`), from the search for its record until the record is
-      kept. One that is started while another still has the run, such as one that a killed command has left,
-      waits and then finds the record, or resumes from the checkpoints.
-    - Where the file system has no locks, two workers may do a run in parallel. Checkpoints are written whole
-      and named by their content, and both come to the same record: only time is lost.
+    - Records are written atomically, and a worker reports a record only after it is written.
+    - A run has one worker at a time (:meth:`claimed`). A second worker of the same run, such as one left by a
+      killed command, waits and then finds the record, or resumes from the checkpoints.
+    - If the file system has no locks, two workers may do a run in parallel. Checkpoints are written
+      atomically and named by their content, and both produce the same record: only time is lost.
 
     >>> from shoal.experiments.config import RunConfig
     >>> Store("empty").find(RunConfig("linear", "erm", steps=4)) is None
     True
+
+    Args:
+        folder: folder of the records.
+        weights: keep the weights of each run.
     """
 
     def __init__(self, folder: str | Path, *, weights: bool = False) -> None:
         self.folder, self.weights = Path(folder), weights
         if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{str(folder)!r} is a file; records need a folder.")
+            raise InputError(f"{str(folder)!r} is a file; records require a folder.")
         self._read: dict[Path, tuple[Stamp, RunRecord]] = {}
         self._locks: IO[bytes] | None = None
 
     @property
     def resume(self) -> str:
-        """What resumes runs that were stopped."""
+        """The command that resumes interrupted runs."""
         return f"shoal resume {self.folder}" if self.weights else "the same command again"
 
     def path(self, config: RunConfig) -> Path:
+        """Return the path of the record of a run.
+
+        Args:
+            config: configuration of the run.
+        """
         return self.workplace(config) / "record.json" if self.weights else self._named("", config, ".json")
 
     def workplace(self, config: RunConfig) -> Path:
-        """The folder of a run at work, with its log and checkpoints."""
+        """Return the folder of an active run, with its log and checkpoints.
+
+        Args:
+            config: configuration of the run.
+        """
         return self.folder / f"seed-{config.seed}" if self.weights else self._named("working", config)
 
     def predictions(self, config: RunConfig) -> Path:
+        """Return the folder of the predictions of a run.
+
+        Args:
+            config: configuration of the run.
+        """
         return self.workplace(config) / "predictions" if self.weights else self._named("predictions", config)
 
     def _named(self, folder: str, config: RunConfig, ending: str = "") -> Path:
@@ -99,17 +116,33 @@ class Store:
         tell: Callable[[int, str], None],
         how: Mapping[str, Any],
     ) -> RunRecord:
-        """What a worker does: the run itself, in its :meth:`workplace`."""
+        """Do a run in its :meth:`workplace`; called by workers.
+
+        Args:
+            config: configuration of the run.
+            device: device.
+            tell: called with the step and a note on progress.
+            how: options that do not change results.
+        """
         from shoal.experiments import run  # needs torch
 
         place = self.workplace(config)
         return run.run(config, device, tell, place, how, None, self.resume, self.weights)
 
     def save(self, record: RunRecord) -> None:
+        """Write a record.
+
+        Args:
+            record: the record.
+        """
         write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict).encode())
 
     def keep(self, record: RunRecord) -> None:
-        """Predictions, then the record; then nothing else of the run is needed."""
+        """Write the predictions and the record, then remove the working files.
+
+        Args:
+            record: the record.
+        """
         if self.weights:  # the run itself has written them
             return
         made, kept = self.workplace(record.config) / "predictions", self.predictions(record.config)
@@ -121,14 +154,24 @@ class Store:
         shutil.rmtree(self.workplace(record.config), ignore_errors=True)
 
     def fail(self, config: RunConfig, error: str, traceback: str = "") -> RunRecord:
-        """Records that a run failed; its checkpoints stay, and the next call does it again."""
+        """Record that a run failed; its checkpoints are kept, and the next call repeats it.
+
+        Args:
+            config: configuration of the run.
+            error: error message.
+            traceback: traceback.
+        """
         record = RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback)
         with contextlib.suppress(OSError):  # a full disk
             self.save(record)
         return record
 
     def look(self, config: RunConfig) -> RunRecord | None:
-        """The record of a run whatever its status; one of another run in its place is refused."""
+        """Return the record of a run, whatever its status, or ``None``.
+
+        Args:
+            config: configuration of the run.
+        """
         path = self.path(config)
         if self.weights:
             check_same_run(path.parent, config)
@@ -143,9 +186,11 @@ class Store:
         return self._read[path][1]
 
     def find(self, config: RunConfig, *, fresh: bool = False) -> RunRecord | None:
-        """The record of a run that finished or diverged.
+        """Return the record of a run that finished or diverged, or ``None``.
 
-        With ``fresh`` a network file system is kept from answering by what it remembers.
+        Args:
+            config: configuration of the run.
+            fresh: bypass the cache of a network file system.
         """
         if fresh:
             with contextlib.suppress(OSError), os.scandir(self.path(config).parent):
@@ -154,16 +199,24 @@ class Store:
         return None if record is None or record.status == "failed" else record
 
     def missing(self, configs: Iterable[RunConfig]) -> list[RunConfig]:
-        """Those still to do, failed ones included; a record that cannot be used raises now, before work."""
+        """Return the runs that are missing, including failed ones; unusable records raise an error.
+
+        Args:
+            configs: configurations of the runs.
+        """
         return [c for c in configs if self.find(c) is None]
 
     def found(self, configs: Iterable[RunConfig]) -> list[RunRecord]:
-        """The records there are of these configurations, under the labels they have here."""
+        """Return the existing records of these configurations, with their labels.
+
+        Args:
+            configs: configurations of the runs.
+        """
         pairs = ((config, self.find(config)) for config in configs)
         return [replace(record, config=config) for config, record in pairs if record is not None]
 
     def all(self) -> list[RunRecord]:
-        """Every record, of failed runs too."""
+        """Return all records, including those of failed runs."""
         return [
             read_record(p)
             for p in sorted(self.folder.glob("seed-*/record.json" if self.weights else "*.json"))
@@ -183,9 +236,16 @@ class Store:
         return self.claims.read_text()
 
     def claim(self, config: RunConfig, lock: bool = True) -> bool:
-        """Takes the run for this process, or gives it back; False where another process has it.
+        """Lock a run for this process, or release it.
 
-        The lock ends with the process, however that ends.
+        The lock ends with the process.
+
+        Args:
+            config: configuration of the run.
+            lock: lock, or release.
+
+        Returns:
+            Whether it succeeded; ``False`` if another process has the run.
         """
         if fcntl is None:
             return True
@@ -202,7 +262,12 @@ class Store:
 
     @contextlib.contextmanager
     def claimed(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
-        """Within the block no other process has the run; calls ``wait`` now and then while another has it."""
+        """Lock a run within the block.
+
+        Args:
+            config: configuration of the run.
+            wait: called from time to time while another process has the run.
+        """
         while not self.claim(config):
             wait()
             time.sleep(0.2)
@@ -214,7 +279,12 @@ class Store:
     # Several seeds
 
     def plan(self, configs: Iterable[RunConfig], how: Mapping[str, Any]) -> None:
-        """Writes down all that is to be run here, for `shoal resume`; refuses other runs than before."""
+        """Write the list of runs, for `shoal resume`; a different existing list raises an error.
+
+        Args:
+            configs: configurations of the runs.
+            how: options that do not change results.
+        """
         configs = list(configs)
         self.missing(configs)
         content = {"runs": [c.to_dict() for c in configs], "how": dict(how)}
@@ -230,7 +300,7 @@ class Store:
                     folder.rmdir()
 
     def planned(self) -> tuple[list[RunConfig], dict[str, Any]] | None:
-        """What :meth:`plan` wrote, each run as it was begun; ``None`` where there is no plan."""
+        """Return what :meth:`plan` wrote, or ``None``."""
         path = self.folder / PLAN
         if not path.exists():
             return None

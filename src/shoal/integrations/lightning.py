@@ -52,7 +52,7 @@ _Callback: Any = pl.Callback
 
 
 def prepared(loader: DataLoader[Any], trainer: Any) -> DataLoader[Any]:
-    """Configures a loader's ``DomainBatchSampler`` for this process, gradient accumulation and resuming.
+    """Configure the ``DomainBatchSampler`` of a loader for this process, gradient accumulation and resuming.
 
     Return its result from ``train_dataloader`` of a LightningModule or LightningDataModule. Each process gets
     its part of every batch; with ``accumulate_grad_batches=k`` each batch is split into k pieces; and
@@ -78,7 +78,7 @@ def prepared(loader: DataLoader[Any], trainer: Any) -> DataLoader[Any]:
 
 
 class FishCallback(_Callback):
-    """Adapts Lightning's Trainer to :class:`~shoal.optim.Fish`.
+    """Callback that adapts the Trainer of Lightning to :class:`~shoal.optim.Fish`.
 
     - Validation uses the slow weights, those after the last complete inner loop.
     - ``gradient_clip_val`` works in mixed precision. Lightning by itself refuses it for optimizers that

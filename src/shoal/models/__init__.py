@@ -13,6 +13,7 @@ import torch
 
 from shoal.errors import InputError, check_names, unknown_name
 from shoal.models import backbones, language, lora
+from shoal.models.batchnorm import freeze_batchnorm
 from shoal.models.feature_model import FeatureModel
 from shoal.models.features import FeatureExtractor
 from shoal.models.layers import parameter_groups
@@ -20,28 +21,48 @@ from shoal.registry import MODELS as registry
 from shoal.registry import spelled
 from shoal.settings import check, checked, settings
 
-__all__ = ["FeatureExtractor", "FeatureModel", "build", "options_of", "parameter_groups", "registry"]
+__all__ = [
+    "FeatureExtractor",
+    "FeatureModel",
+    "build",
+    "freeze_batchnorm",
+    "options_of",
+    "parameter_groups",
+    "registry",
+]
 
 
 @checked
 def build(
     name: str, *, input_shape: Sequence[int], classes: int | None, seed: int, **options: Any
 ) -> FeatureModel:
-    """The model called ``name`` for inputs of ``input_shape``, without the batch.
+    """Build a model by name.
 
-    It is one of ours, of timm's, or an encoder of text of transformers', by its name or its folder.
+    The initial weights depend only on ``seed``, and other random numbers do not depend on them.
 
-    ``options`` are the model's own, such as its ``width``.
+    >>> model = build("mlp", input_shape=(4,), classes=3, seed=0, width=32)
+    >>> model(torch.zeros(2, 4)).shape
+    torch.Size([2, 3])
 
-    ``classes`` is ``None`` for regression: one output, of shape (B,). The initial weights depend on ``seed``
-    alone, whatever was drawn before and whatever the default device, and nothing drawn later depends on them.
+    Args:
+        name: name of a model of Shoal or timm, or name or folder of a text encoder of transformers.
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression: one output, of shape (B,).
+        seed: random seed of the initial weights.
+        **options: options of the model, such as its ``width``.
+
+    Returns:
+        The model.
+
+    Raises:
+        InputError: the model or an option is unknown, or the model does not take inputs of this shape.
     """
     if classes is not None and classes < 2:
         raise InputError(f"classes must be at least 2, or None for regression; not {classes!r}.")
     if not name:
         raise InputError(
-            f"no model is known for examples of shape {tuple(input_shape)}; name one "
-            f"({', '.join(registry.names())}) or pass a module of your own."
+            f"there is no default model for examples of shape {tuple(input_shape)}; name one "
+            f"({', '.join(registry.names())}) or pass your own module."
         )
     maker = _maker(name)
     options = check_options(name, options)
@@ -59,7 +80,11 @@ def names_weights(name: str) -> bool:
 
 
 def options_of(name: str) -> list[str]:
-    """The options that the model called ``name`` takes."""
+    """Return the names of the options of a model.
+
+    Args:
+        name: name of the model.
+    """
     return list(settings(_maker(name)))[2:]
 
 

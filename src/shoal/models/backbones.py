@@ -60,21 +60,24 @@ def build(
     lora_dropout: Dropout = 0.0,
     lora_targets: list[str] | str | None = None,
 ) -> FeatureModel:
-    """timm's ``name`` without its classifier, and a linear head of our own.
+    """Build a timm model without its classifier, with a linear head.
 
     Args:
-        pretrained: with timm's weights, which it fetches and keeps: those that the name says, as in
-            ``resnet50.tv_in1k``, else timm's default (default: where the name says which). From a file see
-            ``--weights``.
-        freeze_batchnorm: BatchNorm keeps the statistics it comes with, also in training (default: where the
-            weights are pretrained or from a file, as DomainBed had it when its results were published): small
-            batches of one domain would spoil them. Its scale and shift are trained.
-        frozen: only the head is trained, on features of the images as they are evaluated.
-        dropout: the share of features left out in training, before the head.
-        lora: train low-rank adapters of this rank and the head, by peft, and nothing else; BatchNorm is
+        name: name of the model in timm.
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        pretrained: use the weights of timm, which it downloads and caches: those in the name, as in
+            ``resnet50.tv_in1k``, otherwise the default of timm (default: if the name includes weights). For
+            weights from a file, see ``--weights``.
+        freeze_batchnorm: do not update BatchNorm statistics in training, since small batches of one domain
+            would distort them; scale and shift are trained (default: if the weights are pretrained or from a
+            file, as in the published results of DomainBed).
+        frozen: train only the head, on features of images without augmentation.
+        dropout: dropout rate of the features.
+        lora: rank of low-rank adapters (with peft); only these and the head are trained, and BatchNorm is
             frozen.
-        lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
-        lora_dropout: the share of an adapter's inputs left out in training.
+        lora_alpha: scale of the adapters, ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
+        lora_dropout: dropout rate of the inputs of the adapters.
         lora_targets: names of linear layers, or their last parts, that get adapters (default: the layer
             ``qkv`` of attention, or its query and value projections).
     """
@@ -89,7 +92,7 @@ def build(
     except (OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise InputError(
-            f"the weights of {name!r} cannot be had ({first}); give a file in --weights."
+            f"the weights of {name!r} cannot be loaded ({first}); set a file with --weights."
         ) from error
     config = timm.data.resolve_model_data_config(body)
     if lora is not None:

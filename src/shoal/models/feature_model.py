@@ -12,15 +12,17 @@ from shoal.errors import InputError
 
 
 class FeatureModel(nn.Module):
-    """``head(features(x))``, for algorithms that use the features.
+    """A model with explicit features, ``head(features(x))``, for algorithms that use them.
 
-    ``features`` must give what ``head`` takes; nothing is reshaped in between.
+    Args:
+        features: module that computes the features.
+        head: module that computes the output from them; nothing is reshaped in between.
     """
 
     recipe: Mapping[str, Any] | None = None
-    """The name and options that :func:`shoal.models.build` made it by."""
+    """Name and options with which :func:`shoal.models.build` built it."""
     weights: str = ""
-    """Which pretrained weights it began with, where :func:`shoal.models.build` put some into it."""
+    """Pretrained weights that :func:`shoal.models.build` loaded, if any."""
 
     def __init__(self, features: nn.Module, head: nn.Module) -> None:
         super().__init__()

@@ -66,7 +66,7 @@ class FeatureExtractor:
         if layer is None and not any(isinstance(m, nn.Linear) for m in self._root.modules()):
             raise InputError(
                 f"features: {_name(self._root)} has no linear layer (nn.Linear) whose input they could be; "
-                f"features='layer.name' says which layer returns them{_such_as(self._root)}."
+                f"set features='layer.name' to the layer that returns them{_such_as(self._root)}."
             )
         self._takes_input: bool | None = None
         self._detached()
@@ -323,7 +323,7 @@ class _Trial:
             last = f"has an output that comes from {blocking or 'something else'}"
             raise InputError(
                 f"features: {_name(self.model)} {last}, not from a linear layer (nn.Linear) whose input they "
-                f"could be; features='layer.name' says which layer returns them{_such_as(self.model)}."
+                f"could be; set features='layer.name' to the layer that returns them{_such_as(self.model)}."
             )
         (calls,) = candidates.values()
         call = calls[0]

@@ -29,7 +29,9 @@ def find_head(model: nn.Module, x: Any) -> nn.Module:
         args, kwargs = arguments(model, x)
         extractor.find(*args, **kwargs)
     except InputError as error:
-        raise InputError(f"{type(model).__name__} has no head that can be found: {error} {hint}") from error
+        raise InputError(
+            f"{type(model).__name__} has no head that can be identified: {error} {hint}"
+        ) from error
     if extractor.linear is None or not extractor.is_output:
         raise InputError(
             f"{type(model).__name__} has no head: its last linear layer does not return its output. {hint}"

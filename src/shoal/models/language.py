@@ -50,25 +50,27 @@ def build(
     lora_dropout: Dropout = 0.0,
     lora_targets: list[str] | str | None = None,
 ) -> FeatureModel:
-    """The encoder called ``name`` (or in the folder of that name) and a linear head.
+    """Build a text encoder with a linear head.
 
-    Features are what its published classifier has before the last layer: DistilBERT's state of the first
-    token through a linear layer and a ReLU, BERT's and others' pooled state of it. The new layers start as
-    they do there, from a normal distribution, biases at zero. Inputs are mappings with ``input_ids`` and
-    ``attention_mask`` (B, L).
+    The features are those before the last layer of the published classifier: for DistilBERT, the state of the
+    first token after a linear layer and ReLU; for BERT and others, its pooled state. New layers are
+    initialized as there, from a normal distribution with zero biases. Inputs are mappings with ``input_ids``
+    and ``attention_mask`` (B, L).
 
     Args:
-        pretrained: with the published weights, or those in the folder; otherwise random ones. Weights are
-            read as weights only, and code that comes with a model is not run.
-        dropout: the share of features left out in training, before the head; by default what the published
-            classifier has.
-        attention: how transformers computes it; ``eager`` has second derivatives on every device.
-        lora: train low-rank adapters of this rank and the head, by peft, and nothing else. What the weights
-            lack, as RoBERTa's lack the pooler, is new and trained too.
-        lora_alpha: adapters are multiplied by ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
-        lora_dropout: the share of an adapter's inputs left out in training.
-        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query
-            and value projections of attention).
+        name: name or folder of the encoder.
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        pretrained: use the published weights, or those in the folder; otherwise random ones. Only weights are
+            read, and code that comes with a model is not executed.
+        dropout: dropout rate of the features (default: that of the published classifier).
+        attention: attention implementation of transformers; ``eager`` has second derivatives on every device.
+        lora: rank of low-rank adapters (with peft); only these and the head are trained, and layers that are
+            missing in the weights, such as the pooler of RoBERTa.
+        lora_alpha: scale of the adapters, ``lora_alpha`` / ``lora`` (default: 2 · ``lora``).
+        lora_dropout: dropout rate of the inputs of the adapters.
+        lora_targets: names of linear layers, or their last parts, that get adapters (default: the query and
+            value projections of attention).
     """
     if len(input_shape) != 1 or input_shape[0] < 1:
         raise InputError(f"model {name!r} takes text, input_shape (tokens,); not {input_shape}.")
@@ -138,7 +140,8 @@ def _pretrained(source: Source, config: Any, attention: str | None) -> tuple[nn.
     if lacking:
         raise InputError(
             f"the weights of {source.name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: "
-            "they are another model's than config.json says. Random ones: --model-set pretrained=false."
+            "they belong to a different model than config.json. For random weights: --model-set "
+            "pretrained=false."
         )
     encoder: nn.Module = model.float()
     return encoder, [p for n, p in encoder.named_parameters() if n in info["missing_keys"]]
@@ -197,13 +200,13 @@ def _check_reads(name: str, features: Encoder) -> None:
             one, other = features.eval()({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise InputError(f"model {name!r} is no encoder of text: {first}") from error
+        raise InputError(f"model {name!r} is not a text encoder: {first}") from error
     finally:
         features.train(mode)
     if torch.equal(one, other):
         raise InputError(
-            f"model {name!r} reads from left to right: its first token knows nothing of the text. Give an "
-            "encoder, such as BERT."
+            f"model {name!r} is a left-to-right model: its first token has no information about the text. "
+            "Use an encoder, such as BERT."
         )
 
 
@@ -220,7 +223,7 @@ class Encoder(nn.Module):
     def forward(self, x: Mapping[str, Tensor]) -> Tensor:
         if not isinstance(x, Mapping) or "input_ids" not in x or "attention_mask" not in x:
             raise InputError(
-                f"a model of text takes a mapping with input_ids and attention_mask, not {_what(x)}."
+                f"a text model takes a mapping with input_ids and attention_mask, not {_what(x)}."
             )
         seen = self.body(input_ids=x["input_ids"], attention_mask=x["attention_mask"])
         if self.layer is None and (pooled := getattr(seen, "pooler_output", None)) is not None:

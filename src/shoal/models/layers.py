@@ -105,23 +105,27 @@ def parameter_groups(
     layer_decay: Annotated[float, Range(above=0, most=1)] | None = None,
     x: Any = None,
 ) -> list[dict[str, Any]]:
-    """Groups of a pretrained model's parameters with learning rates of their own, for any optimizer. ::
+    """Create parameter groups with separate learning rates for a pretrained model, for any optimizer. ::
 
         optimizer = torch.optim.AdamW(parameter_groups(model, 1e-3, layer_decay=0.75, x=images))
 
-    The head has the learning rate ``head_lr``, by default ``lr``; what is k layers below it has lr · d^k,
-    with d = ``layer_decay``. The layers are those of :func:`find_layers`. Frozen parameters are left out.
+    k layers below the head, the learning rate is lr · d^k, with d = ``layer_decay``. The layers are those of
+    :func:`find_layers`. Frozen parameters are not included.
 
     Args:
-        lr: the learning rate.
-        head_lr: that of the head, which is new where the rest is pretrained.
-        layer_decay: d; 1, the default, is the same learning rate for all layers.
-        x: a batch of inputs, to find the head by a trial pass; a :class:`FeatureModel` needs none.
+        model: pretrained model.
+        lr: learning rate.
+        head_lr: learning rate of the head (default: ``lr``).
+        layer_decay: d (default: 1, the same learning rate for all layers).
+        x: batch of inputs, to find the head in a forward pass; not needed for a :class:`FeatureModel`.
+
+    Returns:
+        Parameter groups.
 
     Reference: Clark et al., ELECTRA, ICLR 2020; Bao et al., BEiT, ICLR 2022 (layer-wise learning-rate decay).
     """
     if x is None and not isinstance(model, FeatureModel):
-        raise InputError("x is missing: the head is found by a trial pass on x, a batch of inputs.")
+        raise InputError("x is missing: it is a batch of inputs, needed to find the head in a forward pass.")
     head = find_head(model, x)
     depths, own = find_layers(model, head).depths(model, head), set(head.parameters())
     groups: dict[float, list[nn.Parameter]] = {}

@@ -39,16 +39,16 @@ def check(options: Mapping[str, Any]) -> None:
     if options.get("lora") is None:
         for name in ("lora_alpha", "lora_dropout", "lora_targets"):
             if options.get(name):
-                raise InputError(f"{name}={options[name]!r} needs lora=, the rank of the adapters.")
+                raise InputError(f"{name}={options[name]!r} requires lora=, the rank of the adapters.")
         return
     if options.get("frozen"):
         raise InputError(
-            "lora= trains adapters in the backbone, frozen= (freeze_backbone=) trains none; give one."
+            "lora= trains adapters in the backbone, frozen= (freeze_backbone=) trains none; specify only one."
         )
     if options.get("freeze_batchnorm") is False:
         raise InputError("freeze_batchnorm=False, but lora= trains adapters and the head only.")
     if importlib.util.find_spec("peft") is None:
-        raise InputError("LoRA needs peft: pip install 'shoal[lora]'.")
+        raise InputError("LoRA requires peft: pip install 'shoal[lora]'.")
 
 
 def inject(
@@ -69,7 +69,7 @@ def inject(
     """
     linear = [n for n, module in body.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise InputError(f"lora: model {name!r} has no linear layers, and LoRA adapts only these.")
+        raise InputError(f"lora: model {name!r} has no linear layers, which LoRA requires.")
     wanted = _usual(name, linear) if targets is None else [targets] if isinstance(targets, str) else targets
     chosen: list[str] = []
     for target in wanted:
@@ -80,7 +80,7 @@ def inject(
             )
         chosen += found
     if not chosen:
-        raise InputError(f"lora_targets names no layers; {_choices(linear)}.")
+        raise InputError(f"lora_targets is empty; {_choices(linear)}.")
     allow_torchvision()  # peft imports transformers
     peft: Any = importlib.import_module("peft")
     pattern = "|".join(map(re.escape, chosen))

@@ -13,7 +13,13 @@ from shoal.settings import Range
 def build(
     input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(1, 2**14)] = 64
 ) -> FeatureModel:
-    """Two hidden layers of ``width``, ReLU after each."""
+    """Build a multilayer perceptron with two hidden layers and ReLU.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: width of the hidden layers.
+    """
     features = nn.Sequential(
         nn.Linear(flat_width("mlp", input_shape), width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
     )

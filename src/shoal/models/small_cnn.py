@@ -11,5 +11,11 @@ from shoal.settings import Range
 def build(
     input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(8, 2**14, multiple=8)] = 32
 ) -> FeatureModel:
-    """Three convolutions, the last two of stride 2 and twice as wide as the first."""
+    """Build a network of three convolutions, the last two with stride 2 and twice the width.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: number of channels of the first convolution.
+    """
     return convolutions("small-cnn", input_shape, classes, [width, 2 * width, 2 * width], [1, 2, 2])

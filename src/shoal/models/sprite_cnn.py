@@ -18,7 +18,13 @@ CHANNELS = {64: (1, 1, 2, 4, 4), 32: (1, 1, 2, 4)}
 def build(
     input_shape: tuple[int, ...], classes: int | None, width: Annotated[int, Range(1, 2**14)] = 32
 ) -> FeatureModel:
-    """4 × 4 convolutions of stride 2, with ReLU, down to one pixel: five for 64 × 64, four for 32 × 32."""
+    """Build a network of 4 × 4 convolutions with stride 2: five for 64 × 64 images, four for 32 × 32.
+
+    Args:
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: number of channels of the first convolution.
+    """
     if len(input_shape) != 3 or input_shape[0] < 1 or input_shape[1:] not in [(s, s) for s in CHANNELS]:
         raise InputError(f"model 'sprite-cnn' takes images (c, 64, 64) or (c, 32, 32); not {input_shape}.")
     widths = [input_shape[0], *(width * c for c in CHANNELS[input_shape[1]])]

@@ -17,18 +17,18 @@ def build(
     depth: Annotated[int, Range(0, 1000)] = 1,
     dropout: Annotated[float, Range(0, below=1)] = 0.5,
 ) -> FeatureModel:
-    """A linear layer, then ``depth`` blocks that each add to what they get; a linear head.
+    """Build a residual network for tables: a linear layer, ``depth`` residual blocks and a linear head.
 
-    Nothing stands between the first layer and the head but additions, and blocks begin by adding nothing: so
-    training starts from a linear model, which on small tables is hard to beat, and departs from it as far as
-    the data ask. LayerNorm within the blocks, not BatchNorm: an example's output must not depend on which
-    domains share its batch.
+    The blocks are initialized to zero, so that training starts from a linear model, which is a strong
+    baseline on small tables. The blocks use LayerNorm instead of BatchNorm, because the output for an example
+    must not depend on the domains in its batch.
 
     Args:
-        width: numbers between blocks and within.
-        depth: how many blocks; a second one is for tables of many thousands of rows, 0 is a linear model.
-        dropout: the share of numbers left out within each block, in training. It may be large: what is
-            linear does not pass through it.
+        input_shape: shape of an input, without the batch dimension.
+        classes: number of classes, or ``None`` for regression.
+        width: width of the blocks.
+        depth: number of blocks; 2 for tables of many thousands of rows, 0 for a linear model.
+        dropout: dropout rate within each block. It can be large, because the linear part bypasses it.
     """
     inputs = flat_width("tabular", input_shape)
     blocks = [Block(width, dropout) for _ in range(depth)]

@@ -85,7 +85,7 @@ def _check(trees: Trees, *incompatible: Any) -> None:
         if bool(((values < least) | (values >= end)).any()):
             raise InputError(f"the trees are damaged: {name!r} has a number that is out of range.")
     if bool(((trees.left == own) != (trees.right == own)).any()):
-        raise InputError("the trees are damaged: a node has one child alone.")
+        raise InputError("the trees are damaged: a node has only one child.")
     for name, values in (("threshold", trees.threshold), ("value", trees.value)):
         if bool(values.isnan().any()) or (name == "value" and not bool(values.isfinite().all())):
             raise InputError(f"the trees are damaged: {name!r} has a number that is not finite.")

@@ -183,7 +183,7 @@ def _until(result: Mapping[str, Any]) -> str:
     if left is None:
         return "the end"
     before = result["steps"].index(left) - 1
-    return str(result["steps"][before]) if before >= 0 else "never there"
+    return str(result["steps"][before]) if before >= 0 else "never"
 
 
 def reading(results: Sequence[Mapping[str, Any]], printed: Mapping[str, Sequence[float]]) -> str:
@@ -199,16 +199,20 @@ def reading(results: Sequence[Mapping[str, Any]], printed: Mapping[str, Sequence
     weights = "; ".join(f"{n}: {100 * a:.0f}/{100 * b:.0f}" for n, (a, b) in printed.items())
     everyone = "every method" if len(fallen) == len(free) else ", ".join(fallen)
     until = {name: _until(result) for name, result in free.items()}
-    return f"""Without weight decay {everyone} ends at 97/57: the table then says when a method stops being
-invariant, not whether. At the same effective rate ERM leaves 93/93 after step {until["ERM"]}, Fish after \
+    return f"""Without weight decay {everyone} ends at 97/57: the table shows when a method stops being
+invariant, not whether. At the same effective learning rate ERM leaves 93/93 after step {
+        until["ERM"]
+    }, Fish after \
 {until["Fish"]},
-normalised IDGM after {until["IDGM, normalised, γ=0.1"]}. IGA, which the paper says equals ERM here, does
-so with λ=1 (after {until["IGA, λ=1"]}); with λ=100 it too stays longer (after {until["IGA, λ=100"]}).
-With weight decay {decay:g}, which the paper does not mention and we chose
-after seeing the outcome, end points differ:
+normalised IDGM after {
+        until["IDGM, normalised, γ=0.1"]
+    }. IGA, which is equal to ERM here according to the paper, does
+so with λ=1 (after {until["IGA, λ=1"]}); with λ=100 it also stays longer (after {until["IGA, λ=100"]}).
+With weight decay {decay:g}, which the paper does not mention and which was chosen
+after seeing the results, the end points differ:
   93/93  {invariant}
   97/57  {lost}
-What decides is the sign of w1 + b at the end, and it may be a matter of the third decimal:
+The end point is determined by the sign of w1 + b, which can depend on the third decimal:
 {nearest["row"]["label"]} has {margin(nearest):+.3f}.
 The weights the paper prints give, with the rule W·x + b > 0, {weights};
-in its IDGM and Fish row w1 + b is exactly 0, so that row stands on the decision boundary."""
+in its IDGM and Fish row w1 + b is exactly 0, so that row is on the decision boundary."""

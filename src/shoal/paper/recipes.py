@@ -55,7 +55,9 @@ class Changes:
 
     def __post_init__(self) -> None:
         if self.leaderboard and self.seeds is not None:
-            raise InputError(f"leaderboard and seeds={self.seeds} both say how many runs; give one of them.")
+            raise InputError(
+                f"leaderboard and seeds={self.seeds} both set the number of runs; specify only one of them."
+            )
 
 
 @dataclass(frozen=True)

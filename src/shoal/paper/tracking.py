@@ -141,13 +141,13 @@ def run(
 ) -> RunRecord:
     """Both trainings of one seed; gradients are compared every ``how["track_every"]``-th iteration."""
     if together():
-        raise InputError("shoal track trains two models in one process; start it without torchrun.")
+        raise InputError("shoal track trains two models in one process; run it without torchrun.")
     options = {name: value for name, value in (how or {}).items() if name not in ("runner", "track_every")}
     fish = prepare(config, device, how=options)
     alone: dict[str, Any] = {"domains_per_step": 1, "settings": {}, "draw": "pooled", "warm_start": None}
     erm = prepare(replace(config, algorithm="erm", **alone), device, how=options)
     if fish.sampler.domains_per_step < 2:
-        raise InputError("an inner product between domains needs at least 2 of them per step.")
+        raise InputError("an inner product between domains requires at least 2 domains per step.")
     with world(fish.device, fish.options.deterministic), Signals(watch=False) as signals:
         return Pair(fish, erm, (how or {}).get("track_every", 1)).run(config, signals, tell)
 
@@ -256,7 +256,7 @@ class Pair:
     def read(self, step: int) -> str:
         """Takes what was measured off the device; the error, where a loss was not finite."""
         lost = [name for name, side in self.sides.items() if not side.read()]
-        where = f"was not finite by iteration {step + 1}; lower the learning rate."
+        where = f"became non-finite by iteration {step + 1}; lower the learning rate."
         return f"seed {self.seed}: the loss of {lost[0]} {where}" if lost else ""
 
     def _batches(self, stop: int) -> Iterator[list[DomainBatch]]:
@@ -449,7 +449,7 @@ def words(results: Sequence[Mapping[str, Any]]) -> str:
         when = f"over the last {len(tail):,} measurements ({span})"
     return (
         f"Gradients {when}, scores at the last; {over}, on {devices}.\n"
-        "Before and after an update, on the minibatches of that update."
+        "Before and after an update: on the minibatches of that update."
     )
 
 

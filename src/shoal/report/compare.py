@@ -1,4 +1,4 @@
-"""A comparison of algorithms in a table, in words, as CSV and as a picture."""
+"""Tables, text, CSV and the figure of a comparison of algorithms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
             *(written(clean(name)) for name in shown),
             *([f"average {metric}", "worst domain"] if several else []),
             *(f"average {name}" if several else name for name in also),
-            *([f"against {baseline}"] if baseline else []),
+            *([f"difference to {baseline}"] if baseline else []),
             *(["95 % interval"] if intervals else []),
             f"validation {metric}",
         ]
@@ -129,38 +129,37 @@ def words(result: Mapping[str, Any]) -> list[str]:
     metric, seeds = result["metric"] or "score", len(result["seeds"])
     better = "(lower is better) " if result["lower_is_better"] else "(higher is better) "
     unit = "in percent " if metric == "accuracy" else better if result["metric"] else ""
-    over = (
-        f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"seed {result['seeds'][0]} alone"
-    )
+    over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else f"only seed {result['seeds'][0]}"
     tried = result["search"]
-    draws = f"its default hyperparameters and {_many(tried - 1, 'random trial')}"
-    choice = "Hyperparameters and step are those" if tried > 1 else "The step is the one"
+    draws = f"the defaults and {_many(tried - 1, 'trial')} of random search"
+    choice = "Selected: the trial and step" if tried > 1 else "Selected: the step"
     lines = [
-        f"{metric[:1].upper()}{metric[1:]} {unit}in a held-out domain; {over}.",
-        f"Each algorithm and seed tried {draws if tried > 1 else 'its default hyperparameters'}.",
-        f"{choice} with the best validation {metric} in the training domains.",
+        f"{metric[:1].upper()}{metric[1:]} {unit}on held-out domains; {over}.",
+        f"Hyperparameter trials per algorithm and seed: {draws if tried > 1 else 'the defaults'}.",
+        f"{choice} with the best validation {metric} on the training domains.",
     ]
     if count := result.get("folds"):
-        lines.append(f"Domains were held out together in {count} folds; each has its own score.")
+        lines.append(f"Domains were held out in {count} groups; each domain is scored separately.")
     scored = sum(sum(row["chosen"].values()) for row in result["rows"])
     usual = sum(row["chosen"].get("0", 0) for row in result["rows"])
     if tried > 1 and scored:
-        lines.append(f"The defaults were chosen in {usual} of {scored} trials.")
+        lines.append(f"The default hyperparameters were selected in {usual} of {scored} cases.")
     fits = result.get("fits", 0)
     ran = result["runs"] - result["runs_missing"] - fits
     on = f" on {', '.join(result['devices'])}" if result["devices"] else ""
-    more = f" and {fits:,} of scikit-learn" if fits else ""
+    more = f", and {fits:,} fits of scikit-learn models" if fits else ""
     took = _hours(result["seconds"])
     lines.append(f"{ran:,} runs of {result['steps']:,} steps{on}{more}, {took} of training.")
     if has_intervals(result):
         lines.append(
-            f"The 95 % interval is of the difference to {result['baseline']}, paired by domain over "
-            f"{len(result['left_out'])} domains (Student's t, seeds averaged), for each row alone."
+            f"95 % interval: of the difference to {result['baseline']}, paired by domain over "
+            f"{len(result['left_out'])} domains (Student's t, seeds averaged), not corrected for several "
+            "rows."
         )
     if note := result.get("units"):
         lines.append(f"{note[:1].upper()}{note[1:]}.")
     if controls := [row["algorithm"] for row in result["rows"] if row.get("control")]:
-        lines.append(f"Controls, which are never recommended: {', '.join(controls)}.")
+        lines.append(f"Controls (never recommended): {', '.join(controls)}.")
     return [*lines, *recommended(result), *_troubles(result)]
 
 
@@ -195,8 +194,8 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     rows = {row["algorithm"]: row for row in result["rows"]}
     if about["take"] is None:
         begin, few = rows[about["begin"]], _many(domains, "held-out domain")
-        why = f"{few} cannot support a conclusion; at least {about['needed']} are needed."
-        first = f"Begin with {_called(begin)}, the simplest of the rows. {_achieved(begin, domains, metric)}"
+        why = f"{few}; a conclusion requires at least {about['needed']}."
+        first = f"Start with {_called(begin)}, the simplest algorithm. {_achieved(begin, domains, metric)}"
         return [clean(f"No recommendation: {why}"), clean(first)]
     take, best = rows[about["take"]], rows[about["best"]]
     chance = about.get("majority")
@@ -213,10 +212,12 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     lines.append(_why(about, take, best, metric, ahead))
     if chance is not None and chance["better"] and not chance["sure"]:
         gain = _against_majority(chance, result)
-        lines.append(f"Its gain over a constant prediction (the majority baseline) is uncertain: {gain}.")
+        lines.append(
+            f"Its improvement over a constant prediction (the majority baseline) is uncertain: {gain}."
+        )
     if (other := about.get("other")) is not None:
         row, by = rows[other["row"]], other["criterion"]
-        what = "In the worst held-out domain" if by == "worst" else "On average"
+        what = "On the worst held-out domain" if by == "worst" else "On average"
         lines.append(
             f"{what}, {_scores(row, metric)} is better by {_gap(other, metric)} ({PAIRED[by]}); to recommend "
             f"by that: --criterion {by}."
@@ -225,7 +226,7 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
         test = "paired t test" if about["criterion"] == "mean" else "t test"
         lines.append(
             f"With {domains} domains, differences of less than {_number(least, metric)}{_points(metric)} "
-            f"would mostly go unnoticed ({test} at the 5 % level, power 80 %)."
+            f"would usually not be detected ({test} at the 5 % level, power 80 %)."
         )
     return [clean(line) for line in lines]
 
@@ -256,8 +257,8 @@ def _expected(row: Mapping[str, Any], domains: int, result: Mapping[str, Any]) -
     metric, units = result["metric"], f" ({result['units']})" if result.get("units") else ""
     average, worst = (_score(row[part]["mean"], metric) for part in ("average", "worst"))
     return (
-        f"Its expected {metric} in a new domain is about {average}, the average over {domains} held-out "
-        f"domains; in the worst of them ({row['worst']['domain']}) it was {worst}{units}."
+        f"Its expected {metric} on a new domain is about {average}, the average over {domains} held-out "
+        f"domains; on the worst of them ({row['worst']['domain']}) it was {worst}{units}."
     )
 
 
@@ -265,9 +266,9 @@ def _achieved(row: Mapping[str, Any], domains: int, metric: str | None) -> str:
     average, worst = (_score(row[part]["mean"], metric) for part in ("average", "worst"))
     where = row["worst"]["domain"]
     if domains == 1:
-        return f"Its {metric} in {where} was {worst}."
-    both = f"{average} on average and {worst} in the worst ({where})"
-    return f"In {domains} held-out domains its {metric} was {both}."
+        return f"Its {metric} on {where} was {worst}."
+    both = f"{average} on average and {worst} on the worst domain ({where})"
+    return f"Over {domains} held-out domains its {metric} was {both}."
 
 
 def _against_majority(about: Mapping[str, Any], result: Mapping[str, Any]) -> str:
@@ -277,7 +278,7 @@ def _against_majority(about: Mapping[str, Any], result: Mapping[str, Any]) -> st
 
 def _scores(row: Mapping[str, Any], metric: str | None) -> str:
     """A row's name with its average and its worst domain."""
-    worst = f"{_score(row['worst']['mean'], metric)} in the worst domain, {row['worst']['domain']}"
+    worst = f"{_score(row['worst']['mean'], metric)} on the worst domain, {row['worst']['domain']}"
     return f"{row['algorithm']} ({_score(row['average']['mean'], metric)} on average, {worst})"
 
 
@@ -288,23 +289,23 @@ def _why(
     metric: Any,
     behind_control: bool,
 ) -> str:
-    by = CRITERION[about["criterion"]] + " of the rows other than controls" * behind_control
+    by = CRITERION[about["criterion"]] + " among algorithms other than controls" * behind_control
     which = f"{PAIRED[about['criterion']]}, {about['domains']} domains"
     if about["among"] == 1:
-        return "It is the only row that could be recommended."
+        return "It is the only algorithm that can be recommended."
     if take is best:
         near, second = about.get("simpler"), about.get("second")
         if near is not None:
-            lead = f"It has the best {by}, and no simpler row is within one standard error of it"
+            lead = f"It has the best {by}, and no simpler algorithm is within one standard error"
             return f"{lead}: {near['row']} is worse by {_gap(near, metric)} ({which})."
         worse = (
             f" The next best, {second['row']}, is worse by {_gap(second, metric)} ({which})."
             if second
             else ""
         )
-        return f"It has the best {by}, and no row is simpler.{worse}"
+        return f"It has the best {by}, and no algorithm is simpler.{worse}"
     return (
-        f"It is the simplest row within one standard error of the best {by}, that of "
+        f"It is the simplest algorithm within one standard error of the best {by}, that of "
         f"{_scores(best, metric)}: the difference is {_gap(about['behind'], metric)} ({which})."
     )
 
@@ -327,8 +328,11 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     diverged = {r["algorithm"]: r["runs_diverged"] for r in result["rows"] if r["runs_diverged"]}
     if diverged:
         who = ", ".join(f"{name} {count}" for name, count in diverged.items())
-        lines.append(f"Runs that diverged, and were not chosen: {who}.")
-    for what, part in (("Trained on but not held out", "excluded"), ("Warning, held-out domains", "warned")):
+        lines.append(f"Diverged runs, which were not selected: {who}.")
+    for what, part in (
+        ("Not held out, only trained on", "excluded"),
+        ("Warning, held-out domains", "warned"),
+    ):
         if reasons := result.get(part):
             from shoal.experiments.compare import by_reason
 
@@ -338,19 +342,19 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     trials = result.get("trials") or []  # a sweep's result has none
     if undefined := list(dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined")):
         some = any(t["left_out"] in undefined and t["status"] == "scored" for t in trials)
-        what = "In some trials no score" if some else "No score"
+        what = "No score in some cases" if some else "No score"
         lines.append(
-            f"{what} with {_some(undefined)} held out: its measure is undefined there or on validation."
+            f"{what} with {_some(undefined)} held out: the metric is undefined there or on validation."
         )
     if missing := result["missing"]:
-        more = f"; and of {len(missing) - NAMED:,} more trials" if len(missing) > NAMED else ""
+        more = f"; and {len(missing) - NAMED:,} more" if len(missing) > NAMED else ""
         which = "; ".join(missing[:NAMED]) + more
         lines.append(f"{result['runs_missing']:,} of {result['runs']:,} runs are missing: {which}.")
     if any(row["rank"] is None for row in result["rows"]):
         cells = [v["values"] for r in result["rows"] for v in (*r["domains"].values(), r["average"])]
         some = any(None in values and any(v is not None for v in values) for values in cells)
-        beside = "; where only some have one, their number stands beside the mean" if some else ""
-        lines.append(f"No rank without a score in every trial{beside}.")
+        beside = "; a number in parentheses counts the scores that a mean is based on" if some else ""
+        lines.append(f"Algorithms without a score in every case have no rank{beside}.")
     return [clean(line) for line in lines]
 
 
@@ -364,7 +368,7 @@ def text(result: Mapping[str, Any]) -> str:
     """For a terminal: the recommendation, the table, then how it came about."""
     first, rest = _parts(result)
     if (many := len(result["left_out"])) > BESIDE:
-        rest.append(f"The scores in each of the {many:,} domains are in the files.")
+        rest.append(f"The scores on each of the {many:,} domains are in the files.")
     shown = table(result, _cut, BESIDE).text()
     return "\n".join([*first, *([""] if first else []), shown, "", *rest])
 

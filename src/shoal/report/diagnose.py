@@ -1,4 +1,4 @@
-"""A diagnosis in tables, in words and as a picture."""
+"""Tables, conclusions and the figure of a diagnosis."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ OVERLAP = 0.1
 WHEN = ("at the start", "after training")
 ASKED = {
     "labels": "label shift",
-    "inputs": "shift of the inputs",
-    "inputs within labels": "shift of the inputs given the label",
-    "columns": "shift of a single column",
-    "relation": "change of P(label | inputs)",
+    "inputs": "input shift",
+    "inputs within labels": "input shift given the label",
+    "columns": "shift in a single column",
+    "relation": "change in P(label | inputs)",
     "held-out": "held-out domains harder than held-out examples",
     "gradients at the start": "conflicting gradients at the start",
     "gradients after training": "conflicting gradients after training",
@@ -57,7 +57,7 @@ def questions_table(result: Result) -> Table:
     found = Table(["test for", "statistic", "under the null", "p", "p, corrected", "result"])
     for q in result["questions"]:
         untested = q["name"] == "relation" and not result["settings"]["relation_tested"]
-        answer = "cannot tell" if untested else "significant" if q["alarm"] else "not significant"
+        answer = "inconclusive" if untested else "significant" if q["alarm"] else "not significant"
         null = f"{q['chance']:.3f} ± {q['deviation']:.3f}"
         p = (f"{q['p']:.3f}", f"{q['adjusted']:.3f}")
         found.add(ASKED[q["name"]], f"{q['found']:.3f}", null, *p, answer)
@@ -70,7 +70,7 @@ def columns_table(result: Result) -> Table | None:
     titles = ["column", "variance between domains %", "p", "most different", "relation to the label", "p "]
     found = Table(titles)
     for c in columns[:SHOWN]:
-        relation = _relation_of(c) if c["changes"] else "no change seen"
+        relation = _relation_of(c) if c["changes"] else "no change detected"
         share = f"{100 * c['share']:.1f}"
         found.add(c["name"], share, f"{c['p']:.3f}", _how(c), relation, f"{c['relation_p']:.3f}")
     return found if columns else None
@@ -136,7 +136,7 @@ def reading(result: Result, command: str = "shoal compare DATASET", without: str
     lines.append(_advice(result, command))
     if (names := to_drop(result)) and len(names) < len(result["columns"]):
         how = f": {without}" if without and result["table"] else ""
-        lines.append(f"Try also without {_listed([repr(n) for n in names])}{how}")
+        lines.append(f"Also compare without {_listed([repr(n) for n in names])}{how}")
     return [clean(line) for line in (*lines, *_limits(result))]
 
 
@@ -165,33 +165,33 @@ def kinds(result: Result) -> list[str]:
 
 
 KINDS = {
-    "labels": "of labels",
-    "inputs": "of inputs",
-    "relation": "of the relation between inputs and labels",
+    "labels": "label shift",
+    "inputs": "input shift",
+    "relation": "a change in the relation between inputs and labels",
 }
 
 
 def _verdict(result: Result) -> list[str]:
     least = min(d["taken"] for d in result["domains"])
     if found := kinds(result):
-        return [f"There is a shift: {', '.join(KINDS[kind] for kind in found)}."]
+        return [f"Detected: {', '.join(KINDS[kind] for kind in found)}."]
     if result["alarms"]:
-        return [f"There is a shift, but of what kind cannot be told ({', '.join(result['alarms'])})."]
+        return [f"A shift was detected, but its kind is unclear ({', '.join(result['alarms'])})."]
     if least < FEW:
-        few = f"the smallest domain has {least} examples, with which only large ones could be"
-        return [f"Cannot tell: no shift was seen, but {few}."]
-    return ["No shift was seen. A small one may still be there."]
+        few = f"the smallest domain has {least} examples, so only large shifts could be"
+        return [f"Inconclusive: no shift was detected, but {few}."]
+    return ["No shift was detected. A small one cannot be excluded."]
 
 
 def _of_labels(result: Result) -> list[str]:
     q, how = _q(result, "labels")
     if not q["alarm"]:
-        return [f"Labels: no significant difference of their shares ({how})."]
+        return [f"Labels: no significant difference in label proportions ({how})."]
     effects = result["effects"]
-    kind = "tenths of the labels" if result["task"] == "regression" else "labels"
+    kind = "label deciles" if result["task"] == "regression" else "labels"
     return [
-        f"Labels: the shares differ ({how}). The shares of {kind} in one domain are up to "
-        f"{effects['total_variation']:.0%} (total variation) from those of all; Cramér's V is "
+        f"Labels: the proportions of {kind} differ between domains ({how}). The total variation distance "
+        f"between one domain and all domains is up to {effects['total_variation']:.0%}; Cramér's V is "
         f"{effects['cramers_v']:.2f}."
     ]
 
@@ -200,14 +200,18 @@ def _of_inputs(result: Result) -> list[str]:
     q, how = _q(result, "inputs")
     chance = f"by chance {q['chance']:.0%} ± {q['deviation']:.0%} ({how})"
     right = f"balanced accuracy {q['found']:.0%}, {chance}"
-    lines = [f"Inputs: a probe predicts the domain of held-out examples: {right}."]
+    lines = [f"Inputs: a classifier can predict the domain from the inputs: {right}."]
     if not q["alarm"]:
-        lines = [f"Inputs: a probe does not tell the domains apart: {right}. What it cannot see may differ."]
+        lines = [f"Inputs: a classifier cannot predict the domain from the inputs: {right}."]
     within, how = _q(result, "inputs within labels")
     if within["alarm"]:
-        lines.append(f"Given the label, the inputs differ too ({how}): it is not label shift alone.")
+        lines.append(
+            f"Given the label, the inputs differ as well ({how}): label shift does not explain all of it."
+        )
     elif _alarm(result, "labels"):
-        lines.append(f"Given the label, no difference was seen ({how}): label shift may be all there is.")
+        lines.append(
+            f"Given the label, no difference was detected ({how}): label shift may explain all of it."
+        )
     return lines
 
 
@@ -216,31 +220,34 @@ def _of_columns(result: Result) -> list[str]:
         return []
     how, count = _q(result, "columns")[1], len(result["columns"])
     if not (found := named(result, "differs")):
-        return [f"Columns: none of {count} was seen to differ between domains by itself ({how})."]
+        return [f"Columns: no significant difference between domains in any of {count} columns ({how})."]
     some = "; ".join(f"{c['name']!r} ({_how(c)})" for c in found[:3])
     more = f" and {len(found) - 3} more" if len(found) > 3 else ""
     verb = "differs" if len(found) == 1 else "differ"
-    return [f"Columns: {len(found)} of {count} {verb} between domains ({how}), most of all {some}{more}."]
+    return [
+        f"Columns: {len(found)} of {count} {verb} between domains ({how}), strongest first: {some}{more}."
+    ]
 
 
 def _of_relation(result: Result) -> list[str]:
     overlap, (q, how) = result["effects"]["overlap"], _q(result, "relation")
     if not result["settings"]["relation_tested"]:
         return [
-            f"Relation: cannot tell whether P(label | inputs) changes. The domains hardly overlap: the "
-            f"inputs reveal the domain of all but about {overlap:.0%} of the examples."
+            "Relation: inconclusive whether P(label | inputs) changes. The domains hardly overlap: the "
+            "domain "
+            f"of all but about {overlap:.0%} of the examples can be predicted from the inputs."
         ]
-    little = f" The domains hardly overlap (about {overlap:.0%} of the examples), so little could show it."
+    little = f" The domains hardly overlap (about {overlap:.0%} of the examples), so the test has low power."
     little *= overlap < OVERLAP
     if not q["alarm"]:
-        return [f"Relation: no significant change of P(label | inputs) between domains ({how}).{little}"]
+        return [f"Relation: no significant change in P(label | inputs) between domains ({how}).{little}"]
     if "relation" not in kinds(result):
-        return [f"Relation: P(label | inputs) differs ({how}), as it does under label shift alone."]
-    beyond = ", by more than other shares of labels explain" if _alarm(result, "labels") else ""
+        return [f"Relation: P(label | inputs) differs ({how}), which label shift alone can explain."]
+    beyond = ", by more than label shift explains" if _alarm(result, "labels") else ""
     lines = [f"Relation: P(label | inputs) differs between domains{beyond} ({how}).{little}"]
     if found := named(result, "changes"):
         some = "; ".join(f"{c['name']!r} {_relation_of(c)} (p = {c['relation_p']:.3f})" for c in found[:3])
-        more = f" And {len(found) - 3} more." if len(found) > 3 else ""
+        more = f" {len(found) - 3} more columns change." if len(found) > 3 else ""
         changes = "Columns whose relation to the label changes (p corrected for all columns)"
         lines.append(f"{changes}: {some}.{more}")
     elif result["columns"]:
@@ -257,7 +264,7 @@ def _span(result: Result, gap: Mapping[str, Any]) -> str:
 def _of_gap(result: Result) -> list[str]:
     q, how = _q(result, "held-out")
     worst = max(result["gaps"], key=lambda g: g["gap"])
-    seen = "" if gap_seen(result) else "not distinguishable from 0, "
+    seen = "" if gap_seen(result) else "not significantly different from 0, "
     average = f"{seen}{_span(result, result['average'])} on average over held-out domains"
     line = f"Generalization gap of ERM: {average}; largest in {worst['name']!r}, {_span(result, worst)}."
     if not q["alarm"]:
@@ -266,8 +273,9 @@ def _of_gap(result: Result) -> list[str]:
     times = q["found"] / q["chance"] if q["chance"] > 0 else 1.0
     return [
         line,
-        f"The error of kernel ridge regression is {times:.3g} times as large on whole held-out domains "
-        f"as on as many held-out examples from all domains ({how}).",
+        f"The error of kernel ridge regression on held-out domains is {times:.3g} times its error on the "
+        "same "
+        f"number of held-out examples from all domains ({how}).",
     ]
 
 
@@ -280,12 +288,12 @@ def _of_gradients(result: Result) -> list[str]:
             f"groups; lowest pair {found['pair'][0]!r} and {found['pair'][1]!r} at {found['pair_cosine']:.2f}"
         )
         if not q["alarm"]:
-            answer = "not significantly less agreement than between random groups"
+            answer = "agreement is not significantly lower than between random groups"
         elif found["conflicting"]:
             domains = _listed([repr(d) for d in found["conflicting"]])
-            answer = f"less agreement with the others than by chance: {domains}"
+            answer = f"domains with less agreement than expected by chance: {domains}"
         else:
-            answer = "less agreement than by chance, of no domain in particular"
+            answer = "less agreement than expected by chance, in no particular domain"
         lines.append(f"Gradients {when}: {numbers}; {answer} ({how}).")
     return lines
 
@@ -306,36 +314,40 @@ def _advice(result: Result, command: str) -> str:
     gap = gap_seen(result) and average["gap"] > (LARGE if result["task"] == "classification" else 0)
     if not result["alarms"] and not gap:
         check = _comparing(command, "erm vrex fish")
-        return f"Try: plain ERM. If a new domain may be unlike these: {check}"
+        return f"Suggestion: use ERM. If a new domain may differ from these, compare: {check}"
     if found == ["labels"]:
-        known = "recalibrate the predictions to the level of the new domain"
+        known = "recalibrate the predictions on the new domain"
         if result["task"] == "classification":
-            known = "rescale the predicted probabilities to the class shares of the new domain, or weight "
+            known = (
+                "rescale the predicted probabilities to the class proportions of the new domain, or weight "
+            )
             known += "classes in the loss"
         return (
-            f"Try: only the shares of labels were seen to differ, so {known}. Domain generalization does not "
-            f"address this. To check plain ERM: {_comparing(command, 'erm')}"
+            f"Suggestion: only label shift was detected, so {known}. Domain generalization does not "
+            f"address label shift. To check ERM: {_comparing(command, 'erm')}"
         )
     unclear = not gap and _alarm(result, "held-out") and average["high"] > LARGE
     if not gap and not unclear:
-        size = "no generalization gap that could be told from 0, though a large one is not excluded"
-        size = "a generalization gap too small to matter" if average["high"] <= LARGE else size
+        size = "a generalization gap not significantly different from 0, but a large gap is not excluded"
+        size = "a negligible generalization gap" if average["high"] <= LARGE else size
         check = _comparing(command, "erm coral vrex")
-        return f"Try: plain ERM, which shows {size}: {span}. To check: {check}"
+        return f"Suggestion: use ERM, which has {size}: {span}. To check: {check}"
     conflicts = [when for when in WHEN if _alarm(result, f"gradients {when}")]
-    how, chosen = "no conflict of gradients was seen", "erm coral vrex groupdro"
+    how, chosen = "no gradient conflict was detected", "erm coral vrex groupdro"
     if conflicts:
         how, chosen = f"gradients conflict {' and '.join(conflicts)}", "erm fish fish:regrouped vrex coral"
     relation = (
-        " Where P(label | inputs) itself changes, no method knows what it will be in the next domain: find "
-        "out why (another instrument, another definition of the label)."
+        " If P(label | inputs) itself changes, no method can predict what it will be in a new domain; "
+        "look for "
+        "the cause, such as a different instrument or label definition."
     )
     harder = "but held-out domains are harder for kernel ridge regression,"
     uncertain = f"the generalization gap of ERM is uncertain, {span}, {harder}"
     size = uncertain if unclear else f"the generalization gap is {span}"
     return (
-        f"Try: {size} and {how}: {_comparing(command, chosen)}. On ordinary shifts nothing beats ERM "
-        f"reliably (docs/comparison.md), so compare first.{relation * ('relation' in found)}"
+        f"Suggestion: {size} and {how}, so compare: {_comparing(command, chosen)}. On most shifts no "
+        f"algorithm is reliably better than ERM (docs/evidence/comparisons.md)."
+        f"{relation * ('relation' in found)}"
     )
 
 
@@ -352,23 +364,24 @@ def to_drop(result: Result) -> list[str]:
 def _limits(result: Result) -> list[str]:
     """What was looked at, and what it cannot show."""
     settings, small = result["settings"], result["too_small"]
-    model = "a small network on a fixed embedding" if settings["embedded"] else "the model"
+    model = "a small network on fixed embeddings" if settings["embedded"] else "the model"
     lines = [
         f"Sampled: {result['examples']:,} of {result['examples_in_all']:,} examples in "
-        f"{len(result['domains'])} domains, all splits together; tests on {settings['tested']:,} of them "
-        f"with {settings['regroupings']} regroupings each, one seed; {settings['steps']:,} steps of ERM per "
-        f"training of {model}. p is corrected for {len(result['questions'])} tests (Holm): without any "
-        f"shift, at most {settings['level']:.0%} of diagnoses see one."
+        f"{len(result['domains'])} domains, from all splits. Tests: {settings['tested']:,} examples, "
+        f"{settings['regroupings']} permutations of the domains per test, one seed. ERM: "
+        f"{settings['steps']:,} "
+        f"steps per training run of {model}. p-values are corrected for {len(result['questions'])} tests "
+        f"(Holm), so that without any shift, at most {settings['level']:.0%} of diagnoses report one."
     ]
     if result["reduced"]:
-        lines.append(f"To keep to the time budget: {'; '.join(result['reduced'])}.")
+        lines.append(f"To meet the time budget: {'; '.join(result['reduced'])}.")
     if result["not_drawn"]:
-        lines.append(f"{result['not_drawn']:,} more domains were not drawn; another seed draws others.")
+        lines.append(f"{result['not_drawn']:,} more domains were not sampled; another seed samples others.")
     if small:
         names = _listed([f"{name} ({size})" for name, size in small.items()])
         lines.append(f"Too small to test (fewer than {settings['least']} examples): {names}.")
     if result["overlapping"]:
-        lines.append("Examples in several domains count in the smallest of them.")
+        lines.append("Examples that belong to several domains are counted in the smallest.")
     return lines
 
 
@@ -390,12 +403,12 @@ def figure(result: Result, title: str = "") -> Any:
         made.suptitle(_plain(clean(title)), fontsize=12)
     (labels, probe), (gap, cosines) = made.subplots(2, 2)
     _label_axes(labels, result, names)
-    guessed = f"domain predicted by the probe (chance {1 / len(names):.0%})"
+    guessed = f"domain predicted from the inputs (chance {1 / len(names):.0%})"
     _matrix(probe, result["confusion"], names, guessed, "Blues", "{:.0%}")
     probe.set(xlabel="predicted", ylabel="domain")
     _gap_axes(gap, result)
     agreement = result["gradients"]["after training"]
-    agree = f"cosines of gradients after training (mean {agreement['mean']:.2f})"
+    agree = f"gradient cosine similarity after training (mean {agreement['mean']:.2f})"
     _matrix(cosines, agreement["matrix"], names, agree, "RdBu", "{:.2f}")
     return made
 
@@ -445,7 +458,7 @@ def _label_axes(axes: Any, result: Result, names: Sequence[str]) -> None:
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
         axes.legend(frameon=False, fontsize=8, ncols=min(LEGEND, len(rows)), handlelength=1, **place)
         axes.set(xlim=(0, 100))
-        axes.set_title("share of labels (%)", fontsize=10)
+        axes.set_title("label proportions (%)", fontsize=10)
     sizes = [f"{name} ({d['size']:,})" for name, d in zip(names, result["domains"], strict=True)]
     axes.set_yticks(places, sizes)
     axes.invert_yaxis()
@@ -463,7 +476,7 @@ def _gap_axes(axes: Any, result: Result) -> None:
     axes.set_yticks(range(len(rows)), [_short(row["name"]) for row in rows])
     unit = "points of accuracy" if scale == 100 else what
     axes.set_title("generalization gap of ERM (95 % intervals)", fontsize=10)
-    axes.set(xlabel=f"{unit} lost in a held-out domain", ylim=(len(rows) - 0.5, -0.5))
+    axes.set(xlabel=f"{unit} lost on a held-out domain", ylim=(len(rows) - 0.5, -0.5))
     _tidy(axes)
     axes.grid(axis="x", color="#dddddd", linewidth=0.6)
 

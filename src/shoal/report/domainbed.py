@@ -50,13 +50,17 @@ def words(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         trials, seeds = result["draws"], len(result["trials"])
-        error = "standard error (with n, as DomainBed's)" if result["by_domainbed"] else "standard error"
+        error = "standard error (with n, as in DomainBed)" if result["by_domainbed"] else "standard error"
         over = f"mean ± {error} over {seeds} seeds" if seeds > 1 else "one seed"
-        among = f"among {trials} trials of a random search" if trials > 1 else "with default hyperparameters"
+        among = (
+            f"selected from {trials} trials of random search"
+            if trials > 1
+            else "with default hyperparameters"
+        )
         unit = _unit(result["metric"])
         about = [f"{unit} on the in-split of the held-out domain; {over}; {result['words']} {among}"]
         if diverged := sum(row["diverged"] for row in result["rows"]):
-            about.append(f"trials lost to runs that diverged: {diverged}")
+            about.append(f"cases without a score because runs diverged: {diverged}")
         if gone := result["missing"]:
             more = f"; and {len(gone) - NAMED:,} more" if len(gone) > NAMED else ""
             about.append(f"{len(gone):,} missing: {'; '.join(gone[:NAMED])}{more}")

@@ -79,10 +79,16 @@ def curves(
     dashed: Sequence[str] = (),
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """A curve for every name: the mean over its runs, and a few of these thin behind it.
+    """Plot one curve per name: the mean over its runs, and a few of the runs as thin lines.
 
-    Of several runs the mean goes as far as all of them do. Names in ``dashed`` are those of training
-    domains; ``limits`` are the lowest and highest value to show.
+    The mean extends as far as all runs do.
+
+    Args:
+        lines: runs of each name, as steps and values.
+        metric: name of the metric.
+        title: title of the figure.
+        dashed: names of training domains, whose curves are dashed.
+        limits: lowest and highest value to show.
     """
     scale, label = unit(metric)
     with _style():
@@ -121,9 +127,14 @@ def _mean(runs: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float],
 
 
 def matrix(names: Sequence[str], values: Sequence[Sequence[float | None]], title: str = "") -> Figure:
-    """A square for every pair of domains, from −1 (blue) over 0 (white) to 1 (red).
+    """Plot a matrix of values between domains, from −1 (blue) over 0 (white) to 1 (red).
 
-    Of more than ten domains there are no numbers, of more than 25 no names.
+    With more than 10 domains, numbers are omitted; with more than 25, also names.
+
+    Args:
+        names: names of the domains.
+        values: matrix of values; ``None`` if unknown.
+        title: title of the figure.
     """
     with _style():
         size = len(names)
@@ -154,9 +165,14 @@ _PLACES = ("d", "transform", "x", "y", "width", "height")
 
 
 def svg(figure: Figure, title: str, name: str) -> str:
-    """A figure as an element of a page: text stays text, colours are the page's, and ``name`` starts its ids.
+    """Convert a figure to an SVG element of a page: text remains text, and colours are those of the page.
 
-    It is written anew from its parsed form, so that nothing in it can be markup.
+    The SVG is parsed and written again, so that its content cannot be interpreted as markup.
+
+    Args:
+        figure: matplotlib figure.
+        title: accessible title.
+        name: prefix of the ids.
     """
     file = io.StringIO()
     with _style(), warnings.catch_warnings():

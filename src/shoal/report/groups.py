@@ -84,15 +84,15 @@ def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) 
         name = f"compare-{result['dataset']}.json in {folder}"
         there = result["runs"] - result.get("runs_missing", 0)
         if len(mine) > there:
-            troubles.append(Trouble(f"{name} is older than its runs."))
+            troubles.append(Trouble(f"{name} is older than its runs and not used."))
             continue
         if len(mine) < there:
-            troubles.append(Trouble(f"{name} is of {there:,} runs; records of {len(mine):,} are here."))
+            troubles.append(Trouble(f"{name} refers to {there:,} runs; {len(mine):,} records were found."))
         taken |= {id(r) for r in mine}
         tried, metric = result.get("search", 1), result.get("metric") or "score"
         rule = (
-            f"For each algorithm and seed, the step with the best validation {metric} in the training "
-            f"domains was taken{f', of {tried} hyperparameters tried' if tried > 1 else ''}."
+            f"For each algorithm and seed, the step with the best validation {metric} on the training "
+            f"domains was selected{f', among {tried} hyperparameter trials' if tried > 1 else ''}."
         )
         groups.append(
             Group("comparison", result, mine, _chosen(result["trials"], mine), rule, str(folder), True)
@@ -200,16 +200,16 @@ def _group(runs: Sequence[Run]) -> Group:
     configs = [r.config for r in records]
     result = compare.results([*configs, *_holes(configs)], records, baseline)
     numbers = sorted({t["tried"] for t in result["trials"]})
-    rule = f"The step of a run: {' or '.join(sorted({r.rule for r in records}))}."
+    rule = f"Selected step of each run: {' or '.join(sorted({r.rule for r in records}))}."
     if note := next((n for r in records if (n := r.notes.get("validation"))), None):
         rule += f" Validation is {note}."
     elif others := list(dict.fromkeys(name for r in records for name in strange(r))):
-        rule += f" Validation is of domains that were not trained on: {listed(others)}."
+        rule += f" Validation domains that were not trained on: {listed(others)}."
     if numbers[-1] > 1:
         many = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
         rule = (
             f"Of the runs of an algorithm, seed and held-out domain ({many}), the one with the best "
-            f"validation {result['metric'] or 'score'} was taken. {rule}"
+            f"validation {result['metric'] or 'score'} was selected. {rule}"
         )
     return Group("comparison", result, runs, _chosen(result["trials"], runs), rule)
 
@@ -309,7 +309,7 @@ def _sweep(runs: Sequence[Run]) -> Group:
         "runs": len(runs),
         "runs_missing": len(found["missing"]),
     }
-    trials = f"{found['draws']} trial{'s' * (found['draws'] != 1)} of a random search"
+    trials = f"{found['draws']} trial{'s' * (found['draws'] != 1)} of random search"
     rule = f"Hyperparameters and step: {found['words']}, among {trials}."
     return Group("sweep", result, runs, chosen, rule)
 

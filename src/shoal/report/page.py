@@ -100,7 +100,7 @@ def lead(group: Group) -> list[str]:
         return lines
     if missing := result.get("runs_missing"):
         return [f"No recommendation yet: {missing:,} of {result['runs']:,} runs are missing."]
-    return ["No recommendation: no algorithm has a score in every trial."]
+    return ["No recommendation: no algorithm has a score in every case."]
 
 
 def compared(group: Group) -> str:
@@ -119,12 +119,12 @@ def _algorithms(result: Mapping[str, Any]) -> str:
 
 def _why_not(result: Mapping[str, Any]) -> str:
     if len(result["rows"]) < 2:
-        return "there is one algorithm alone"
+        return "there is only one algorithm"
     if all(row["average"]["mean"] is None for row in result["rows"]):
         return "no run has a score"
     if not result["several"]:
-        return "there is one algorithm alone, with several settings"
-    return "these runs do not share a validation split to select on and a test split to score on"
+        return "there is only one algorithm, with several settings"
+    return "these runs do not share a validation split and a test split"
 
 
 def _group(group: Group, name: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
     if group.kind == "runs":
         rows = [row for row in result["rows"] if row["runs_diverged"]]
         lost = ", ".join(f"{row['algorithm']} {row['runs_diverged']}" for row in rows)
-        more = [f"Runs that diverged: {lost}."] if lost else []
+        more = [f"Diverged runs: {lost}."] if lost else []
     else:
         more = words(result) if group.kind == "comparison" else _troubles(result)
         more = [line for line in more if line not in recommended(result)]
@@ -283,7 +283,7 @@ def _figures(group: Group, name: str) -> dict[str, Any]:
         "curves": [draw(figure, f"{metric} of {n} by step and domain") for n, figure in made if figure],
         "curves_left": max(0, len(panels) - PANELS),
         "curves_metric": figures.unit(metric)[1],
-        "curves_of": "the runs that validation chose" if group.chosen else "all runs",
+        "curves_of": "the runs selected on validation" if group.chosen else "all runs",
         **_agreement([r.record for r in shown], draw),
     }
 
@@ -301,11 +301,19 @@ def _limits(records: Iterable[RunRecord]) -> tuple[float, float] | None:
 def learning_curves(
     records: Sequence[RunRecord], title: str = "", limits: tuple[float, float] | None = None
 ) -> Any:
-    """Scores of every domain by step, dashed for training domains; ``None`` where nothing was measured twice.
+    """Plot the scores of every domain by step, dashed for training domains.
 
-    Training domains are measured on validation, unless that is of other domains. They are one curve where
-    there are many, where the runs hold out different domains, and where a metric that is measured on all
-    examples together was judged by, such as AUC. So are held-out domains where there are many.
+    Training domains are scored on validation, unless validation consists of other domains. They are one curve
+    if there are many, if the runs hold out different domains, or if the metric is measured on all examples
+    together, such as AUC. Held-out domains are one curve if there are many.
+
+    Args:
+        records: runs.
+        title: title of the figure.
+        limits: lowest and highest value to show.
+
+    Returns:
+        A matplotlib figure, or ``None`` if there are fewer than two evaluations.
     """
     measured = [r for r in records if any(m["scores"] for m in r.history)]
     if all(len(r.history) < 2 for r in measured):
@@ -371,7 +379,9 @@ def _agreement(records: Sequence[RunRecord], draw: Callable[[Any, str], Any]) ->
         if name not in matrices and len(matrices) < MATRICES and (last := next(known, None)):
             step, cosines = last
             figure = figures.matrix(*cosines, f"{figures.short(name)}, seed {seed}, step {step:,}")
-            matrices[name] = draw(figure, f"cosines between domains' gradients, {name}, seed {seed}")
+            matrices[name] = draw(
+                figure, f"cosine similarity of gradients between domains, {name}, seed {seed}"
+            )
     return {"agreement": curves, "matrices": list(matrices.values())}
 
 

@@ -25,7 +25,7 @@ def _figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("pictures need matplotlib: pip install 'shoal[plots]'.") from None
+        raise InputError("figures require matplotlib: pip install 'shoal[plots]'.") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -80,9 +80,9 @@ def compare_figure(
         if row["algorithm"] == baseline:
             axes.axvline(mean, color=colour, linewidth=0.9, linestyle="--", zorder=1)
     if any(row["rank"] is None for row in rows):
-        axes.plot([], [], "o", color=COLOURS["Fish"], mfc="white", label="not of all trials")
+        axes.plot([], [], "o", color=COLOURS["Fish"], mfc="white", label="not in all cases")
     axes.set_yticks(range(len(rows)), [_plain(row["algorithm"]) for row in rows])
-    axes.set(title=_plain(title), xlabel=f"{metric} in a held-out domain{unit}", ylim=(len(rows) - 0.4, -0.6))
+    axes.set(title=_plain(title), xlabel=f"{metric} on a held-out domain{unit}", ylim=(len(rows) - 0.4, -0.6))
     _tidy(axes)
     handles, labels = axes.get_legend_handles_labels()
     if labels:

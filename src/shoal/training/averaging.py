@@ -125,7 +125,7 @@ class Average(ABC):
         if state["settings"] != self._settings:
             raise InputError(
                 f"the average was saved with {state['settings']}, this one has {self._settings}; "
-                "make it with the same settings."
+                "use the same settings."
             )
         self._load(state)
         self._loaded = True
@@ -249,7 +249,7 @@ class SWAD(Average):
     def evaluated(self, step: int, validation_loss: float | None) -> None:
         """Ends a segment; an evaluation without a step since the last one changes nothing."""
         if validation_loss is None:
-            raise InputError("SWAD starts and ends by the validation loss: give validation data, or use SMA.")
+            raise InputError("SWAD requires the validation loss: provide validation data, or use SMA.")
         if self._segment is None:
             return
         loss = float(validation_loss)
@@ -369,17 +369,24 @@ def _whole(name: str, value: int, least: int) -> int:
 
 @torch.no_grad()
 def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean of several models' weights, θ = (θ_1 + … + θ_n) / n, as one state dict.
+    """Average the weights of several models, θ = (θ_1 + … + θ_n) / n.
 
-    Sums are in float64; the result has the types and devices of the first. Whole numbers and booleans must be
-    equal, but for single ones, which count something and are the first's. ``states`` are taken one at a time.
-
-    Reference: Wortsman et al., Model soups, ICML 2022; Ramé et al., Diverse Weight Averaging for
-    Out-of-Distribution Generalization, NeurIPS 2022.
+    Sums are computed in float64; the result has the dtypes and devices of the first state. Integers and
+    booleans must be equal, except for scalars such as counters, which are those of the first. The states are
+    read one at a time.
 
     >>> import torch
     >>> average_weights([{"w": torch.tensor([1.0])}, {"w": torch.tensor([4.0])}])
     {'w': tensor([2.5000])}
+
+    Args:
+        states: state dicts.
+
+    Returns:
+        State dict of the average.
+
+    Reference: Wortsman et al., Model soups, ICML 2022; Ramé et al., Diverse Weight Averaging for
+    Out-of-Distribution Generalization, NeurIPS 2022.
     """
     first: dict[str, Tensor] | None = None
     sums: dict[str, Tensor] = {}
@@ -395,7 +402,7 @@ def average_weights(states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]
         for name, total in sums.items():
             total += state[name].to(total)
     if first is None:
-        raise InputError("states is empty; give at least one state dict.")
+        raise InputError("states is empty; it must contain at least one state dict.")
     return {
         name: (sums[name] / count).to(value.dtype) if name in sums else value.clone()
         for name, value in first.items()
@@ -437,9 +444,7 @@ def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], alpha: f
     if isinstance(alpha, bool) or not 0 <= alpha <= 1:
         raise InputError(f"alpha must be a number from 0 to 1, got {alpha!r}.")
     if {k: v.shape for k, v in start.items()} != {k: v.shape for k, v in end.items()}:
-        raise InputError(
-            "start and end are of different models: names or shapes differ; give two state dicts of the same."
-        )
+        raise InputError("start and end are of different models: names or shapes differ.")
     return {name: _between(start[name], to, alpha) for name, to in end.items()}
 
 

@@ -62,44 +62,48 @@ class State:
 
 
 class Callback:
-    """Override what you need. Each method gets the :class:`State` of a phase of the training.
+    """Base class of callbacks.
 
-    An exception ends the training with an error that names the callback; the newest checkpoint of a run with
-    a folder stays and can be resumed. What a callback must remember across that, it gives as ``state_dict``:
-    tensors, numbers and text in dicts, lists and tuples.
+    Each method receives the :class:`State` of a phase of the training; override them as needed.
+
+    An exception ends the training with an error that names the callback; the latest checkpoint of a run with
+    a folder is kept and can be resumed. State that must survive this is returned by ``state_dict``: tensors,
+    numbers and strings in dicts, lists and tuples.
     """
 
     def on_start(self, state: State) -> None:
-        """Before the first step, also of a training that is resumed."""
+        """Called before the first step, also of a resumed training."""
 
     def before_step(self, state: State) -> None:
-        """Before a step; of several that are one CUDA graph, before the first."""
+        """Called before a step; if several steps are one CUDA graph, before the first."""
 
     def on_step(self, state: State) -> None:
-        """After every step."""
+        """Called after every step."""
 
     def on_sync(self, state: State) -> None:
-        """After some steps (half a second or so), just before their losses are read off the device."""
+        """Called every half second or so, just before losses are read from the device."""
 
     def on_progress(self, state: State) -> None:
-        """After that, and after evaluations: ``state.note`` says how it goes."""
+        """Called after that, and after evaluations, with a note on progress in ``state.note``."""
 
     def on_log(self, state: State) -> None:
-        """``state.line`` is a new line of the log."""
+        """Called with a new log entry in ``state.line``."""
 
     def on_evaluate(self, state: State) -> None:
-        """``state.point`` has new scores."""
+        """Called with new scores in ``state.point``."""
 
     def on_checkpoint(self, state: State) -> None:
-        """A checkpoint was written to ``state.folder``."""
+        """Called after a checkpoint was written to ``state.folder``."""
 
     def on_end(self, state: State) -> None:
-        """The training has ended, for whatever reason."""
+        """Called when the training has ended, for any reason."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in checkpoints."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of a checkpoint."""
         pass
 
 

@@ -40,7 +40,7 @@ def why_not(algorithm: Algorithm, engine: Engine) -> str | None:
     if not all(map(can_skip, (engine.optimizer, *engine.auxiliary.values()))):
         return "its optimizer cannot skip a step on the device; Adam, AdamW and SGD with fused=True can"
     if engine.processes > 1:
-        return "several processes train together"
+        return "training is distributed over several processes"
     for name, module in algorithm.named_modules():
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
             return f"{name!r} has a hook, which a graph would not call"

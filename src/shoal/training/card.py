@@ -91,8 +91,8 @@ def card(
         "## Data": _data(run, record, sizes),
         **({"## Columns": columns} if (columns := _columns(content["inputs"])) else {}),
         "## Results": _results(record, at),
-        "## How it was trained": _training(record, config, content["model"]),
-        "## Limits": _limits(record, config, at, sizes),
+        "## Training": _training(record, config, content["model"]),
+        "## Limitations": _limits(record, config, at, sizes),
     }
     return "\n\n".join(f"{title}\n\n{text}" for title, text in sections.items()) + "\n"
 
@@ -120,7 +120,7 @@ def _use(content: Mapping[str, Any]) -> str:
         ),
     ]
     if own:
-        lines.append(f"It is of the class {escaped(own)}, which is not kept here: give it to shoal.load.")
+        lines.append(f"Its class is {escaped(own)}, which is not saved here; pass an instance to shoal.load.")
     return "\n\n".join(lines)
 
 
@@ -139,7 +139,7 @@ def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str,
     if run.get("dataset"):
         options = escaped(_pairs(run.get("data_options") or {}))
         lines.append(f"Dataset {escaped(run['dataset'])}{f' with {options}' if options else ''}.")
-    lines.append(f"Left out of training: {_several([escaped(n) for n in left_out(sizes)], 20) or 'nothing'}.")
+    lines.append(f"Held-out domains: {_several([escaped(n) for n in left_out(sizes)], 20) or 'none'}.")
     rows = [
         (split, name, f"{count:,}") for split, domains in sizes.items() for name, count in domains.items()
     ]
@@ -177,14 +177,14 @@ def _training(record: Mapping[str, Any], config: Mapping[str, Any], model: Mappi
     rows = [(name.replace("_", " "), _pairs(v) if isinstance(v, dict) else v) for name, v in listed.items()]
     lines = [_table(("setting", "value"), rows)]
     if record.get("skipped"):
-        lines.append(f"{record['skipped']} steps were not finite and were left out.")
+        lines.append(f"{record['skipped']} non-finite steps were skipped.")
     versions = _pairs(record.get("environment") or {})
-    lines.append(f"It took {record['seconds']:.1f} s. Versions: {escaped(versions)}.")
+    lines.append(f"Training took {record['seconds']:.1f} s. Versions: {escaped(versions)}.")
     if git := config.get("git"):
-        changed = ", with changes" if git.get("changed") else ""
+        changed = ", with local changes" if git.get("changed") else ""
         lines.append(f"Commit {escaped(git.get('commit'))}{changed}.")
     if command := config.get("command"):
-        lines += ["The same again:", code(str(command))]
+        lines += ["To repeat it:", code(str(command))]
     return "\n\n".join(lines)
 
 
@@ -199,19 +199,19 @@ def _limits(
     lines = []
     if unseen:
         lines.append(
-            f"How it does elsewhere was measured in {_several(unseen, 5)} and nowhere else; "
-            "the next place may be harder."
+            f"Performance on new domains was measured only on {_several(unseen, 5)}; "
+            "other domains may be harder."
         )
     else:
-        lines.append("No domain was left out: nothing here says how it does in a place it has not seen.")
+        lines.append("No domain was held out, so the performance on new domains is unknown.")
     if "seed" in chosen:
         lines.append(
-            f"This is one run, with seed {escaped(chosen['seed'])}: another seed gives other numbers."
+            f"This is one run, with seed {escaped(chosen['seed'])}: another seed gives different scores."
         )
     if str(record["rule"]).startswith("best"):
         note = (record.get("notes") or {}).get("validation", "")
         lines.append(
-            "The weights were chosen by the validation scores, which are flattered by that"
+            "The weights were selected on the validation scores, which are therefore optimistic"
             f"{f'; validation is {escaped(note)}' if note else ''}."
         )
     small = [
@@ -222,9 +222,9 @@ def _limits(
     ]
     if small:
         some = _several(list(dict.fromkeys(small)), 5)
-        lines.append(f"Scores of domains with fewer than {SMALL} examples say little: {some}.")
+        lines.append(f"Scores of domains with fewer than {SMALL} examples are unreliable: {some}.")
     if at["scores"] and next(iter(at["scores"].values()))["metric"] == "accuracy":
-        lines.append("Its probabilities were not calibrated: 0.9 need not be right nine times in ten.")
+        lines.append("Its probabilities are not calibrated.")
     return "\n".join(f"- {line}" for line in lines)
 
 

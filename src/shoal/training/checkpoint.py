@@ -187,7 +187,7 @@ class Checkpoints:
         found = unpack(_content(path))
         whole = isinstance(found, dict) and set(found) == {"step", "best", "state"}
         if not whole or not isinstance(found["state"], dict) or found["step"] != _step(path):
-            raise InputError("it holds no step, or another than its name says.")
+            raise InputError("its step is missing or differs from its name.")
         if (needs := _needs(path)) == NO_BEST:
             return Loaded(_step(path), found["state"], None, path)
         best = self._best_file(needs)
@@ -256,7 +256,7 @@ def load_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     try:
         if path.is_dir():
-            raise InputError(f"weights: {path} is a folder; give the file in it.")
+            raise InputError(f"weights: {path} is a folder; specify the file in it.")
         if path.stat().st_size == 0:
             raise InputError(f"weights: {path} is empty.")
         check_regular(path)
@@ -272,7 +272,7 @@ def _from_safetensors(path: Path) -> Tree:
     try:
         return safetensors.torch.load(path.read_bytes())
     except (SafetensorError, ValueError, RuntimeError, LookupError) as error:
-        raise InputError(f"weights: {path} is not a safetensors file, or a damaged one.") from error
+        raise InputError(f"weights: {path} is not a valid safetensors file.") from error
 
 
 def _from_torch(path: Path) -> Tree:
@@ -288,9 +288,9 @@ def _from_torch(path: Path) -> Tree:
     except Exception as error:  # torch.load raises many kinds on bytes that it does not understand
         if code := re.search(r"\bGLOBAL ([\w.]+)", str(error)):
             raise InputError(
-                f"weights: {path} is refused, as it holds more than weights ({code[1]}). {advice}"
+                f"weights: {path} was rejected, because it contains more than weights ({code[1]}). {advice}"
             ) from error
-        raise InputError(f"weights: {path} is not a file of weights, or a damaged one. {advice}") from error
+        raise InputError(f"weights: {path} is not a valid weights file. {advice}") from error
 
 
 def _weights_in(tree: Tree, path: Path) -> dict[str, Tensor]:

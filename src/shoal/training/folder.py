@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import os
 import socket
 import stat
@@ -11,6 +12,7 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -23,6 +25,9 @@ FILES = (
 )
 FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
 """What Shoal keeps in the folder of a run, and in no other."""
+FLAG = "fallback_to_soft"
+ONLY_FLOCK: dict[str, Any] = {FLAG: False} if FLAG in inspect.signature(FileLock.__init__).parameters else {}
+"""filelock 4 falls back to a lock that outlives a killed process, unless told; earlier versions do not."""
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -80,7 +85,7 @@ class RunFolder:
         self.inputs = self.path / "inputs.json"
         """How the model is built and what becomes its input; see :func:`shoal.training.summary.about`."""
         if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; a run needs a folder.")
+            raise InputError(f"{self.path} is a file; a run requires a folder.")
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):
@@ -140,7 +145,7 @@ class RunFolder:
         path = self.path / ".lock"
         if not path.is_dir():
             files.check_regular(path)
-        lock = FileLock(path, mode=0o666, fallback_to_soft=False)
+        lock = FileLock(path, mode=0o666, **ONLY_FLOCK)
         try:
             lock.acquire(blocking=False)
         except Timeout:
@@ -154,7 +159,7 @@ class RunFolder:
             if path.is_dir() or path.is_symlink() or not os.access(self.path, os.W_OK):
                 raise self._unusable(error) from error
             warnings.warn(
-                f"{self.path} cannot be locked ({error.strerror}); see to it that only one process uses it.",
+                f"{self.path} cannot be locked ({error.strerror}); make sure that only one process uses it.",
                 stacklevel=3,
             )
             return
@@ -168,7 +173,7 @@ class RunFolder:
 
     def _unusable(self, error: OSError) -> InputError:
         why = error.strerror or error
-        return InputError(f"{self.path} cannot be made or written to ({why}); choose another folder.")
+        return InputError(f"{self.path} cannot be created or written to ({why}); choose another folder.")
 
 
 def _inode(path: Path) -> tuple[int, int] | None:

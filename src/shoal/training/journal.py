@@ -126,10 +126,12 @@ class Journal:
             if self._full:  # said once
                 return False
             self._full = True
-            stands = f"that of step {self.saved} stands" if self.saved is not None else "there is none yet"
+            stands = (
+                f"the latest is that of step {self.saved}" if self.saved is not None else "there is none yet"
+            )
             warnings.warn(
                 f"the checkpoint of step {step} could not be written to {self.folder.path} "
-                f"({error.strerror}); {stands}. Training goes on.",
+                f"({error.strerror}); {stands}. Training continues.",
                 stacklevel=2,
             )
             return False
@@ -142,7 +144,7 @@ class Journal:
             self.folder.make_again()
             self._fill()
             warnings.warn(
-                f"{self.folder.path} was removed while the run was using it. It was made again, with the "
+                f"{self.folder.path} was removed while the run was using it. It was created again, with the "
                 "configuration and the log; earlier checkpoints are lost.",
                 stacklevel=3,
             )
@@ -203,11 +205,11 @@ class Journal:
             if self.folder.held and all(_is_there(self.folder.path / k, v) for k, v in files.items()):
                 break
         else:
-            raise InputError(f"{self.folder.path} does not keep what is written to it: the run is not saved.")
+            raise InputError(f"{self.folder.path} does not keep written files: the run is not saved.")
         if self.folder is not asked:
             raise InputError(
                 f"something else took the place of {asked.path} while the run was using it. "
-                f"What came out is in {self.folder.path}."
+                f"The results are in {self.folder.path}."
             )
 
     def _hold_to_the_end(self) -> None:
@@ -232,9 +234,9 @@ class Journal:
             raise self._unwritten(path, error) from error
 
     def _unwritten(self, path: Path, error: OSError) -> InputError:
-        stands = "Nothing that was saved before is lost: make room, then go on with"
+        stands = "Earlier checkpoints are intact: free some disk space, then resume with"
         if self.saved is None or self.checkpoints.latest() is None:
-            stands = "No checkpoint was saved either. Make room, then start again with"
+            stands = "No checkpoint was saved. Free some disk space, then start again with"
         return InputError(f"{path} could not be written ({error.strerror}). {stands}: {self.going_on}")
 
 

@@ -56,25 +56,28 @@ NONE: Array = np.empty(0)
 
 
 class Outcome(NamedTuple):
-    """What came out for the examples of a split, in their order; what no metric needs may be empty."""
+    """The results on the examples of a split, in order; arrays that no metric uses may be empty."""
 
     y: Array
+    """Labels."""
     groups: Domains
-    """Whose indices are places in the other arrays."""
+    """Groups, whose indices are positions in the other arrays."""
     points: Array
-    """Of each example: 1 where the class is right, else 0; of several labels the share that is right; in
-    regression its mean squared error."""
+    """Score of each example: 1 if the class is correct, otherwise 0; with several labels the fraction that is
+    correct; in regression the mean squared error."""
     predicted: Any = NONE
-    """Classes; in the multi-label task 0 or 1 for each label."""
+    """Predicted classes; in the multi-label task 0 or 1 for each label."""
     output: Any = NONE
-    """The model's: real values, or in classification a score for each class."""
+    """Outputs of the model: real values, or in classification a score for each class."""
     loss: float | None = None
+    """Mean loss."""
     uncounted: frozenset[str] = frozenset()
-    """Groups that are never the worst."""
+    """Groups that are not considered for the worst group."""
     sizes: Any = None
-    """How many labels of each example count, where these are not equally many; NaN is the mean of none."""
+    """Number of labels of each example that are not ignored, if these differ; the mean over none is NaN."""
     counts: Any = NONE
-    """(n, 3, classes): how many positions of an example were right, true and predicted in each class."""
+    """(n, 3, classes): number of positions of an example that are correct, true and predicted in each class.
+    """
 
     @property
     def average(self) -> float:
@@ -96,7 +99,11 @@ class Outcome(NamedTuple):
             return sums / np.add.reduceat(self.sizes[which], starts)
 
     def counted(self, values: Array) -> Array:
-        """Of values by group those that count."""
+        """Return the values of the groups that are considered for the worst group.
+
+        Args:
+            values: value of each group.
+        """
         if not self.uncounted:
             return values
         return values[[name not in self.uncounted for name in self.groups.names]]
@@ -104,20 +111,24 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """``needs`` is what of an :class:`Outcome` it looks at; ``tasks`` are those that it is for."""
+    """A metric of the results on a split."""
 
     name: str
+    """Name."""
     compute: Callable[[Outcome], float]
+    """Function that computes it from an :class:`Outcome`."""
     needs: Need = "points"
+    """Part of an :class:`Outcome` that it uses."""
     tasks: tuple[str, ...] = CLASSES
+    """Kinds of task that it supports."""
     higher: bool = True
     """Whether higher is better."""
     by_group: Callable[[Outcome], Array] | None = None
-    """For one that is the worst of groups: theirs."""
+    """For a metric of the worst group: function that computes the value of each group."""
     of_groups: str = ""
-    """And what to call these."""
+    """Name of the metric of each group."""
     undefined: str = ""
-    """Where it has no value."""
+    """When it has no value."""
 
     def __call__(self, outcome: Outcome) -> float:
         if outcome.sizes is not None and self.tasks and self.needs in ("class", "output"):
@@ -130,46 +141,84 @@ class Metric:
 
 
 def macro_recall(predicted: Array, y: Array) -> float:
-    """The mean over the classes in the truth of the share of their examples that was found."""
+    """Compute the recall of each true class, averaged over classes.
+
+    Args:
+        predicted: predicted classes (n,).
+        y: true classes (n,).
+    """
     right, true, _ = _counts(predicted, y)
     return float((right / true).mean())
 
 
 def macro_f1(predicted: Array, y: Array) -> float:
-    """The mean over the classes in the truth of 2 TP / (2 TP + FP + FN)."""
+    """Compute the F1 score 2 TP / (2 TP + FP + FN), averaged over the true classes.
+
+    Args:
+        predicted: predicted classes (n,).
+        y: true classes (n,).
+    """
     right, true, claimed = _counts(predicted, y)
     return float((2 * right / (true + claimed)).mean())
 
 
 def weighted_f1(predicted: Array, y: Array) -> float:
-    """The same mean with each class as often as it is true."""
+    """Compute the F1 score, averaged over the true classes weighted by their frequency.
+
+    Args:
+        predicted: predicted classes (n,).
+        y: true classes (n,).
+    """
     right, true, claimed = _counts(predicted, y)
     return float((2 * right / (true + claimed) * true).sum() / true.sum())
 
 
 def label_f1(predicted: Array, y: Array) -> float:
-    """The mean over labels that are 1 somewhere of 2 TP / (2 TP + FP + FN)."""
+    """Compute the F1 score 2 TP / (2 TP + FP + FN), averaged over labels with positive examples.
+
+    Args:
+        predicted: predictions (n, L), 0 or 1.
+        y: labels (n, L), 0 or 1.
+    """
     p, t = (values.reshape(len(values), -1) > 0.5 for values in (predicted, y))
     both, some = (p & t).sum(0), t.sum(0) > 0
     return float((2 * both / np.maximum(p.sum(0) + t.sum(0), 1))[some].mean()) if some.any() else math.nan
 
 
 def mean_iou(counts: Array) -> float:
-    """The mean over the classes in the truth of TP / (TP + FP + FN)."""
+    """Compute the intersection over union TP / (TP + FP + FN), averaged over the true classes.
+
+    Args:
+        counts: confusion counts of each example.
+    """
     right, true, claimed = counts.sum(0).astype(np.float64)
     some = true > 0
     return float((right / (true + claimed - right + ~some))[some].mean()) if some.any() else math.nan
 
 
 def quadratic_kappa(predicted: Array, y: Array) -> float:
-    """1 − Σ(p − y)² / its expectation with predictions and truths independent; NaN where that is 0."""
+    """Compute the quadratic weighted kappa, 1 − Σ(p − y)² / its expectation under independence.
+
+    It is NaN if the expectation is 0.
+
+    Args:
+        predicted: predicted classes (n,).
+        y: true classes (n,).
+    """
     p, t = np.asarray(predicted, np.float64), np.asarray(y, np.float64)
     expected = p.var() + t.var() + (p.mean() - t.mean()) ** 2
     return float(1 - np.square(p - t).mean() / expected) if expected > 0 else math.nan
 
 
 def average_precision(scores: Array, positive: Array) -> float:
-    """Σ_k (R_k − R_{k−1}) P_k down the distinct scores; NaN where none is ``positive``."""
+    """Compute the average precision, Σ_k (R_k − R_{k−1}) P_k over the distinct scores.
+
+    It is NaN without positive examples.
+
+    Args:
+        scores: scores (n,).
+        positive: whether each example is positive (n,).
+    """
     if not positive.any() or np.isnan(scores).any():
         return math.nan
     order = np.argsort(-scores, kind="stable")
@@ -179,7 +228,12 @@ def average_precision(scores: Array, positive: Array) -> float:
 
 
 def r_squared(output: Array, y: Array) -> float:
-    """1 − Σ(y − f)² / Σ(y − ȳ)², NaN where truths are constant."""
+    """Compute R² = 1 − Σ(y − f)² / Σ(y − ȳ)²; NaN if the true values are constant.
+
+    Args:
+        output: predictions (n,).
+        y: true values (n,).
+    """
     whole = np.square(y - y.mean()).sum()
     return float(1 - np.square(y - output).sum() / whole) if whole > 0 else math.nan
 
@@ -215,7 +269,12 @@ def _counts(predicted: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def pearson_r(output: Array, y: Array) -> float:
-    """Σ(a − ā)(b − b̄) / √(Σ(a − ā)² Σ(b − b̄)²), NaN where one side is constant."""
+    """Compute Pearson r, Σ(a − ā)(b − b̄) / √(Σ(a − ā)² Σ(b − b̄)²); NaN if one side is constant.
+
+    Args:
+        output: predictions (n,).
+        y: true values (n,).
+    """
     a, b = (np.asarray(values, np.float64).reshape(-1) for values in (output, y))
     if len(a) < 2 or (a == a[0]).all() or (b == b[0]).all():
         return math.nan
@@ -227,7 +286,14 @@ def pearson_r(output: Array, y: Array) -> float:
 
 
 def binary_auc(scores: Array, positive: Array) -> float:
-    """How often an example that is ``positive`` scores higher than one that is not; a tie is half a win."""
+    """Compute the AUC: the probability that a positive example scores higher than a negative one.
+
+    Ties count one half.
+
+    Args:
+        scores: scores (n,).
+        positive: whether each example is positive (n,).
+    """
     many, few = int(positive.sum()), int((~positive).sum())
     if not many or not few or np.isnan(scores).any():
         return math.nan
@@ -237,7 +303,12 @@ def binary_auc(scores: Array, positive: Array) -> float:
 
 
 def auc(scores: Array, y: Array) -> float:
-    """Of (n, classes) scores such as logits; beyond two classes the mean of each against the rest."""
+    """Compute the AUC; with more than two classes, the mean of one class against the rest.
+
+    Args:
+        scores: scores (n, classes), such as logits.
+        y: true classes (n,).
+    """
     if not np.isfinite(scores).all():
         return math.nan
     odds = _log_odds(np.asarray(scores, np.float64))
@@ -366,9 +437,14 @@ METRICS = {
 
 
 def metric(wanted: str | Own) -> Metric:
-    """A metric by its name in any case, or of the user's own function of outputs, truths and groups.
+    """Return a metric by name (case-insensitive), or create one from a function.
 
-    Higher is better unless the function has an attribute ``higher_is_better`` that is false.
+    Args:
+        wanted: name of a metric, or function of outputs, labels and groups that returns a number. Higher is
+            better unless the function has an attribute ``higher_is_better`` that is false.
+
+    Raises:
+        InputError: there is no such metric.
     """
     if callable(wanted):
         return _own(wanted)
@@ -379,11 +455,19 @@ def metric(wanted: str | Own) -> Metric:
 
 
 def why_missing(split: str, values: Mapping[str, float | None]) -> list[str]:
-    """A sentence for each measure of a split, as plain data, that has no value."""
+    """Explain each metric of a split that has no value.
+
+    Args:
+        split: name of the split.
+        values: value of each metric, ``None`` if it is undefined.
+
+    Returns:
+        One sentence per undefined metric.
+    """
     missing = [name for name, value in values.items() if value is None]
     known = {name: METRICS[name].undefined for name in missing if name in METRICS}
     return [
-        f"There is no {name} of {split}: {known.get(name) or 'it is not a finite number'}."
+        f"{name} of {split} is undefined: {known.get(name) or 'it is not a finite number'}."
         for name in missing
     ]
 
@@ -402,14 +486,24 @@ def _own(function: Own) -> Metric:
 
 
 def usual(kind: str) -> str:
-    """What an example is scored by in a task: its points."""
+    """Return the name of the default metric of a kind of task.
+
+    Args:
+        kind: kind of the task.
+    """
     return "mse" if kind == "regression" else "accuracy"
 
 
 def chosen(
     wanted: str | Own | None, measures: Sequence[str], kind: str
 ) -> tuple[list[Metric], Metric | None]:
-    """All that is to be measured, and what of it selects: what is ``wanted``, else the first measure."""
+    """Return the metrics to measure, and the one for selection.
+
+    Args:
+        wanted: metric for selection (default: the first of ``measures``).
+        measures: names of the metrics of the dataset.
+        kind: kind of the task.
+    """
     every = [metric(name) for name in measures]
     selects = metric(wanted) if wanted is not None else every[0] if every else None
     if selects is not None and selects.name not in [m.name for m in every]:
@@ -420,16 +514,34 @@ def chosen(
 
 
 def check_fits(m: Metric, kind: str) -> None:
+    """Check that a metric supports a kind of task.
+
+    Args:
+        m: metric.
+        kind: kind of the task.
+
+    Raises:
+        InputError: the metric does not support the task.
+    """
     if m.tasks and kind not in m.tasks:
         known = ", ".join(other.name for other in METRICS.values() if not other.tasks or kind in other.tasks)
         tasks = ", ".join(m.tasks)
-        raise InputError(f"metric {m.name!r} is for {tasks}, and this is {kind}; choose of: {known}.")
+        raise InputError(f"metric {m.name!r} is for {tasks}, and this is {kind}; choose from: {known}.")
 
 
 def check_output(every: Iterable[Metric], shape: tuple[int, ...], kind: str) -> None:
-    """Refuses metrics that need another output than the model's, whose ``shape`` is a batch's."""
+    """Check that metrics support the outputs of a model.
+
+    Args:
+        every: metrics.
+        shape: shape of the output of a batch.
+        kind: kind of the task.
+
+    Raises:
+        InputError: a metric requires another output.
+    """
     for m in every:
         if m.needs in ("class", "output") and m.tasks and kind in CLASSES and len(shape) != 2:
             raise InputError(
-                f"metric {m.name!r} needs one score a class; the model's output has shape {shape}."
+                f"metric {m.name!r} requires one score per class; the model's output has shape {shape}."
             )

@@ -143,7 +143,7 @@ class Miro(nn.Module):
         """The penalty of the passes that were collected: the mean over examples, times λ."""
         found, self._found = self._found, []
         if not found:
-            raise InputError("miro: no forward pass of the layers was seen; do not compile the model.")
+            raise InputError("miro: no forward pass of the layers was recorded; do not compile the model.")
         total = sum(size for size, _ in found)
         return self.weight * torch.stack([value * (size / total) for size, value in found]).sum()
 

@@ -118,13 +118,13 @@ class Monitor:
     def _not_finite(self, step: int, domain: str | None, what: str, value: float) -> None:
         self.skipped.append(step)
         if self.setup.options.on_nan == "stop":
-            raise self.diverged(step, domain, what, f"turned {value}")
+            raise self.diverged(step, domain, what, f"became {value}")
         if self.skipped[-HOPELESS:] == list(range(step + 1 - HOPELESS, step + 1)):
             raise self.diverged(step, domain, what, f"was {value} in {HOPELESS} steps in a row")
 
     def check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.setup.engine.params]).all()):
-            raise self.diverged(self.state.step, None, "weights", "were no longer finite", applied=True)
+            raise self.diverged(self.state.step, None, "weights", "became non-finite", applied=True)
 
     def diverged(
         self, step: int, domain: str | None, what: str, happened: str, applied: bool = False

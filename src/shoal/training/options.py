@@ -33,7 +33,7 @@ Positive = Annotated[float, Range(above=0, below=1e30, what="positive, a number"
 Share = Annotated[float, Range(above=0, most=1)]
 WarmStart = (
     Annotated[int, Range(1, what="a number of steps")]
-    | Annotated[float, Range(above=0, most=1, what="a share of the data")]
+    | Annotated[float, Range(above=0, most=1, what="a fraction of the data")]
     | Literal["plateau"]
     | Head
 )
@@ -41,145 +41,158 @@ WarmStart = (
 
 @dataclass(frozen=True)
 class Options:
-    """How to train, whatever the algorithm and the data."""
+    """The options of a training, independent of the algorithm and the data."""
 
     steps: Count
-    """Meta-steps, each of ``domains_per_step`` batches of ``batch_size`` examples."""
+    """Number of training steps, each on ``domains_per_step`` batches of ``batch_size`` examples."""
     batch_size: Count = 32
+    """Number of examples per batch."""
     domains_per_step: Count | None = None
-    """S; by default every domain where there are at most 16, else 5."""
+    """Number of domains per step, S (default: all if there are at most 16, otherwise 5)."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The algorithm's own, such as ``{"meta_lr": 0.1}``."""
+    """Hyperparameters of the algorithm, such as ``{"meta_lr": 0.1}``."""
     optimizer: OptimizerMaker | None = None
-    """Its class, such as ``torch.optim.SGD``, or what makes it from parameters, learning rate included:
-    ``lambda p: torch.optim.SGD(p, 0.1)``. Default: Adam."""
+    """Optimizer class, such as ``torch.optim.SGD``, or function that creates an optimizer from parameters,
+    including its learning rate: ``lambda p: torch.optim.SGD(p, 0.1)`` (default: Adam)."""
     lr: Positive | None = None
-    """Learning rate of the default optimizer (1e-3 if not given) or of an optimizer class (its own)."""
+    """Learning rate of the default optimizer (default: 1e-3) or of an optimizer class (default: its own)."""
     head_lr: Positive | None = None
-    """Learning rate of the model's head: that of a :class:`~shoal.models.FeatureModel`, or its last linear
-    layer. Of an optimizer's own groups of parameters each keeps its other settings."""
+    """Learning rate of the head: that of a :class:`~shoal.models.FeatureModel`, or the last linear layer.
+    Parameter groups of the optimizer keep their other settings."""
     layer_decay: Share | None = None
-    """What is k layers below the head is trained with the learning rate times ``layer_decay`` to the power of
-    k; see :func:`shoal.models.layers.find_layers`. BEiT and others take 0.65 to 0.9 for transformers."""
+    """Layer-wise learning rate decay: k layers below the head, the learning rate is multiplied by
+    ``layer_decay`` to the power of k; see :func:`shoal.models.layers.find_layers`. BEiT and others use
+    0.65 to 0.9 for transformers."""
     loss: Loss | None = None
-    """``loss(output, y)``, a mean over examples. Default: cross-entropy for classes, binary cross-entropy for
-    several labels, else squares. Those of torch, and a ``functools.partial`` of one of
-    ``torch.nn.functional``, may have class weights, label smoothing and an ``ignore_index`` (the labels that
-    are neither trained nor scored); batches can then still be divided exactly (``accumulate``, several
-    processes), but by Mixup and Fishr. Any other that is not the mean of its examples' losses cannot."""
+    """``loss(output, y)``, a mean over examples (default: cross-entropy for classes, binary cross-entropy for
+    several labels, otherwise the squared error). Losses of torch, and a ``functools.partial`` of a loss of
+    ``torch.nn.functional``, may have class weights, label smoothing and an ``ignore_index`` (labels that
+    are neither trained nor scored); batches can then be split exactly (``accumulate``, several processes),
+    except with Mixup and Fishr. With any other loss that is not the mean of the losses of the examples,
+    batches cannot be split."""
     classes: Count | None = None
+    """Number of classes (default: inferred from the data)."""
     draw: Draw | None = None
-    """How batches are drawn, if not as the algorithm asks; ``"regrouped"`` is the paper's random grouping."""
+    """How batches are sampled (default: as the algorithm requires); ``"regrouped"`` is the random grouping of
+    the paper."""
     seed: Seed = 0
-    """Fixes the order of the data and all random numbers of the training; the initial weights are yours."""
+    """Random seed of the order of the data and of all random numbers in the training, but not of the initial
+    weights."""
     warm_start: WarmStart | None = None
-    """Train with ERM first, a batch a step: for so many steps (500), on so large a share of the data (0.1),
-    or until validation stops improving (``"plateau"``). ``"head"`` and ``"head:500"`` train only the model's
-    head (:func:`~shoal.models.head.find_head`), for a tenth of ``steps`` or 500, while the rest is frozen and
-    in evaluation mode: a linear probe before fine-tuning (Kumar et al., Fine-Tuning can Distort Pretrained
-    Features, 2022)."""
+    """Train with ERM first, on one batch per step: for a number of steps (500), for a fraction of the data
+    (0.1), or until validation stops improving (``"plateau"``). ``"head"`` and ``"head:500"`` train only
+    the head of the model (:func:`~shoal.models.head.find_head`), for a tenth of ``steps`` or 500 steps,
+    with the rest frozen and in evaluation mode: linear probing before fine-tuning (Kumar et al.,
+    Fine-Tuning can Distort Pretrained Features, 2022)."""
     warm_select: Literal["best", "last"] | None = None
-    """Train on from the warm start's ``"best"`` weights on validation, evaluated every ``eval_every`` steps,
-    or from its ``"last"``. By default the best of a ``"plateau"``, else the last."""
+    """Continue from the ``"best"`` weights of the warm start on validation, evaluated every ``eval_every``
+    steps, or from its ``"last"`` (default: best for ``"plateau"``, otherwise last)."""
     patience: Count | None = None
-    """Stop after so many evaluations without improvement on validation."""
+    """Stop after this number of evaluations without improvement on validation."""
     eval_every: Count | None = None
-    """Steps between evaluations. By default there are as many (10, 5, 4, 2 or 1) as pass no more examples
-    through the model than the training does; always 10 with
-    ``patience``, and 20 with SWAD."""
+    """Number of steps between evaluations. By default there are as many evaluations (10, 5, 4, 2 or 1) as
+    pass no more examples through the model than the training does; always 10 with ``patience``, and 20
+    with SWAD."""
     eval_limit: Count | None = None
-    """Evaluate on about so many examples of each split, evenly over its domains: a random sample, stratified
-    by class where labels are known without reading the examples, and the same for every seed. By default on
-    all, but of ``train`` on about 5,000; scores say what they are a sample of."""
+    """Maximum number of examples per split to evaluate on, evenly over its domains: a random sample,
+    stratified by class if labels are known without reading the examples, and the same for every seed
+    (default: all, but about 5,000 for ``train``)."""
     eval_splits: Sequence[Split] = get_args(Split)
-    """Those of them that the data have. ``"oracle"`` is held-out examples of the test domains, ``"id_…"`` of
-    the training domains, as in WILDS."""
+    """Splits to evaluate, of those in the data. ``"oracle"`` consists of held-out examples of the test
+    domains, ``"id_…"`` of the training domains, as in WILDS."""
     metric: str | Own | None = None
-    """What selects weights, and says when to stop: a name of :mod:`shoal.training.metrics`, or a function of
-    outputs, truths and groups (see :func:`~shoal.training.metrics.metric`). By default what the dataset is
-    judged by, else accuracy or the mean squared error."""
+    """Metric for selection and early stopping: a name in :mod:`shoal.training.metrics`, or a function of
+    outputs, labels and groups (see :func:`~shoal.training.metrics.metric`) (default: the metric of the
+    dataset, otherwise accuracy or the mean squared error)."""
     select: Literal["best", "last"] | None = None
-    """Keep the ``"best"`` weights on validation (the default where there is some) or the ``"last"``."""
+    """Keep the ``"best"`` weights on validation (the default if there is validation data) or the ``"last"``.
+    """
     device: str | torch.device | None = None
-    """By default CUDA where there is one."""
+    """Device (default: CUDA if available)."""
     workers: Annotated[int, Range(0, 1000)] = 0
-    """Processes that read examples; whatever their number, the batches are the same."""
+    """Number of processes that load examples; the batches do not depend on it."""
     precision: Precision | Literal["auto"] | None = None
-    """``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; what ``accelerate launch`` was told, if it was.
-    ``"auto"``: fp32 or bf16, whichever is faster on CUDA (see :mod:`shoal.training.formats`), else fp32."""
+    """``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; with ``accelerate launch``, the default is its
+    setting. ``"auto"``: fp32 or bf16, whichever is faster on CUDA (see :mod:`shoal.training.formats`),
+    otherwise fp32."""
     memory_format: Literal["contiguous", "channels-last", "auto"] | None = None
-    """How images (B, c, h, w) and the weights of convolutions lie in memory while the model is trained:
-    ``"contiguous"`` (the default: as they are), ``"channels-last"``, or with ``"auto"`` whichever is faster
-    on CUDA, else contiguous. Results are the same up to rounding."""
+    """Memory format of images (B, c, h, w) and convolution weights during training: ``"contiguous"`` (the
+    default: unchanged), ``"channels-last"``, or ``"auto"`` for whichever is faster on CUDA, otherwise
+    contiguous. Results are equal up to rounding."""
     clip: Positive | None = None
-    """The largest norm of a gradient that is applied; in Fish, of each inner step's."""
+    """Maximum norm of the gradient; in Fish, of the gradient of each inner step."""
     accumulate: Count = 1
-    """Take each domain's batch in so many pieces, one after the other: less memory, the same gradient."""
+    """Number of micro-batches that each batch is split into: less memory, the same gradient."""
     schedule: ScheduleMaker | None = None
-    """Makes a learning-rate scheduler from the optimizer; it steps once a step."""
+    """Function that creates a learning rate scheduler from the optimizer; it is called once per step."""
     average: Literal["sma", "ema", "swad", "swad-paper"] | None = None
-    """Average weights along the way: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, by
-    ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` finds start and end by
-    the validation loss as its authors' program does, ``"swad-paper"`` as their paper says. See
-    :class:`~shoal.training.averaging.SWAD`."""
+    """Average the weights: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, with
+    ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` between a start and an end
+    determined by the validation loss, as in the code of its authors, or ``"swad-paper"``, as in their
+    paper. See :class:`~shoal.training.averaging.SWAD`."""
     average_start: Count | None = None
-    """Of ``"sma"``; by default a tenth of the training."""
+    """Step at which ``"sma"`` starts (default: a tenth of the training)."""
     average_ratio: Positive | None = None
-    """Of SWAD: averaging ends after 6 evaluations whose loss is above so many times that at its start. By
-    default 1.3; its authors took 1.2 for VLCS."""
+    """SWAD ends after 6 evaluations with a validation loss above this multiple of the loss at its start
+    (default: 1.3; its authors use 1.2 for VLCS)."""
     average_decay: Annotated[float, Range(above=0, below=1)] | None = None
-    """Of ``"ema"``: the share of the mean before in each mean, by default 0.999; less in the first steps."""
+    """Decay of ``"ema"`` (default: 0.999, less in the first steps)."""
     wise_ft: Literal["validation"] | Annotated[float, Range(0, 1)] | None = None
-    """The final weights are (1 − α) of those at the start, after a warm start, and α of the selected ones:
-    α itself or, with ``"validation"``, the best of 0, 0.1, …, 1 on validation, of equal ones the largest
-    (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a new head needs
-    ``warm_start="head"`` first."""
+    """Interpolate between the initial weights (after a warm start) and the selected weights: α, the fraction
+    of the selected ones, or ``"validation"`` for the best of 0, 0.1, …, 1 on validation, the largest in
+    case of ties (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For pretrained models: a
+    new head needs ``warm_start="head"``."""
     l2_sp: Annotated[float, Range(0)] | None = None
-    """L2-SP: α in the penalty α/2 ‖θ − θ₀‖² for leaving the weights θ₀ at the start of the training, after a
-    warm start. It is for all weights but the head's. The penalty's gradient is added to each gradient that is
-    applied. Its paper takes 0.1 with SGD. See :class:`~shoal.training.fine_tuning.L2SP`."""
+    """Weight α of the L2-SP penalty α/2 ‖θ − θ₀‖², with θ₀ the initial weights (after a warm start), except
+    for the head. Its gradient is added to each gradient that is applied. The paper uses 0.1 with SGD. See
+    :class:`~shoal.training.fine_tuning.L2SP`."""
     l2_sp_head: Annotated[float, Range(0)] | None = None
-    """β in the penalty β/2 ‖w‖² for the weights of the head, which belongs to ``l2_sp``. By default α; the
-    paper takes 0.01."""
+    """Weight β of the penalty β/2 ‖w‖² on the weights of the head, with ``l2_sp`` (default: α; the paper uses
+    0.01)."""
     miro: Annotated[float, Range(0)] | None = None
-    """λ: keep features close to those of the pretrained model, beside any algorithm; such as 0.1. See
-    :class:`~shoal.training.miro.Miro`. It costs a forward pass of the pretrained model."""
+    """Weight λ of the MIRO penalty, which keeps features close to those of the pretrained model, with any
+    algorithm; such as 0.1. It costs a forward pass of the pretrained model. See
+    :class:`~shoal.training.miro.Miro`."""
     retrain: bool = False
-    """Then train again on the training and validation examples of the training domains, from the same initial
-    weights and for as many steps as the selected ones have, warm start included; these weights, or their
-    average, are the result. The last step of ERM++ (see :mod:`shoal.training.retraining`)."""
+    """After selection, train again from the initial weights on the training and validation examples of the
+    training domains, for as many steps as the selected weights were trained, including the warm start;
+    keep the last weights, or their average. The last step of ERM++ (see :mod:`shoal.training.retraining`)."""
     on_nan: Literal["stop", "skip"] = "stop"
-    """A step that is not finite is never applied; then ``"stop"``, or ``"skip"`` it and go on."""
+    """``"stop"`` at a step with a non-finite loss or gradient, or ``"skip"`` it; such a step is never
+    applied."""
     deterministic: bool = False
-    """Only kernels that give the same bits every time; slower on CUDA, no difference on the CPU."""
+    """Use only deterministic kernels; slower on CUDA, no difference on the CPU."""
     compile: bool = False
     """Compile the model with ``torch.compile``."""
     capture: bool | None = None
-    """Replay steps as CUDA graphs; by default wherever that is possible. It changes no evaluation point."""
+    """Replay steps as CUDA graphs (default: if possible). The steps of evaluations do not change."""
     eval_batch: Count | None = None
-    """Examples per batch in evaluation; by default up to 1,024, fewer where the model's largest intermediate
-    result (found by a trial on two examples) is large."""
+    """Number of examples per batch in evaluation (default: up to 1,024, fewer if the largest intermediate
+    result of the model, measured on two examples, is large)."""
     log_every: Count = 50
-    """Steps between lines of the log."""
+    """Number of steps between log entries."""
     track_every: Count | None = None
-    """Steps between measurements of how well the domains' gradients agree (see
-    :mod:`shoal.training.agreement`); they change nothing in the training."""
+    """Number of steps between measurements of the gradient agreement between domains (see
+    :mod:`shoal.training.agreement`); they do not change the training."""
     track_layers: bool = False
-    """Measure it in each layer too."""
+    """Measure gradient agreement per layer as well."""
     track_domains: Count | None = None
-    """Domains that a measurement compares: by default those of a step, and 2 where a step has one batch."""
+    """Number of domains that a measurement compares (default: those of a step, and 2 if a step has one
+    batch)."""
     checkpoint_every: Count | None = None
-    """Steps between checkpoints, in a run with a folder; by default at evaluations and every five minutes."""
+    """Number of steps between checkpoints, in a run with a folder (default: at evaluations and every five
+    minutes)."""
     keep: Count = 2
-    """How many checkpoints stay, beside the best weights."""
+    """Number of checkpoints to keep besides the best weights."""
     progress: bool | Callable[[int, str], None] = True
-    """Show a progress line, or call this with the step and a note now and then."""
+    """Show a progress line, or a function that is called with the step and a note from time to time."""
     predictions: bool | str = False
-    """In a run with a folder, write what the selected weights predict in each evaluation split but ``train``,
-    as WILDS' leaderboard takes it; a text is what the files call the data."""
+    """In a run with a folder, write the predictions of the selected weights for each evaluation split except
+    ``train``, in the format of the WILDS leaderboard; a string is the name of the dataset in the file
+    names."""
 
     callbacks: Sequence[Callback] = ()
-    """What is called along the way; see :class:`~shoal.training.callbacks.Callback`."""
+    """Callbacks, see :class:`~shoal.training.callbacks.Callback`."""
 
     def __post_init__(self) -> None:
         """Every value is of its type and in its range, whatever was given."""
@@ -195,21 +208,21 @@ class Options:
         if self.metric is not None:
             metric(self.metric)
         if self.average_start is not None and self.average != "sma":
-            raise InputError(f"average_start={self.average_start} is for average='sma'.")
+            raise InputError(f"average_start={self.average_start} requires average='sma'.")
         if self.average_ratio is not None and not self.swad:
-            raise InputError(f"average_ratio={self.average_ratio:g} is for average='swad' and 'swad-paper'.")
+            raise InputError(f"average_ratio={self.average_ratio:g} requires average='swad' or 'swad-paper'.")
         if self.average_decay is not None and self.average != "ema":
-            raise InputError(f"average_decay={self.average_decay:g} is for average='ema'.")
+            raise InputError(f"average_decay={self.average_decay:g} requires average='ema'.")
         if self.average_start is not None and self.average_start > self.steps:
             raise InputError(f"average_start={self.average_start} is after the last of {self.steps} steps.")
         if self.warm_select is not None and self.warm_start is None:
-            raise InputError("warm_select belongs to warm_start, such as warm_start=500.")
+            raise InputError("warm_select requires warm_start, such as warm_start=500.")
         if self.l2_sp_head is not None and self.l2_sp is None:
-            raise InputError(f"l2_sp_head={self.l2_sp_head:g} belongs to l2_sp, such as l2_sp=0.1.")
+            raise InputError(f"l2_sp_head={self.l2_sp_head:g} requires l2_sp, such as l2_sp=0.1.")
         if self.track_domains == 1:
             raise InputError("track_domains must be at least 2: gradients are compared in pairs.")
         if self.track_every is None and (self.track_layers or self.track_domains):
-            raise InputError("track_layers and track_domains belong to track_every, such as track_every=50.")
+            raise InputError("track_layers and track_domains require track_every, such as track_every=50.")
 
     def make_optimizer(self, trained: list[nn.Parameter]) -> Optimizer:
         if not trained:
@@ -221,7 +234,7 @@ class Options:
                 given = {"lr": self.lr} if self.lr is not None else {}
                 made = self.optimizer(trained, **given)
         except (TypeError, ValueError) as error:  # torch's own words for a negative rate and the like
-            raise InputError(f"optimizer refuses its settings: {error}") from error
+            raise InputError(f"invalid options of the optimizer: {error}") from error
         if not isinstance(made, Optimizer):
             raise InputError(f"optimizer must return a torch optimizer, got {type(made).__name__}.")
         for group in made.param_groups:
@@ -236,7 +249,9 @@ class Options:
         if not isinstance(made, LRScheduler):
             raise InputError(f"schedule must return a torch scheduler, got {type(made).__name__}.")
         if isinstance(made, ReduceLROnPlateau):
-            raise InputError("ReduceLROnPlateau waits for a measure after every step, and there is none.")
+            raise InputError(
+                "ReduceLROnPlateau is not supported, because there is no metric after every step."
+            )
         return made
 
     def make_average(self) -> Average | None:

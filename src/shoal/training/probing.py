@@ -17,13 +17,13 @@ def probed_head(model: nn.Module, x: Any, option: str) -> nn.Module:
     try:
         head = find_head(model, x)
     except InputError as error:
-        raise InputError(f"{option} trains the head alone: {error}") from error
+        raise InputError(f"{option} trains only the head: {error}") from error
     own = {id(p) for p in head.parameters()}
     if not any(p.requires_grad for p in head.parameters()):
-        raise InputError(f"{option} trains the head alone, and no parameter of it requires a gradient.")
+        raise InputError(f"{option} trains only the head, and no parameter of it requires a gradient.")
     if all(id(p) in own for p in model.parameters()):
         raise InputError(
-            f"{option} trains the head alone, and {type(model).__name__} has no other parameters."
+            f"{option} trains only the head, and {type(model).__name__} has no other parameters."
         )
     return head
 

@@ -113,7 +113,9 @@ def pick_device(device: str | torch.device | None) -> torch.device:
     if device is not None:
         named = named_device(device)
         if named.type not in KNOWN:
-            raise InputError(f"device={str(device)!r} cannot train; these can: {', '.join(KNOWN)}.")
+            raise InputError(
+                f"device={str(device)!r} is not supported; supported devices: {', '.join(KNOWN)}."
+            )
         there = KNOWN[named.type]()
         if not (named.index or 0) < there:
             kind, many = named.type.upper(), f"only {there}" if there else "no"
@@ -132,7 +134,9 @@ def named_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, ValueError):
         named = None
     if named is None or named.type == "meta":
-        raise InputError(f"device={shown(device)} is not one to train on: say 'cpu', 'cuda' or 'cuda:1'.")
+        raise InputError(
+            f"device={shown(device)} is not a device for training: use 'cpu', 'cuda' or 'cuda:1'."
+        )
     return named
 
 

@@ -26,6 +26,9 @@ class Recipe:
     """Whether it makes sense for pretrained weights only."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Options of a backbone that is built by its name; they do not apply to a model of the caller's own."""
+    freeze_batchnorm: bool = False
+    """Whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of the caller's own.
+    Backbones built by their names have BatchNorm frozen by default."""
 
     def fill(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
         """``given``, with the recipe's value for every option that is at its default."""

@@ -30,7 +30,7 @@ def with_validation(data: DomainData) -> DomainData:
     same = [name for name in validation.names if name in known] if validation else []
     if validation is None or not same:
         raise InputError(
-            "retrain=True needs validation examples of the training domains, under the same names; give some."
+            "retrain=True needs validation examples of the training domains, under the same names."
         )
     more = {name: validation.indices_of(validation.number(name)) for name in same}
     every = {

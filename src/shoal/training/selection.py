@@ -228,7 +228,7 @@ class Selection:
     def selected(self) -> tuple[Point, str]:
         """The point whose weights count, and the rule that chose it."""
         if not self.history:
-            raise RuntimeError("this training has not run yet.")
+            raise RuntimeError("the training has not been run yet.")
         name, average, selects = self.setup.options.average, self.setup.average, self.setup.selects
         if self.final is not None and self._rule:
             return self.final[0], self._rule

@@ -92,7 +92,7 @@ class Session:
         was, now = loaded.state["made with"], _fingerprint(self.main)
         if different := [k for k in now if was.get(k) != now[k]]:
             changes = ", ".join(f"{k} was {was.get(k)!r}, now {now[k]!r}" for k in different)
-            raise InputError(f"the checkpoint {loaded.path} is of another training: {changes}.")
+            raise InputError(f"the checkpoint {loaded.path} belongs to another training: {changes}.")
         if "format" in loaded.state:
             self.use(Choice.from_state(loaded.state["format"]))
         self.main.initial = loaded.state.get("initial")
@@ -140,9 +140,11 @@ class Session:
         assert self.journal is not None
         number, step, saved = int(self.signals.asked or 15), training.state.step, self.journal.saved
         if saved is None and self.processes.main:
-            return Interrupted(f"stopped at step {step}; no checkpoint could be written.", number)
-        where = "which is saved" if saved in (self.done, None) else f"saved is step {saved}"
-        return Interrupted(f"stopped at step {step}, {where}. Go on with: {self.journal.going_on}", number)
+            return Interrupted(f"interrupted at step {step}; no checkpoint could be written.", number)
+        where = "which is saved" if saved in (self.done, None) else f"the last saved step is {saved}"
+        return Interrupted(
+            f"interrupted at step {step}, {where}. Resume with: {self.journal.going_on}", number
+        )
 
 
 def _with_warm(training: Training) -> list[Training]:
@@ -206,7 +208,7 @@ def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) ->
     _load_optimizer(engine.optimizer, state["optimizer"])
     for name, optimizer in engine.auxiliary.items():
         if name not in state.get("auxiliary", {}):
-            raise InputError(f"the checkpoint {loaded.path} does not hold the optimizer of the {name}.")
+            raise InputError(f"the checkpoint {loaded.path} does not contain the optimizer of the {name}.")
         _load_optimizer(optimizer, state["auxiliary"][name])
     if state.get("start") is not None:
         training.selection.start = {k: v.to(training.device) for k, v in state["start"].items()}

@@ -103,8 +103,8 @@ class Setup:
         if (watches or options.swad) and "validation" not in self.splits:
             raise InputError(
                 "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
-                "warm_select='best', wise_ft='validation', retrain=True and patience need "
-                "validation data; give some."
+                "warm_select='best', wise_ft='validation', retrain=True and patience require "
+                "validation data."
             )
         if options.retrain:
             with_validation(data)
@@ -193,8 +193,8 @@ class Setup:
         """As a part of the algorithm, with which it is moved, trained and saved."""
         if not self.algorithm.by_engine:
             raise InputError(
-                f"miro={self.options.miro:g} cannot be added to {type(self.algorithm).__name__}, which takes "
-                "gradients of its own; leave miro out."
+                f"miro={self.options.miro:g} cannot be added to {type(self.algorithm).__name__}, which "
+                "computes its own gradients; remove miro."
             )
         made = Miro(self.model, find_head(self.model, x), self.options.miro or 0.0, x)
         self.algorithm.add_module("miro", made)
@@ -211,8 +211,9 @@ class Setup:
         check_precision(options.chosen_precision, self.algorithm)
         if options.compile and self.algorithm.second_order:
             raise InputError(
-                f"{type(self.algorithm).__name__} differentiates twice, which compiled models cannot; "
-                "leave compile out."
+                f"{type(self.algorithm).__name__} uses second derivatives, which compiled models do not "
+                "support; "
+                "remove compile."
             )
         if options.batch_size < count:
             raise InputError(
@@ -398,7 +399,7 @@ class Setup:
         if self.schedule is not None:
             reason = reason or "a schedule changes the learning rate between steps"
         if reason and options.capture:
-            raise InputError(f"capture=True cannot be had: {reason}.")
+            raise InputError(f"capture=True is not possible: {reason}.")
         if reason:
             return 0
         if draws(self.algorithm) or self.average or not self.gathers or each_step(options.callbacks):

@@ -113,7 +113,7 @@ class Metrics(Writer):
             if not self._warned:
                 self._warned = True
                 warnings.warn(
-                    f"{self.path} cannot be written ({error.strerror}); its lines stay in memory for now.",
+                    f"{self.path} cannot be written ({error.strerror}); its lines are kept in memory.",
                     stacklevel=2,
                 )
 
@@ -231,7 +231,7 @@ class TensorBoard(Writer):
 
     def _give_up(self, error: OSError) -> None:
         self.close()
-        warnings.warn(f"TensorBoard gets nothing more: {error}.", stacklevel=3)
+        warnings.warn(f"TensorBoard logging stopped: {error}.", stacklevel=3)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

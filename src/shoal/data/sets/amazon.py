@@ -14,7 +14,7 @@ from shoal.data.wilds import SPLITS, by_groups, find, published, text_data
 from shoal.errors import InputError
 from shoal.settings import Count
 
-SUMMARY = "Amazon-WILDS: 539,502 reviews of 1 to 5 stars by 3,920 reviewers. Reads WILDS' files."
+SUMMARY = "Amazon-WILDS: 539,502 reviews of 1 to 5 stars by 3,920 reviewers. Reads the files of WILDS."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Ni et al., EMNLP 2019"
 
 PUBLISHED = published("amazon")

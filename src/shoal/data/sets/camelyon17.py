@@ -11,7 +11,9 @@ from shoal.data.wilds import by_groups, find, image_data, published, read_column
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
-SUMMARY = "Camelyon17-WILDS: 455,954 patches of tissue of five hospitals, tumour or not. Reads WILDS' files."
+SUMMARY = (
+    "Camelyon17-WILDS: 455,954 tissue patches from five hospitals, tumour or not. Reads the files of WILDS."
+)
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Bandi et al., IEEE TMI 2018"
 
 PUBLISHED = published("camelyon17")

@@ -18,7 +18,8 @@ from shoal.errors import InputError
 from shoal.settings import Count, Seed
 
 SUMMARY = (
-    "CdSprites-N: square or ellipse? In each of N training domains colour tells; in the test domain not."
+    "CdSprites-N: square or ellipse? Colour predicts the label in each of N training domains, not in the "
+    "test domain."
 )
 PAPER = "Shi et al., Gradient Matching for Domain Generalization, ICLR 2022, https://arxiv.org/abs/2104.09937"
 
@@ -54,7 +55,7 @@ class SpriteData(TensorData):
         count = len(masks) if isinstance(masks, Tensor) else len(y)
         if not count == len(colours) == len(y):
             raise InputError(
-                f"{count} masks, {len(colours)} colours and {len(y)} labels: must be equally many."
+                f"{count} masks, {len(colours)} colours and {len(y)} labels; the numbers must be equal."
             )
         self._masks = masks
         self.colours = colours
@@ -136,7 +137,7 @@ def load(
         input_shape=(3, size, size),
         model="sprite-cnn",
         class_names=("square", "ellipse"),
-        notes={"validation": "drawn like the test domain, so selecting on it is oracle-like"},
+        notes={"validation": "sampled like the test domain, so that selection on it is oracle-like"},
     )
 
 

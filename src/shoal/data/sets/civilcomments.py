@@ -16,7 +16,8 @@ from shoal.errors import InputError, check_names
 from shoal.settings import Count
 
 SUMMARY = (
-    "CivilComments-WILDS: 448,000 comments, toxic or not, that mention 8 kinds of people. Reads WILDS' file."
+    "CivilComments-WILDS: 448,000 comments, toxic or not, with mentions of 8 identities. Reads the file "
+    "of WILDS."
 )
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Borkan et al. 2019, arXiv:1903.04561"
 

@@ -8,9 +8,7 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import COLOUR_NOISE, SIZE, deal, noisy_colours, paint, shuffled_digits
 from shoal.settings import Seed
 
-SUMMARY = (
-    "scikit-learn's 1,797 digits, under 5 or not, red or green by a label that is noisy. Small ColoredMNIST."
-)
+SUMMARY = "The 1,797 digits of scikit-learn, below 5 or not, coloured by a noisy label. A small ColoredMNIST."
 PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
 
 DOMAINS = tuple(COLOUR_NOISE)

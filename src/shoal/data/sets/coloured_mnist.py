@@ -9,9 +9,7 @@ from shoal.data.digits import COLOUR_NOISE, deal, noisy_colours, paint
 from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
 from shoal.settings import Count, Seed
 
-SUMMARY = (
-    "The 70,000 digits of MNIST, under 5 or not, red or green by a label that is noisy. Reads MNIST's files."
-)
+SUMMARY = "The 70,000 digits of MNIST, below 5 or not, coloured by a noisy label. Reads the files of MNIST."
 PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/abs/1907.02893"
 
 __all__ = ["DOMAINS", "DOWNLOAD", "PAPER", "SUMMARY", "load"]

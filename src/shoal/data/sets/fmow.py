@@ -14,7 +14,7 @@ from shoal.data.wilds import by_group, by_groups, coded, find, image_data, publi
 from shoal.errors import InputError, check_names
 from shoal.settings import Pixels
 
-SUMMARY = "FMoW-WILDS: 141,696 satellite images of 62 land uses, 16 years, 5 regions. Reads WILDS' files."
+SUMMARY = "FMoW-WILDS: 141,696 satellite images, 62 land uses, 16 years, 5 regions. Reads the files of WILDS."
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Christie et al., CVPR 2018"
 
 PUBLISHED = published("fmow")

@@ -19,7 +19,9 @@ from shoal.errors import InputError
 from shoal.files import lines_of, open_text
 from shoal.settings import Seed
 
-SUMMARY = "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads UCI's files."
+SUMMARY = (
+    "UCI Heart Disease: 920 patients of four hospitals, 13 attributes, ill or not. Reads the files of UCI."
+)
 RESPLIT = True
 PAPER = (
     "Detrano et al., International application of a new probability algorithm for the diagnosis of coronary "
@@ -102,7 +104,7 @@ def load(*, test: str | list[str] = "va", seed: Seed = 0, folder: str | None = N
         model="mlp",
         notes={
             "test": f"{y[held_out].sum()} of its {len(held_out)} patients are ill",
-            "examples": f"numbers are scaled by the hospitals other than {' and '.join(names)}",
+            "examples": f"numbers are scaled on the hospitals other than {' and '.join(names)}",
         },
     )
 
@@ -135,7 +137,7 @@ def read(path: Path) -> Table:
     except (OSError, csv.Error) as error:
         raise InputError(f"{str(path)!r} cannot be read ({error}); {SAY_WHERE} to look.") from error
     if not table:
-        raise InputError(f"{str(path)!r} holds no patients; {SAY_WHERE} to look.")
+        raise InputError(f"{str(path)!r} contains no patients; {SAY_WHERE} to look.")
     return np.array(table)
 
 

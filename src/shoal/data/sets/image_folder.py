@@ -10,7 +10,7 @@ from shoal.data.images import SIZE, image_data, leave_one_out
 from shoal.data.tree import domain_folders, read_tree, subfolders
 from shoal.settings import Pixels, Seed
 
-SUMMARY = "Images of your own, laid out as folder/domain/class/image: jpg, png, webp or bmp."
+SUMMARY = "Your own images, arranged as folder/domain/class/image: jpg, png, webp or bmp."
 PAPER = "yours"
 RESPLIT = True
 
@@ -49,7 +49,7 @@ def load(
     """
     names = domains(folder=folder, splits_are_domains=splits_are_domains)
     files = read_tree(
-        needed("image-folder", "folder", folder, "images of yours"), {name: [name] for name in names}
+        needed("image-folder", "folder", folder, "your own images"), {name: [name] for name in names}
     )
     splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
     options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
@@ -60,5 +60,5 @@ def load(
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
     """Those that ``test`` can hold out."""
     return (subfolders if splits_are_domains else domain_folders)(
-        needed("image-folder", "folder", folder, "images of yours")
+        needed("image-folder", "folder", folder, "your own images")
     )

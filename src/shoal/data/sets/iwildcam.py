@@ -13,7 +13,10 @@ from shoal.data.wilds import SPLITS, Columns, by_groups, find, image_data, publi
 from shoal.errors import InputError
 from shoal.settings import Pixels
 
-SUMMARY = "iWildCam2020-WILDS: 203,029 photos of 182 kinds of animal by 323 camera traps. Reads WILDS' files."
+SUMMARY = (
+    "iWildCam2020-WILDS: 203,029 photos of 182 animal species from 323 camera traps. Reads the files of "
+    "WILDS."
+)
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Beery et al. 2020, arXiv:2004.10340"
 
 PUBLISHED = published("iwildcam")

@@ -17,7 +17,7 @@ from shoal.data.tree import FileList, warn_missing
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
-SUMMARY = "Images of your own, listed in a CSV or Parquet file with columns path, label, domain[, split]."
+SUMMARY = "Your own images, listed in a CSV or Parquet file with columns path, label, domain[, split]."
 PAPER = "yours"
 RESPLIT = True
 
@@ -54,7 +54,9 @@ def load(
     if chosen is None:
         splits = leave_one_out(files, max(files.domains) if test is None else test, seed)
     elif test is not None:
-        raise InputError(f"{str(path)!r} has a column 'split', which says what test is; leave test out.")
+        raise InputError(
+            f"{str(path)!r} has a column 'split', which defines the test split; do not set test."
+        )
     else:
         splits = _splits(files, chosen, path)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
@@ -112,5 +114,5 @@ def _splits(files: FileList, chosen: list[str], path: Path) -> dict[str, Domains
         if members := {name: rows for name, rows in members.items() if len(rows)}:
             splits[split] = Domains.from_indices(members)
     if "train" not in splits:
-        raise InputError(f"{str(path)!r} has no row of split train; there is nothing to learn from.")
+        raise InputError(f"{str(path)!r} has no row of split train; there is nothing to train on.")
     return splits

@@ -31,7 +31,10 @@ from shoal.data.wilds import (
 from shoal.errors import InputError, unknown_name
 from shoal.files import check_zip
 
-SUMMARY = "PovertyMap-WILDS: 19,669 satellite images of 23 countries, and wealth there. Reads WILDS' files."
+SUMMARY = (
+    "PovertyMap-WILDS: 19,669 satellite images of 23 countries, labelled with wealth. Reads the files of "
+    "WILDS."
+)
 PAPER = "Koh et al., WILDS, ICML 2021, https://arxiv.org/abs/2012.07421; Yeh et al., Nature Comm. 2020"
 
 PUBLISHED = published("poverty")
@@ -163,8 +166,8 @@ class Villages(Examples):
             x = torch.from_numpy(self._bands(index))
         except Unreadable as error:
             raise InputError(
-                f"the image {self.path(index)!r} cannot be read ({error}). Fetch it again; "
-                "`shoal data check` finds all such."
+                f"the image {self.path(index)!r} cannot be read ({error}). Download it again; "
+                "`shoal data check` lists all such files."
             ) from error
         if not self.nightlights:
             x[-1] = 0

@@ -8,9 +8,7 @@ from shoal.data.batch import DomainData, TensorData
 from shoal.data.digits import ANGLES, SIZE, deal, shuffled_digits, turn
 from shoal.settings import Seed
 
-SUMMARY = (
-    "scikit-learn's 1,797 digits, each turned by its domain's angle: 0°, 15°, …, 75°. Small RotatedMNIST."
-)
+SUMMARY = "The 1,797 digits of scikit-learn, rotated by 0°, 15°, …, 75° per domain. A small RotatedMNIST."
 PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi-task Autoencoders, ICCV 2015"
 
 DOMAINS = tuple(ANGLES)

@@ -9,9 +9,7 @@ from shoal.data.digits import ANGLES, deal, turn
 from shoal.data.mnist import DOWNLOAD, SIZE, ByteImages, shuffled_mnist, used
 from shoal.settings import Count, Seed
 
-SUMMARY = (
-    "The 70,000 digits of MNIST, each turned by its domain's angle: 0°, 15°, …, 75°. Reads MNIST's files."
-)
+SUMMARY = "The 70,000 digits of MNIST, rotated by 0°, 15°, …, 75° per domain. Reads the files of MNIST."
 PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi-task Autoencoders, ICCV 2015"
 
 __all__ = ["DOMAINS", "DOWNLOAD", "PAPER", "SUMMARY", "load"]

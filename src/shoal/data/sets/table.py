@@ -16,7 +16,7 @@ from shoal.errors import InputError
 from shoal.files import open_regular
 from shoal.settings import Seed
 
-SUMMARY = "A table of your own (CSV, Parquet, Excel) with a column to predict and one that tells the domain."
+SUMMARY = "Your own table (CSV, Parquet, Excel) with a label column and a domain column."
 PAPER = "yours"
 
 PASSES = 50
@@ -63,9 +63,9 @@ def load(
         task: classification or regression, by default as the label looks.
         digest: what :func:`digest_of` said of the file; another file is refused.
     """
-    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
+    path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
     if digest is not None and (now := digest_of(path)) != digest:
-        raise InputError(f"{str(path)!r} is not the file it was: its digest is {now}, not {digest}.")
+        raise InputError(f"{str(path)!r} has changed: its digest is {now}, not {digest}.")
     if test is None:
         test = domains(file=file, label=label, domain=domain)[-1]
     return from_table(
@@ -88,7 +88,7 @@ def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
     """Those that ``test`` can hold out."""
-    path, roles = needed("table", "file", file, "a table of yours"), _named(label, domain)
+    path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
     columns = read_table(path)
     need_column(roles["label"], columns, "label")
     return domains_of(columns[need_column(roles["domain"], columns, "domain")], roles["domain"]).names
@@ -117,7 +117,9 @@ def _named(label: str | None, domain: str | None) -> dict[str, str]:
     """The two columns that must be named, as the header spells them."""
     for name, value, what in (("label", label, "to predict"), ("domain", domain, "with the domains")):
         if value is None:
-            raise InputError(f"dataset 'table' needs the column {what}: `{name}=COLUMN`, or --{name} COLUMN.")
+            raise InputError(
+                f"dataset 'table' requires the column {what}: `{name}=COLUMN`, or --{name} COLUMN."
+            )
     return {"label": str(label), "domain": str(domain)}
 
 

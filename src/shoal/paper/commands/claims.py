@@ -33,17 +33,23 @@ FAILED = "some of its runs failed."
 
 def add_arguments(parser: argparse.ArgumentParser, out: Path) -> None:
     group = parser.add_argument_group(
-        "every claim of the paper", "Reads the records that are there and writes one page, evidence.html."
+        "all claims of the paper", "Check every claim against the available records and write evidence.html."
     )
     add = group.add_argument
-    add("--all", action="store_true", help="judge every claim; runs the cheap experiments")
-    expensive = "also the expensive ones, and tables of datasets that are there"
+    add("--all", action="store_true", help="check every claim, and run the cheap experiments")
+    expensive = "with --all: also run the expensive experiments, on the datasets that are available"
     add("--run", dest="expensive", action="store_true", help=expensive)  # `run` is the command
-    more = "folders with more records, such as those a GPU made"
+    more = "folders with further records, such as from a GPU machine"
     add("--from", dest="sources", type=Path, nargs="+", default=[], metavar="DIR", help=more)
-    budget = "stop running after so long; what is finished counts"
+    budget = "time budget in minutes; finished runs are used"
     add("--budget", type=cli.positive, metavar="MINUTES", help=budget)
-    add("--out", type=Path, default=out, metavar="DIR", help="(default: %(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=out,
+        metavar="DIR",
+        help="folder for runs and results (default: %(default)s)",
+    )
     cli.add_data_dir(group)
     cli.add_execution(group)
 
@@ -68,9 +74,9 @@ def run(args: Any) -> int:
         notes=[*(f"{name}: {why}" for name, why in failed.items()), *records.broken],
     )
     written = _written(content, args.out)
-    lines = [f"{view.summed_up(items)} Written: {', '.join(written)}.", *content.notes[:SHOWN]]
+    lines = [f"{view.summed_up(items)} Saved: {', '.join(written)}.", *content.notes[:SHOWN]]
     if len(content.notes) > SHOWN:
-        lines.append(f"{len(content.notes) - SHOWN} more such notes are on the page.")
+        lines.append(f"{len(content.notes) - SHOWN} more notes are in the report.")
     claims = [item.to_dict() for item in items]
     text = f"{view.terminal(items).text()}\n\n" + "\n".join(lines)
     show({"claims": claims, "notes": list(content.notes), "files": written}, text, args)
@@ -90,7 +96,7 @@ def _judged(records: Records, failed: Mapping[str, str], out: Path) -> list[Item
     first = [(claim, judge(claim, records)) for claim in claims]
     missing = {c.needs for c, judged in first if judged.lacks or judged.verdict == NOT_RUN}
     why = experiments.obstacles(sorted(missing), _load, torch.cuda.is_available())
-    why |= {name: f"It was begun and did not come to its end: {text}" for name, text in failed.items()}
+    why |= {name: f"It was started and did not finish: {text}" for name, text in failed.items()}
     commands = experiments.commands(shlex.quote(str(out)))
     return [Item(c, judge(c, records, why), commands[c.needs]) for c in claims]
 
@@ -167,12 +173,12 @@ def do_jobs(jobs: Iterable[Job], minutes: float | None) -> dict[str, str]:
     for name, command, words in jobs:
         left = until - time.monotonic()
         if left <= 0:
-            failed[name] = "the budget was spent before it began."
+            failed[name] = "the time budget was used up before it started."
             continue
         print(f"{name}: {shlex.join(['shoal', command, *words])}", file=sys.stderr, flush=True)
         if error := call(command, words, left):
             if time.monotonic() >= until:
-                error = f"stopped after {minutes:g} minutes, as asked; what is finished is kept."
+                error = f"stopped after {minutes:g} minutes, the time budget; finished runs are saved."
             failed[name] = error
     return failed
 

@@ -21,8 +21,8 @@ OUT = Path("shoal-reproduce")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Examples: shoal reproduce linear; shoal reproduce --all --from ~/gpu/shoal-reproduce. "
-        "Each experiment has its own --help."
+        "Examples:\n  shoal reproduce linear\n  shoal reproduce --all --from ~/gpu/shoal-reproduce\n\n"
+        "See `shoal reproduce WHAT --help` for each experiment."
     )
     before = len(parser._actions)
     claims.add_arguments(parser, OUT)
@@ -35,10 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(title="experiments", metavar="WHAT")
     for name, (summary, options, _) in EXPERIMENTS.items():
         experiment = what.add_parser(
-            name, help=summary, description=f"{summary}.", formatter_class=parser.formatter_class
+            name,
+            help=summary[0].lower() + summary[1:],
+            description=f"{summary}.",
+            formatter_class=parser.formatter_class,
         )
-        experiment.add_argument("--out", type=Path, default=OUT, metavar="DIR", help="(default: %(default)s)")
-        experiment.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+        folder = "folder for runs and results (default: %(default)s)"
+        experiment.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=folder)
+        experiment.add_argument(
+            "--json", action="store_true", default=argparse.SUPPRESS, help="print JSON instead of tables"
+        )
         options(experiment)
         experiment.set_defaults(what=name)
 
@@ -46,11 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: Any) -> int:
     if args.what is None and not args.all_all:
         names = ", ".join(EXPERIMENTS)
-        raise InputError(f"say which experiment ({names}), or --all to judge every claim of the paper.")
+        raise InputError(f"an experiment ({names}) or --all is required.")
     typed = [option for dest, (option, default) in args.of_all.items() if getattr(args, dest) != default]
     if args.what is not None and typed:
-        where = f"or after its name where it has it: {args.what}."
-        raise InputError(f"{typed[0]} goes without an experiment, {where}")
+        where = f"and must come after its name if it has that option: {args.what}."
+        raise InputError(f"{typed[0]} is an option of --all, {where}")
     action = claims.run
     if args.what is not None:
         action = EXPERIMENTS[args.what][2]
@@ -125,17 +131,24 @@ def _theorem(args: Any) -> int:
     _write(args.out / "theorem-about.json", {"environment": _environment()})
     figures = draw(lambda: theorem_figure(results), args.out / "theorem")
     text = (
-        f"{table.text()}\n\nAs α falls, what Fish adds to plain training turns towards the gradient of the\n"
-        "mean inner product: the angle falls with α, so 1 − cos with α², as the theorem says."
+        f"{table.text()}\n\nAs α decreases, the difference between Fish and plain training approaches the "
+        "direction of the\n"
+        "gradient of the mean inner product: the angle scales with α and 1 − cos with α², as in the theorem."
     )
     show({"results": results}, text, args, figures)
     return 0
 
 
 def _cost_options(parser: argparse.ArgumentParser) -> None:
-    which = "sprite-cnn, resnet50 (default: both, with timm)"
+    which = "networks: sprite-cnn, resnet50 (default: both if timm is installed)"
     parser.add_argument("--networks", nargs="+", metavar="NAME", help=which)
-    parser.add_argument("--rounds", type=cli.count, default=15, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--rounds",
+        type=cli.count,
+        default=15,
+        metavar="N",
+        help="number of repetitions (default: %(default)s)",
+    )
     cli.add_device(parser)
 
 
@@ -153,8 +166,8 @@ def _cost(args: Any) -> int:
     _write(args.out / "cost.json", measured)
     text = (
         f"{cost.table(measured['rows']).text()}\n\nMedians over {args.rounds} rounds on "
-        f"{measured['environment']['device']}; every step takes the same examples.\n"
-        "The paper says that direct gradient matching takes about ten times as long as Fish."
+        f"{measured['environment']['device']}; every step uses the same examples.\n"
+        "According to the paper, direct gradient matching takes about ten times as long as Fish."
     )
     show(measured, text, args)
     return 0
@@ -162,13 +175,18 @@ def _cost(args: Any) -> int:
 
 def _cdsprites_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--seeds", type=cli.few, default=5, metavar="N", help="seeds 0 to N−1 (default: 5)")
-    numbers = "of domains (default: 5, 10, 15, 20, 30, 40 and 50)"
+    add("--seeds", type=cli.few, default=5, metavar="N", help="number of seeds, starting at 0 (default: 5)")
+    numbers = "numbers of training domains (default: 5, 10, 15, 20, 30, 40 and 50)"
     add("--numbers", type=cli.count, nargs="+", metavar="N", help=numbers)
-    add("--passes", type=cli.count, help="minibatches per run (default: 12,000)")
-    add("--size", type=cli.count, choices=(64, 32), default=64, help="of images (default: 64)")
-    add("--parts", nargs="+", metavar="PART", help="only these parts, such as Adam")
-    add("--no-run", action="store_true", help="only show the runs that are there")
+    add("--passes", type=cli.count, help="number of minibatches per run (default: 12,000)")
+    add("--size", type=cli.count, choices=(64, 32), default=64, help="image size (default: 64)")
+    add(
+        "--parts",
+        nargs="+",
+        metavar="PART",
+        help="parts of the experiment to run, such as Adam (default: all)",
+    )
+    add("--no-run", action="store_true", help="start no runs and show the results of finished ones")
     cli.add_execution(parser)
 
 
@@ -204,7 +222,7 @@ def _cdsprites(args: Any) -> int:
         f"{table.text()}\n\n{cdsprites.setting(args.passes or cdsprites.PASSES, args.size)}\n"
         f"Accuracy in percent, mean ± standard deviation over seeds, "
         f"on {devices}.\n"
-        'Validation is drawn like the test domain, so "selected" is oracle-like; "last" is the honest column.'
+        'Validation is sampled like the test domain, so "selected" is oracle-like; use the column "last".'
     )
     if missing:
         count = sum(map(len, gone.values()))
@@ -219,50 +237,78 @@ def _cdsprites(args: Any) -> int:
 
 def _grouping_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Datasets that are not there are said to be missing, and the others go on. "
-        "Example: shoal reproduce grouping --datasets cdsprites pacs --data-dir ~/data"
+        "Example:\n  shoal reproduce grouping --datasets cdsprites pacs --data-dir ~/data\n\n"
+        "Datasets that are not available are reported as missing; the others are run."
     )
     add = parser.add_argument_group("on CdSprites").add_argument
-    add("--passes", type=cli.count, help="minibatches per run (default: 12,000)")
-    add("--size", type=cli.count, choices=(64, 32), default=64, help="of images (default: 64)")
+    add("--passes", type=cli.count, help="number of minibatches per run (default: 12,000)")
+    add("--size", type=cli.count, choices=(64, 32), default=64, help="image size (default: 64)")
     add = parser.add_argument_group("on DomainBed's datasets").add_argument
-    add("--steps", type=cli.count, default=5001, help="(default: %(default)s)")
-    add("--weights", metavar="FILE", help="start from these, not from timm's")
-    add("--search", type=cli.count, default=1, metavar="K", help="trials of hyperparameters (default: 1)")
+    add(
+        "--steps",
+        type=cli.count,
+        default=5001,
+        metavar="N",
+        help="number of training steps per run (default: %(default)s)",
+    )
+    add("--weights", metavar="FILE", help="file of initial weights (default: those of timm)")
+    add(
+        "--search",
+        type=cli.count,
+        default=1,
+        metavar="N",
+        help="number of hyperparameter trials per seed (default: 1)",
+    )
     _table_options(parser)
 
 
 def _wilds_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="only these (default: all)")
+    parser.add_argument("--algorithms", nargs="+", metavar="NAME", help="names of algorithms (default: all)")
     _ablation_options(parser)
 
 
 def _ablation_options(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "To try it: shoal reproduce wilds --datasets camelyon17 --data-dir ~/data --epochs 0.01 "
-        "--model small-cnn --seeds 1"
+        "Example, for a quick trial:\n"
+        "  shoal reproduce wilds --datasets camelyon17 --epochs 0.01 --model small-cnn --seeds 1"
     )
     _table_options(parser)
 
 
 def _table_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--datasets", nargs="+", metavar="NAME", help="only these (default: the paper's)")
-    add("--seeds", type=cli.few, metavar="N", help="(default: as many as the paper has)")
-    add("--model", help="(default: each recipe's own)")
+    add("--datasets", nargs="+", metavar="NAME", help="names of datasets (default: those of the paper)")
+    add(
+        "--seeds", type=cli.few, metavar="N", help="number of seeds, starting at 0 (default: as in the paper)"
+    )
+    add("--model", help="name of a model (default: as in the preset)")
     cli.add_data(parser, "the datasets'")
-    add("--precision", help="fp32, bf16 or fp16 (default: fp32)")
-    add("--no-run", action="store_true", help="only show the runs that are there")
-    add("--workers", type=cli.workers, default=0, metavar="N", help="processes that read examples")
+    add("--precision", help="precision of the forward pass: fp32, bf16 or fp16 (default: fp32)")
+    add("--no-run", action="store_true", help="start no runs and show the results of finished ones")
+    add(
+        "--workers",
+        type=cli.workers,
+        default=0,
+        metavar="N",
+        help="number of processes that load examples (default: 0)",
+    )
     add = parser.add_argument_group("on WILDS").add_argument
-    presets, meaning = ("paper", "authors-code"), "the paper's settings or its authors' program's"
+    presets, meaning = (
+        ("paper", "authors-code"),
+        "hyperparameters of the paper or of its authors' code (default: paper)",
+    )
     add("--preset", default="paper", choices=presets, help=meaning)
-    board = "as many runs as WILDS' leaderboard asks for: 10, 5 or 3 seeds, PovertyMap's five folds"
+    board = "as many runs as the WILDS leaderboard requires: 10, 5 or 3 seeds; for PovertyMap, 5 folds"
     add("--leaderboard", action="store_true", help=board)
-    add("--epochs", type=cli.positive, help="(default: each recipe's own)")
-    add("--lr", type=cli.rate, help="α (default: each recipe's own)")
-    add("--batch-size", type=cli.count, metavar="B", help="(default: each recipe's own)")
-    limit = "examples of a split to evaluate on (default: all)"
+    add("--epochs", type=cli.positive, help="number of epochs (default: as in the preset)")
+    add("--lr", type=cli.rate, help="learning rate α (default: as in the preset)")
+    add(
+        "--batch-size",
+        type=cli.count,
+        metavar="N",
+        help="number of examples per batch (default: as in the preset)",
+    )
+    limit = "maximum number of examples per split to evaluate on, a random sample (default: all)"
     add("--eval-limit", type=cli.count, metavar="N", help=limit)
     cli.add_data_dir(parser)
     cli.add_execution(parser)
@@ -280,7 +326,7 @@ def _grouping(args: Any) -> int:
     data, changes = cli.data_options(args), _changes(args)
     settings = tables.Settings(trials=args.search, data=data, changes=changes, **options)
     text = (
-        "Held-out domains. DomainBed's datasets: every domain held out in turn, the step chosen by "
+        "Held-out domains. DomainBed's datasets: every domain held out in turn, the step selected by "
         "training-domain\nvalidation; CdSprites: the last step. "
     )
     columns = tables.grouping(settings, args.datasets)
@@ -340,8 +386,11 @@ def _table(columns: Any, words: str, args: Any, control: tuple[str, str] | None 
     table = tables.table(entries)
     by_recipe = [c.dataset for c in columns if c.dataset in recipes.datasets()]
     differs = recipes.differences(by_recipe, args.preset) if by_recipe else []
-    source = {"paper": "the paper", "authors-code": "the authors' program"}[args.preset]
-    beneath = [f"What differs from {source}, or is left open there:", *(f"- {line}" for line in differs)]
+    source = {"paper": "the paper", "authors-code": "the authors' code"}[args.preset]
+    beneath = [
+        f"Differences from {source}, and what it does not specify:",
+        *(f"- {line}" for line in differs),
+    ]
     beneath = beneath if differs else []
     markdown = "\n".join([table.markdown(), "", *beneath])
     for ending, text in {"md": markdown, "tex": table.latex(), "csv": table.csv()}.items():
@@ -355,15 +404,27 @@ def _table(columns: Any, words: str, args: Any, control: tuple[str, str] | None 
 
 Options = Callable[[argparse.ArgumentParser], None]
 EXPERIMENTS: dict[str, tuple[str, Options, Callable[[Any], int]]] = {
-    "linear": ("the linear example, step by step", _no_options, _linear),
-    "cdsprites": ("accuracy against the number of domains; meant for a GPU", _cdsprites_options, _cdsprites),
-    "cost": ("what direct gradient matching costs beside Fish", _cost_options, _cost),
-    "theorem": ("that Fish's direction is that of gradient matching, by enumeration", _no_options, _theorem),
-    "grouping": ("Fish, Fish on random groups, ERM", _grouping_options, _grouping),
-    "wilds": ("the table of WILDS", _wilds_options, _wilds),
-    "warm-start": ("how long ERM trains before Fish, on WILDS", _ablation_options, _wilds),
-    "rates": ("Fish's α with α·ε kept constant, on WILDS", _ablation_options, _wilds),
-    "meta-steps": ("Fish with N = 5, 10, 20 domains per step, on WILDS", _ablation_options, _wilds),
-    "smoothfish": ("SmoothFish's γ from 0 to 1, on WILDS", _ablation_options, _wilds),
+    "linear": ("Train the linear example step by step", _no_options, _linear),
+    "cdsprites": (
+        "Measure accuracy as a function of the number of domains (GPU recommended)",
+        _cdsprites_options,
+        _cdsprites,
+    ),
+    "cost": ("Measure the cost of direct gradient matching relative to Fish", _cost_options, _cost),
+    "theorem": (
+        "Check numerically that Fish follows the direction of gradient matching",
+        _no_options,
+        _theorem,
+    ),
+    "grouping": ("Compare Fish, Fish with random grouping, and ERM", _grouping_options, _grouping),
+    "wilds": ("Compare algorithms on WILDS", _wilds_options, _wilds),
+    "warm-start": ("Vary the length of the ERM warm start of Fish on WILDS", _ablation_options, _wilds),
+    "rates": ("Vary the learning rate α of Fish, with constant α·ε, on WILDS", _ablation_options, _wilds),
+    "meta-steps": (
+        "Vary the number of domains per step of Fish (5, 10, 20) on WILDS",
+        _ablation_options,
+        _wilds,
+    ),
+    "smoothfish": ("Vary γ of SmoothFish from 0 to 1 on WILDS", _ablation_options, _wilds),
 }
 """By name: what it is, its options, what it does."""

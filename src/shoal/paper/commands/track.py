@@ -17,39 +17,68 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
-        "Examples: shoal track cdsprites, as in the paper (N=15; meant for a GPU); "
-        "shoal track rotated-digits --steps 300 --seeds 2; "
-        "shoal track camelyon17 --preset paper --data-dir ~/data. "
-        "The same command again keeps the seeds that are finished. "
-        "Any single training is tracked by shoal train … --track-every 50."
+        "Examples:\n"
+        "  shoal track cdsprites\n"
+        "  shoal track rotated-digits --steps 300 --seeds 2\n"
+        "  shoal track camelyon17 --preset paper --data-dir ~/data\n\n"
+        "The first is the experiment of the paper, with 15 domains; a GPU is recommended. The same "
+        "command runs "
+        "only the seeds that are missing. To track a single run, use `shoal train --track-every 50`."
     )
     add = parser.add_argument
-    add("dataset", metavar="DATA", help="see `shoal list datasets`")
+    add("dataset", metavar="DATA", help="name of a dataset (`shoal list datasets`)")
     cli.add_data(parser, "the dataset's")
     cli.add_data_dir(parser)
     presets = ("paper", "authors-code")
-    add("--preset", choices=presets, help="a dataset of WILDS: train as the paper or its authors' program")
-    add("--seeds", type=cli.few, default=3, metavar="N", help="seeds 0 to N−1 (default: 3)")
-    add("--steps", type=cli.count, help="iterations of S minibatches (default: 1000, or the preset's)")
-    add("--batch-size", type=cli.count, metavar="B", help="examples per minibatch (default: 32)")
-    per_step = "domains per iteration (default: all up to 16, else 5)"
+    add("--preset", choices=presets, help="for WILDS: hyperparameters of the paper or of its authors' code")
+    add("--seeds", type=cli.few, default=3, metavar="N", help="number of seeds, starting at 0 (default: 3)")
+    add(
+        "--steps",
+        type=cli.count,
+        metavar="N",
+        help="number of training steps (default: 1000, or as in the preset)",
+    )
+    add("--batch-size", type=cli.count, metavar="N", help="number of examples per batch (default: 32)")
+    per_step = "number of domains per step (default: all if there are at most 16, otherwise 5)"
     add("--domains-per-step", type=cli.count, metavar="S", help=per_step)
-    add("--model", help="(default: the dataset's own)")
-    add("--model-set", nargs="+", default=[], metavar="NAME=VALUE", help="the model's options")
-    add("--weights", metavar="FILE", help="start from these")
-    add("--optimizer", help="of both: adam, adamw or sgd (default: adam)")
-    add("--lr", type=cli.rate, help="α, of both (default: 0.001)")
-    add("--meta-lr", type=cli.positive, metavar="EPS", help="Fish's ε (default: 0.5)")
-    add("--inner-state", choices=("carry", "reset"), help="Fish's moments between inner loops")
-    warm = "ERM first, for both: steps (500), share of the data (0.1), plateau"
+    add("--model", help="name of a model (default: the dataset's model)")
+    add("--model-set", nargs="+", default=[], metavar="NAME=VALUE", help="options of the model")
+    add("--weights", metavar="FILE", help="file of initial weights")
+    add("--optimizer", help="optimizer of both: adam, adamw or sgd (default: adam)")
+    add("--lr", type=cli.rate, help="learning rate α of both (default: 0.001)")
+    add("--meta-lr", type=cli.positive, metavar="EPS", help="meta learning rate ε of Fish (default: 0.5)")
+    add(
+        "--inner-state",
+        choices=("carry", "reset"),
+        help="keep or reset the optimizer state of Fish between inner loops",
+    )
+    warm = "train both with ERM first: number of steps (500), fraction of the data (0.1), or plateau"
     add("--warm-start", metavar="W", help=warm)
-    add("--precision", help="fp32, bf16 or fp16 (default: fp32)")
-    add("--every", type=cli.count, default=1, metavar="K", help="compare gradients every K-th iteration")
-    limit = "held-out examples to score (default: %(default)s)"
+    add("--precision", help="precision of the forward pass: fp32, bf16 or fp16 (default: fp32)")
+    add(
+        "--every",
+        type=cli.count,
+        default=1,
+        metavar="N",
+        help="number of steps between measurements (default: 1)",
+    )
+    limit = "maximum number of test examples to evaluate on (default: %(default)s)"
     add("--eval-limit", type=cli.count, default=5000, metavar="N", help=limit)
-    add("--workers", type=cli.workers, default=0, metavar="N", help="processes that read examples")
-    add("--no-run", action="store_true", help="only show the seeds that are there")
-    add("--out", type=Path, default=Path("shoal-track"), metavar="DIR", help="(default: %(default)s)")
+    add(
+        "--workers",
+        type=cli.workers,
+        default=0,
+        metavar="N",
+        help="number of processes that load examples (default: 0)",
+    )
+    add("--no-run", action="store_true", help="start no runs and show the results of finished ones")
+    add(
+        "--out",
+        type=Path,
+        default=Path("shoal-track"),
+        metavar="DIR",
+        help="folder for runs and results (default: %(default)s)",
+    )
     cli.add_execution(parser)
 
 

@@ -14,7 +14,7 @@ CHEAP = ("theorem", "linear")
 OF_REPRODUCE = (*CHEAP, "cdsprites", "cost", "grouping", "wilds", *recipes.ABLATIONS)
 TRACKED = 3
 """Seeds of `shoal track`."""
-NO_GPU = "It is meant for a GPU, and this machine has none."
+NO_GPU = "It requires a GPU, and this machine has none."
 
 
 def commands(out: str) -> dict[str, str]:
@@ -65,6 +65,6 @@ def _lacking(lacks: dict[str, str]) -> list[str]:
     if not lacks:
         return []
     get = [name for name, why in lacks.items() if "shoal data get" in why]
-    fetched = [f"`shoal data get {' '.join(get)}` fetches what can be had."] if get else []
+    fetched = [f"`shoal data get {' '.join(get)}` downloads what is available."] if get else []
     name, why = next(iter(lacks.items()))
-    return [f"Data are missing: {', '.join(lacks)}.", f"{name}: {why}.", *fetched]
+    return [f"Missing data: {', '.join(lacks)}.", f"{name}: {why}.", *fetched]

@@ -53,7 +53,7 @@ def judge(claim: Claim, records: Records, obstacles: Mapping[str, str] | None = 
         judged = JUDGES[claim.judge](records, claim.options)
     except (InputError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"{type(error).__name__}: {error}".rstrip(".")
-        unusual = f"The records cannot be read as this experiment's ({text})."
+        unusual = f"The records cannot be read as those of this experiment ({text})."
         return Judged([Check("readable", True)], unusual=unusual)
     return replace(judged, obstacle=(obstacles or {}).get(claim.needs, ""))
 
@@ -86,7 +86,7 @@ def linear_paths(records: Records, options: Options) -> Judged:
         return "/".join(f"{100 * paths[name][split][place]:.0f}" for split in ("train", "test"))
 
     def left(name: str) -> str:
-        never = "never there" if until[name] == paths[name]["steps"][0] else f"{until[name]:.0f}"
+        never = "never" if until[name] == paths[name]["steps"][0] else f"{until[name]:.0f}"
         return "never" if math.isinf(until[name]) else never
 
     values, other = options.get("values", {}), str(options.get("like") or options.get("than"))
@@ -275,7 +275,11 @@ def _in_short(values: Mapping[int, Sequence[float]], among_others: bool) -> str:
 
 def _of_sprites(records: Records, judged: Judged) -> Judged:
     unusual = records.sprites.unusual
-    why = f"The runs that are there are of {unusual}, which is not the paper's experiment." if unusual else ""
+    why = (
+        f"The available runs use {unusual}, which differs from the experiment of the paper."
+        if unusual
+        else ""
+    )
     return replace(judged, data=records.sprites, unusual=why)
 
 
@@ -346,7 +350,7 @@ def gip(records: Records, options: Options) -> Judged:
         small += [] if usual else [name]
     tenths = ("cosine, first tenth", "cosine, last tenth", "change by an update", "GIP, last tenth")
     columns = ("dataset", "model", *tenths, "held-out score (%)")
-    why = f"Tracked in another setting than the paper's: {', '.join(small)}." if small else ""
+    why = f"Tracked in a different setting from the paper: {', '.join(small)}." if small else ""
     return Judged(checks, "; ".join(ours), span(counts), columns, rows, used, data=data, unusual=why)
 
 
@@ -541,7 +545,7 @@ def _table(
         if c.diverged and checks
     ]
     small = dict.fromkeys(f"{c.dataset} ({c.smaller})" for c in found if c.smaller)
-    why = f"Run in a smaller setting than the paper's: {', '.join(small)}." if small else ""
+    why = f"Run in a smaller setting than in the paper: {', '.join(small)}." if small else ""
     columns = ("dataset", "metric", "row", "ours", "the paper", "seeds")
     counts = span(len(c.values) for c in found)
     every = [*checks, *lost]
@@ -602,13 +606,13 @@ def table_shown(records: Records, options: Options) -> Judged:
     if not any(c.values for c in found):
         return Judged()
     judged = _table(found, used, [Check("shown", True)], [f"{len(found)} rows"])
-    return replace(judged, unusual="The paper prints no numbers and draws no conclusion.")
+    return replace(judged, unusual="The paper reports no numbers and draws no conclusion.")
 
 
 def domainbed_rank(records: Records, options: Options) -> Judged:
     found, used, missing = cells(records, options["table"])
     if missing:
-        return Judged(unusual=f"It needs all of the datasets; no record of: {', '.join(missing)}.")
+        return Judged(unusual=f"It requires all datasets; missing records: {', '.join(missing)}.")
     average = next(c for c in published("domainbed") if c["table"] == options["table"] and not c["names"])
     means, datasets = {}, {c.dataset for c in found}
     for row in average["values"]:

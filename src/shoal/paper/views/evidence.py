@@ -36,7 +36,7 @@ class Item:
         there = len({kept.path for kept in judged.used})
         if not (judged.planned and made):
             return made
-        return f"{min(there, judged.planned)} of {judged.planned} runs are there; {made}"
+        return f"{min(there, judged.planned)} of {judged.planned} runs are available; {made}"
 
     @property
     def rows(self) -> Sequence[Sequence[str]]:
@@ -113,7 +113,7 @@ def _cut(text: str, longest: int) -> str:
 def markdown(content: Content) -> str:
     parts = [
         "# The paper's claims, checked",
-        f"{summed_up(content.items)} Made {content.made} with shoal {shoal.__version__}.",
+        f"{summed_up(content.items)} Created {content.made} with shoal {shoal.__version__}.",
         summary(content.items).markdown(),
     ]
     for item in content.items:

@@ -1,0 +1,88 @@
+"""Generated data to try Shoal with: `shoal data example`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import main
+from shoal.data.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
+from shoal.data.own import check_table
+from shoal.data.sprites import SHAPES
+from shoal.errors import InputError
+
+FIRST = "OSL-0001,oslo,2024-07-16,63,male,no,absent,116,220,normal,surgery,no"
+
+
+def test_a_table_is_messy_and_always_the_same(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "deeper" / "patients.csv")
+    assert path.read_bytes() == write_table(tmp_path / "again.csv").read_bytes()
+    assert path.read_text().splitlines()[1] == FIRST
+    assert 35_000 < path.stat().st_size < 50_000
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert Counter(row["hospital"] for row in rows) == {n: h.patients for n, h in HOSPITALS.items()}
+    report = check_table(path, label="ill", domain="hospital")
+    columns = {column["column"]: column for column in report["columns"]}
+    kinds = {column["kind"] for column in columns.values()}
+    assert kinds == {"dropped", "domain", "date", "numeric", "categorical", "boolean", "label"}
+    assert columns["patient"]["kind"] == "dropped"
+    assert "3 cells are not a number" in columns["pressure"]["warnings"][0]
+    incomplete = {name for name, column in columns.items() if column["missing"]}
+    assert incomplete == {"age", "smoker", "pressure", "cholesterol", "ecg"}
+
+
+def test_the_ward_is_a_shortcut(tmp_path: Path) -> None:
+    """In most hospitals it tells who is ill; in one it tells the opposite."""
+    with write_table(tmp_path / "patients.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+
+    def agreement(hospital: str) -> float:
+        own = [row for row in rows if row["hospital"] == hospital]
+        return sum((row["ward"] == "cardiology") == (row["ill"] == "yes") for row in own) / len(own)
+
+    assert min(agreement(name) for name in ("oslo", "lima", "kyoto")) > 0.75
+    assert agreement("cairo") < 0.4
+
+
+def test_images_are_a_folder_of_domains_and_classes(tmp_path: Path) -> None:
+    pillow = pytest.importorskip("PIL.Image")
+    folder = write_images(tmp_path / "photos")
+    files = sorted(folder.rglob("*.png"))
+    assert Counter(file.relative_to(folder).parts[:2] for file in files) == {
+        (domain, shape): PER_CLASS for domain in STYLES for shape in SHAPES
+    }
+    assert {pillow.open(file).size for file in files} == {(64, 64)}
+    assert len({file.read_bytes() for file in files}) == len(files)
+    again = write_images(tmp_path / "again")
+    same = [(again / file.relative_to(folder)).read_bytes() == file.read_bytes() for file in files]
+    assert all(same)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "photos"]
+
+
+@pytest.mark.parametrize("write", [write_table, write_images])
+def test_nothing_is_overwritten(write: object, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for name in ("file", "", "file/below"):
+        with pytest.raises(InputError, match=r"exists already|cannot be written"):
+            write(tmp_path / name)  # type: ignore[operator]
+    assert (tmp_path / "file").read_text() == "mine"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "example", "table"]) == 0
+    assert "Next: shoal data check patients.csv --label ill --domain hospital" in capsys.readouterr().out
+    assert main(["data", "example", "table"]) == 2
+    assert "'patients.csv' exists already" in capsys.readouterr().err
+    assert main(["data", "example", "images", "--out", "my images", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["next"] == "shoal data check 'my images'"
+    assert main(["data", "check", "my images"]) == 0
+    assert "no problem was found" in capsys.readouterr().out
