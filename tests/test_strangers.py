@@ -827,8 +827,8 @@ def test_predictions_of_rows_with_names_like_formulas(
         assert [row[0] for row in rows[1:]] == wanted
         assert main([*words, *more, "--out", str(tmp_path / "p.csv")]) == 0
         assert (tmp_path / "p.csv").read_bytes() == found.out
-        said = b"an apostrophe was put before 2 cells"
-        assert (said in found.err) is (not more)
+        warning = b"2 cells that a spreadsheet would evaluate as formulas were prefixed with an apostrophe"
+        assert (warning in found.err) is (not more)
         capfdbinary.readouterr()
     assert main([*words, "--json"]) == 0
     assert [row["site"] for row in json.loads(capfdbinary.readouterr().out)["rows"]] == ids

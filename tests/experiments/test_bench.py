@@ -433,7 +433,7 @@ class TestRun:
         (found,) = run_all([wild], Store(tmp_path), device="cpu")
         assert found.status == "diverged"
         assert re.search(
-            "the (loss|gradient) turned (nan|inf) at step .*, which was not applied", found.error
+            "the (loss|gradient) became (nan|inf) at step .*, which was not applied", found.error
         )
         assert Store(tmp_path).find(wild) == found
 

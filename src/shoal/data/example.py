@@ -5,9 +5,7 @@ Both are the same on every machine and depend on no other file. Nothing in them 
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import math
 import os
 import random
@@ -24,6 +22,7 @@ from shoal.data.images import need_pillow
 from shoal.data.sprites import LATENT_SIZES, SHAPES, render
 from shoal.errors import InputError
 from shoal.files import replacing
+from shoal.terminal import as_csv
 
 SEED = 0
 PER_CLASS = 20
@@ -75,15 +74,14 @@ def write_table(path: str | Path = "patients.csv") -> Path:
     that exists is not overwritten.
     """
     path = _new(path)
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(HEADER)
     draw = random.Random(SEED)
-    for name, hospital in HOSPITALS.items():
-        for number in range(1, hospital.patients + 1):
-            table.writerow([f"{name[:3].upper()}-{number:04d}", name, *_patient(hospital, draw)])
+    rows = [
+        [f"{name[:3].upper()}-{number:04d}", name, *_patient(hospital, draw)]
+        for name, hospital in HOSPITALS.items()
+        for number in range(1, hospital.patients + 1)
+    ]
     with replacing(path) as file:
-        file.write(text.getvalue().encode())
+        file.write(as_csv([HEADER, *rows]).encode())
     return path
 
 
