@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Without compiling all modules to bytecode, which takes longer than the rest; Python compiles what it imports.
+# Without compiling all modules to bytecode, which takes longer than the rest: Python compiles what it imports, and
+# must be able to keep the result, or each of the many processes that tests start compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 
 .PHONY: demo test lint format docs clean

@@ -55,16 +55,9 @@ def each(weight: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", registry.names())
 class TestEveryAlgorithm:
     def test_learns_a_toy_with_its_defaults(self, name: str) -> None:
-        run = fit(name, network(), steps=300, lr=0.01, test={"unseen": toy(60)["domain 1"]})
+        run = fit(name, network(), steps=100, lr=0.03, test={"unseen": toy(60)["domain 1"]})
         assert run.accuracy("train") > 0.9
         assert run.accuracy("unseen") > 0.9
-
-    def test_learns_it_in_bf16(self, name: str) -> None:
-        model = network()
-        run = fit(name, model, steps=300, precision="bf16", lr=0.01)
-        assert run.accuracy("train") > 0.9
-        assert {p.dtype for p in model.parameters()} == {torch.float32}
-        assert not same(model, fit(name, network(), steps=300, precision="fp32", lr=0.01).model)
 
     def test_the_seed_decides_everything(self, name: str) -> None:
         one, again, other = (fit(name, network(), seed=seed).model for seed in (0, 0, 1))
@@ -86,7 +79,7 @@ class TestEveryAlgorithm:
 
     def test_takes_a_nest_of_tensors(self, name: str) -> None:
         model = two_halves()
-        run = fit(name, model, {n: Halves(*d) for n, d in toy().items()}, steps=300, lr=0.01)
+        run = fit(name, model, {n: Halves(*d) for n, d in toy().items()}, steps=100, lr=0.03)
         assert run.accuracy("train") > 0.9
 
     @pytest.mark.parametrize("kind", TASKS)
