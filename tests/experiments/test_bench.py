@@ -392,6 +392,7 @@ class TestStore:
             Store(tmp_path / "runs")
 
 
+@pytest.mark.slow
 def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> None:
     """Far more of it than a pipe holds."""
     many = [replace(TINY, seed=s, steps=600, eval_every=1) for s in (0, 1)]

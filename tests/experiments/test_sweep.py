@@ -244,7 +244,7 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
 
     def tell(run: RunConfig, step: int, note: str) -> None:
         told.append((run.label, note))
-        if store.find(other) and note.startswith("waits"):  # the others go on meanwhile
+        if store.find(other) and note.startswith("waiting"):  # the others go on meanwhile
             other_process.kill()
 
     try:
@@ -256,7 +256,7 @@ def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
         other_process.communicate()
     assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in (config, other)]
     assert not outcome.failed
-    assert {label for label, note in told if note.startswith("waits")} == {config.label}
+    assert {label for label, note in told if note.startswith("waiting")} == {config.label}
 
 
 def test_a_sweep_that_is_stopped_when_a_run_ends_is_over(tmp_path: Path) -> None:

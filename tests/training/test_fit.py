@@ -1,10 +1,13 @@
 """``shoal.fit`` from input to selected weights; wrong input is refused before the first step."""
 
+import gc
 import inspect
 import json
+import multiprocessing
 import pickle
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ from shoal.data import Domains, Task, TensorData
 from shoal.errors import InputError
 from shoal.experiments.record import RunRecord
 from shoal.models import FeatureModel
+from shoal.training.callbacks import CallbackError
 from shoal.training.evaluate import Evaluator, Scores, sample
 from shoal.training.options import Options
 from shoal.training.stopping import Diverged
@@ -200,6 +204,26 @@ class TestResult:
         ]
         assert_same(runs[0].model, runs[1].model)
         assert runs[0].last.loss == runs[1].last.loss
+
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_workers_end_with_the_training(self, fails: bool) -> None:
+        """Not when the garbage collector comes, which it does not here."""
+
+        class Failing(shoal.Callback):
+            def on_step(self, state: Any) -> None:
+                if fails:
+                    raise KeyError("on purpose")
+
+        options: dict[str, Any] = {"train": {"a": Noisy(0), "b": Noisy(1)}, "test": {"t": Noisy(5)}}
+        options |= {"workers": 1, "track_every": 1, "callbacks": [Failing()], "average": "sma"}
+        before = set(multiprocessing.active_children())
+        gc.disable()
+        try:
+            with pytest.raises(CallbackError) if fails else nullcontext():
+                fit(model=network(dropout=0.2), **options)
+            assert set(multiprocessing.active_children()) <= before
+        finally:
+            gc.enable()
 
     def test_regression(self) -> None:
         train = {n: (x, x[:, :1] * 2 - 1) for n, (x, _) in split(0, 1).items()}

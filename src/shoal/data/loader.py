@@ -105,8 +105,12 @@ class MetaBatchLoader:
 
     def close(self) -> None:
         """Stop the worker processes; iterating again starts new ones."""
-        if self._loader is not None:
-            self._loader._iterator = None
+        if self._loader is None or self._loader._iterator is None:
+            return
+        # Left to the garbage collector, they live on until it runs, and may then not be told to end.
+        iterator: Any = self._loader._iterator
+        self._loader._iterator = None
+        iterator._shutdown_workers()
 
     def __iter__(self) -> Iterator[list[DomainBatch]]:
         return self._gathered() if self._loader is None else self._grouped(self._loader)

@@ -24,6 +24,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -261,9 +262,9 @@ class Pair:
 
     def _batches(self, stop: int) -> Iterator[list[DomainBatch]]:
         fish, workers = self.training, self.training.options.workers
-        return iter(
-            MetaBatchLoader(fish.examples, fish.sampler, workers=workers, device=self.device, stop=stop)
-        )
+        given: dict[str, Any] = {"workers": workers, "device": self.device, "stop": stop}
+        with closing(MetaBatchLoader(fish.examples, fish.sampler, **given)) as loader:
+            yield from loader
 
     def _evaluate(self, step: int) -> None:
         fish, erm = (side.scores() for side in self.sides.values())

@@ -152,6 +152,7 @@ class Tracking(Callback):
         self.count = min(count or max(2, min(slots, LARGEST)), len(domains))
         self.own = sampler.draw == "domains" and not sampler.by_size and slots >= self.count
         """Whether a step's own batches are measured."""
+        self._loader: MetaBatchLoader | None = None
         self._drawn: Iterator[list[DomainBatch]] | None = None
         self.unread: list[Pending] = []
         self.found: list[dict[str, Any]] = []
@@ -169,8 +170,10 @@ class Tracking(Callback):
             self.log({"phase": "agreement", **found})
 
     def on_end(self, state: State) -> None:
-        """Lets a worker process go that reads ahead."""
-        self._drawn = None
+        """Ends a worker process that reads ahead."""
+        if self._loader is not None:
+            self._loader.close()
+        self._loader = self._drawn = None
 
     def __call__(self, step: int, batches: Sequence[DomainBatch] | None = None) -> None:
         """Measures, if that is due before this step; ``batches`` are the step's, where they are at hand."""
@@ -195,7 +198,7 @@ class Tracking(Callback):
                 DomainBatchSampler(self.domains, self.sampler.batch_size, self.count, seed=seed, steps=1),
                 self.every,
             )
-            loader = MetaBatchLoader(
+            self._loader = MetaBatchLoader(
                 self.examples,
                 drawn,
                 workers=min(self.workers, 1),
@@ -205,7 +208,7 @@ class Tracking(Callback):
                 share=self.share,
                 enter=self.enter,
             )
-            self._drawn = iter(loader)
+            self._drawn = iter(self._loader)
         return next(self._drawn)
 
     def read(self) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -224,8 +224,11 @@ class Training(Setup):
             if self.choice.trial and not state.step:
                 self._log({"phase": self.phase, "step": 0, "format": self.choice.state_dict()})
             if not self.selection.finished:
-                with only_trained(self.model, self.only):
-                    yield from self._loop(session)
+                with (
+                    only_trained(self.model, self.only),
+                    closing(Stepper(self, state, self.callbacks)) as stepper,
+                ):
+                    yield from self._loop(session, stepper)
             self.selection.finish()
             state.seconds = session.main.seconds_now
         except BaseException:
@@ -233,10 +236,9 @@ class Training(Setup):
             raise
         self.callbacks("on_end", state)
 
-    def _loop(self, session: Session) -> Iterator[None]:
+    def _loop(self, session: Session, stepper: Stepper) -> Iterator[None]:
         options, state, selection = self.options, self.state, self.selection
         train_mode(self.model, self.only)
-        stepper = Stepper(self, state, self.callbacks)
         chunk, saved = 1, time.monotonic()
         while not selection.finished:
             began, first = time.monotonic(), state.step

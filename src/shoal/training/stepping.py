@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,6 +58,10 @@ class Stepper:
             self.callbacks("on_step", state)
             yield
 
+    def close(self) -> None:
+        """Ends the processes that read examples."""
+        self._strides.close()
+
     def read(self) -> list[Taken]:
         unread, self.unread = self.unread, []
         return unread
@@ -69,18 +74,19 @@ class Stepper:
         every = [self.setup.eval_every, options.log_every, options.checkpoint_every or options.steps]
         return min(options.steps, step + chunk, *(step + n - step % n for n in every))
 
-    def _loaded(self) -> Iterator[Taken]:
+    def _loaded(self) -> Generator[Taken, None, None]:
         setup, state = self.setup, self.state
         algorithm, engine = setup.algorithm, setup.engine
         captured = LoadedSteps(algorithm, engine) if setup.unroll else None
-        for batches in setup.loader(setup.sampler, state.step, setup.options.steps):
-            state.batches = batches
-            self.callbacks("before_step", state)
-            log = captured.run(batches) if captured else engine.step(algorithm, batches)
-            domains: list[Any] = [b.domain for b in batches]
-            yield Taken(state.step, [domains], {k: v[None] for k, v in log.items()})
+        with closing(setup.loader(setup.sampler, state.step, setup.options.steps)) as loader:
+            for batches in loader:
+                state.batches = batches
+                self.callbacks("before_step", state)
+                log = captured.run(batches) if captured else engine.step(algorithm, batches)
+                domains: list[Any] = [b.domain for b in batches]
+                yield Taken(state.step, [domains], {k: v[None] for k, v in log.items()})
 
-    def _gathered(self) -> Iterator[Taken]:
+    def _gathered(self) -> Generator[Taken, None, None]:
         """Strides of ``unroll`` steps, which hit every step at which something is to be done.
 
         A training that was stopped between two of them first takes single steps to where the next begins.
