@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shoal.errors import InputError
@@ -73,6 +73,8 @@ class TestReading:
     @given(
         st.recursive(st.none() | st.booleans() | st.text() | st.integers(), lambda x: st.lists(x, max_size=3))
     )
+    @example("\x85")
+    @example(" a\u2028b\u2029\n ")
     def test_what_is_dumped_is_read(self, content: object) -> None:
         shared = {"one": content, "two": content}
         assert parse_yaml(dump_yaml(shared)) == shared

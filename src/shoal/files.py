@@ -226,6 +226,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        """Unicode's own line ends are read as spaces unless they are escaped, which only double quotes do."""
+        style = '"' if set(data) & set("\x85\u2028\u2029") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
 
 def write_atomically(path: Path, content: bytes) -> None:
     """All of it or nothing: a kill or a full disk leaves what was there before."""

@@ -142,6 +142,7 @@ class TestEveryAlgorithm:
     def test_declares_itself(self, name: str) -> None:
         cls = algorithm_class(name)
         assert "Reference: " in (cls.__doc__ or "")
+        assert ":`" not in (cls.__doc__ or "").splitlines()[0]  # `shoal list algorithms` prints that line
         assert cls.reference
         assert cls.family
         settings = settings_of(cls)

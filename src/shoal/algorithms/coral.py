@@ -10,7 +10,9 @@ from shoal.penalties import coral
 
 
 class CORAL(Penalised):
-    """Add a penalty on the differences in mean and covariance of features: :func:`shoal.penalties.coral`.
+    """Add a penalty on the differences in mean and covariance of the domains' features.
+
+    The penalty is :func:`shoal.penalties.coral`.
 
     Reference: Sun and Saenko, Deep CORAL: Correlation Alignment for Deep Domain Adaptation, ECCV 2016; the
     means as in Koh et al., WILDS, 2021.

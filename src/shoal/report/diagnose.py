@@ -257,7 +257,7 @@ def _of_relation(result: Result) -> list[str]:
 
 def _span(result: Result, gap: Mapping[str, Any]) -> str:
     scale, _, digits = _scale(result)
-    size, low, high = (f"{round(scale * gap[k], 2) + 0.0:.{digits}f}" for k in ("gap", "low", "high"))
+    size, low, high = (f"{round(scale * gap[k], digits) + 0.0:.{digits}f}" for k in ("gap", "low", "high"))
     return f"{size}{' points' * (scale == 100)} (95 % interval {low} to {high})"
 
 

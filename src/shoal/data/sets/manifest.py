@@ -17,7 +17,7 @@ from shoal.data.tree import FileList, warn_missing
 from shoal.errors import InputError
 from shoal.settings import Pixels, Seed
 
-SUMMARY = "Your own images, listed in a CSV or Parquet file with columns path, label, domain[, split]."
+SUMMARY = "Your own images, listed in a CSV, Parquet or Excel file with columns path, label, domain[, split]."
 PAPER = "yours"
 RESPLIT = True
 
