@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +146,9 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
 
         if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
             return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
+        if not {"folder", "root"} & options.keys():
+            where = f"write './{data}' for the folder of that name in this directory"
+            warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
     return Source(data, options, data)
 
 
