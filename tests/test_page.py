@@ -156,7 +156,9 @@ def kept(folder: Path, records: list[RunRecord], **more: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize(("algorithms", "domains"), [(2, 1), (2, 2), (3, 5), (12, 30)])
+@pytest.mark.parametrize(
+    ("algorithms", "domains"), [(2, 1), (2, 2), (3, 5), (6, 12), pytest.param(12, 30, marks=pytest.mark.slow)]
+)
 def test_the_recommendation_comes_first_and_is_the_terminals(
     tmp_path: Path, algorithms: int, domains: int
 ) -> None:
@@ -820,10 +822,16 @@ frame.srcdoc = PAGE;
 </script></body>"""
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize(("algorithms", "domains"), [(4, 4), (12, 30)])
+@pytest.mark.parametrize(
+    ("algorithms", "domains", "width"),
+    [
+        (4, 4, 390),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in ((4, 4, 1200), (12, 30, 390))),
+        pytest.param(12, 30, 1200, marks=pytest.mark.slow),
+    ],
+)
 def test_in_a_browser_the_average_is_always_there(
-    browse: Any, tmp_path: Path, width: int, algorithms: int, domains: int
+    browse: Any, tmp_path: Path, algorithms: int, domains: int, width: int
 ) -> None:
     records = many(algorithms, domains)
     if algorithms == 4:  # numbers that are longer, and of different lengths
@@ -842,7 +850,7 @@ def test_in_a_browser_the_average_is_always_there(
     assert not said["overlapping"]
 
 
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", [pytest.param(500, marks=pytest.mark.slow), 1280])
 def test_in_a_browser_tables_sort_and_pictures_show(browse: Any, tmp_path: Path, width: int) -> None:
     html = written(save(tmp_path, *comparison(), made("fish", 9, status="diverged")))
     clicked = tmp_path / "clicked.html"
