@@ -697,7 +697,7 @@ def until(ready: Any, process: subprocess.Popen[str]) -> None:
 @pytest.mark.skipif(os.name == "nt", reason="sends POSIX signals")
 def test_signals_to_a_real_training(capsys: Captured) -> None:
     """Stopped by SIGTERM, refused to a second, stopped by SIGINT, killed, and still the same weights."""
-    long = ["train", "fish", "linear", "--steps", "3000", "--batch-size", "8", "--device", "cpu"]
+    long = ["train", "fish", "linear", "--steps", "1200", "--batch-size", "8", "--device", "cpu"]
     long += ["--checkpoint-every", "50", "--log-every", "10"]
     folder = Path("run")
 
@@ -723,7 +723,7 @@ def test_signals_to_a_real_training(capsys: Captured) -> None:
             assert step() >= at
             assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
         assert main(["show", "run"]) == 0
-        assert f"stopped: step {step():,} of 3,000" in capsys.readouterr().out or code == -9
+        assert f"stopped: step {step():,} of 1,200" in capsys.readouterr().out or code == -9
         at = step()
         if code != -9:
             process = started("resume", "run")
@@ -846,7 +846,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends a POSIX signal")
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_ctrl_c_ends_quietly_and_leaves_no_process(jobs: int, tmp_path: Path) -> None:
     """As a terminal does it: the signal goes to the whole group of processes."""
     process = started_demo(jobs, tmp_path)

@@ -159,7 +159,9 @@ class TestPrinting:
     def test_words_stay(self) -> None:
         assert clean("Łódź 東京 می\u200cخواهم 👩\u200d⚕️") == "Łódź 東京 می\u200cخواهم 👩\u200d⚕️"
 
-    @pytest.mark.parametrize("line", ["list algorithms", "--help", "list datasets --json"])
+    @pytest.mark.parametrize(
+        "line", ["--help", "list datasets --json", pytest.param("list algorithms", marks=pytest.mark.slow)]
+    )
     def test_a_full_standard_output_is_an_error_in_one_line(self, line: str) -> None:
         with open("/dev/full", "w") as full:
             done = subprocess.run(

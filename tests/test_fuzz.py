@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-COUNT, SEED = 40, 17
+COUNT, SEED = 15, 17
 
 
 @pytest.fixture(scope="module")

@@ -312,6 +312,7 @@ def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> N
     assert difference(module.network, bare) == 0
 
 
+@pytest.mark.slow
 def test_lightning_under_its_other_name() -> None:
     pytest.importorskip("pytorch_lightning")
     code = """
@@ -346,7 +347,12 @@ def test_a_part_of_an_inner_loop_is_warned_of(page: SimpleNamespace) -> None:
     ("module", "packages", "advice"),
     [
         ("lightning", ["lightning", "lightning.pytorch", "pytorch_lightning"], "pip install lightning"),
-        ("transformers", ["transformers"], "pip install transformers accelerate"),
+        pytest.param(
+            "transformers",
+            ["transformers"],
+            "pip install transformers accelerate",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_missing_packages_are_named(module: str, packages: list[str], advice: str) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,9 @@ def kept(folder: Path, records: list[RunRecord], **more: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize(("algorithms", "domains"), [(2, 1), (2, 2), (3, 5), (12, 30)])
+@pytest.mark.parametrize(
+    ("algorithms", "domains"), [(2, 1), (2, 2), (3, 5), (6, 12), pytest.param(12, 30, marks=pytest.mark.slow)]
+)
 def test_the_recommendation_comes_first_and_is_the_terminals(
     tmp_path: Path, algorithms: int, domains: int
 ) -> None:
@@ -249,8 +252,14 @@ def test_the_worst_domains_decide_where_they_were_to(tmp_path: Path) -> None:
     assert "worst domains" in group["decision"]["text"]
 
 
-def test_all_domains_share_one_scale() -> None:
+@cache
+def crowded() -> dict[str, Any]:
     (group,) = page.context(page.Content(groups(*many(12, 30))))["groups"]
+    return group
+
+
+def test_all_domains_share_one_scale() -> None:
+    group = crowded()
     chart = group["by_domain"]
     assert [row["name"] for row in chart["rows"][:4]] == ["average", "worst domain", "hard", "domain 01"]
     assert [row["strong"] for row in chart["rows"]] == [True, True] + [False] * 30
@@ -265,7 +274,7 @@ def test_all_domains_share_one_scale() -> None:
 
 
 def test_the_average_and_the_worst_domain_lead_every_table() -> None:
-    (group,) = page.context(page.Content(groups(*many(12, 30))))["groups"]
+    group = crowded()
     assert [name for name, _ in group["table"]["columns"]] == ["average", "worst domain"]
     assert [cell["n"] for cell in group["table"]["rows"][0]["cells"]] == ["", "hard"]
     assert group["table"]["rows"][0]["cells"][1]["text"].startswith("31.0")
@@ -820,10 +829,16 @@ frame.srcdoc = PAGE;
 </script></body>"""
 
 
-@pytest.mark.parametrize("width", [390, 1200])
-@pytest.mark.parametrize(("algorithms", "domains"), [(4, 4), (12, 30)])
+@pytest.mark.parametrize(
+    ("algorithms", "domains", "width"),
+    [
+        (4, 4, 390),
+        *(pytest.param(*given, marks=pytest.mark.slow) for given in ((4, 4, 1200), (12, 30, 390))),
+        pytest.param(12, 30, 1200, marks=pytest.mark.slow),
+    ],
+)
 def test_in_a_browser_the_average_is_always_there(
-    browse: Any, tmp_path: Path, width: int, algorithms: int, domains: int
+    browse: Any, tmp_path: Path, algorithms: int, domains: int, width: int
 ) -> None:
     records = many(algorithms, domains)
     if algorithms == 4:  # numbers that are longer, and of different lengths
@@ -842,7 +857,7 @@ def test_in_a_browser_the_average_is_always_there(
     assert not said["overlapping"]
 
 
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", [pytest.param(500, marks=pytest.mark.slow), 1280])
 def test_in_a_browser_tables_sort_and_pictures_show(browse: Any, tmp_path: Path, width: int) -> None:
     html = written(save(tmp_path, *comparison(), made("fish", 9, status="diverged")))
     clicked = tmp_path / "clicked.html"

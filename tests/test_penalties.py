@@ -558,6 +558,25 @@ def same(found: Any, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "irm" else pytest.mark.slow) for name in PENALTIES]
+)
+def test_in_a_compiled_step(name: str) -> None:
+    """Second derivatives in a penalty do not keep a step from being compiled."""
+    ours, _ = PENALTIES[name]
+    b, weight = batch(), torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
+
+    def step(scale: Tensor) -> Tensor:
+        z = b["features"] * scale
+        logits = z[:, :CLASSES] + b["logits"]
+        losses = cross_entropy(logits, b["y"], reduction="none")
+        return ours(b | {"features": z, "logits": logits, "losses": losses}) + losses.mean()
+
+    compiled: Any = torch.compile(step, backend="aot_eager")
+    found, expected = (torch.autograd.grad(run(weight), weight)[0] for run in (compiled, step))
+    same(found, expected)
+
+
 @every_penalty
 class TestOneBatch:
     @pytest.mark.parametrize("sizes", [(4, 3, 5), (1, 4), (1, 1), (1, 1, 1, 1), (6, 0, 2, 1)])
@@ -671,21 +690,6 @@ class TestOneBatch:
         with torch.inference_mode():
             found = ours({n: v.clone() for n, v in batch().items()})
         same(found.clone(), ours(batch()).detach())
-
-    def test_in_a_compiled_step(self, name: str) -> None:
-        """Second derivatives in a penalty do not keep a step from being compiled."""
-        ours, _ = PENALTIES[name]
-        b, weight = batch(), torch.ones(WIDTH, dtype=torch.float64, requires_grad=True)
-
-        def step(scale: Tensor) -> Tensor:
-            z = b["features"] * scale
-            logits = z[:, :CLASSES] + b["logits"]
-            losses = cross_entropy(logits, b["y"], reduction="none")
-            return ours(b | {"features": z, "logits": logits, "losses": losses}) + losses.mean()
-
-        compiled: Any = torch.compile(step, backend="aot_eager")
-        found, expected = (torch.autograd.grad(run(weight), weight)[0] for run in (compiled, step))
-        same(found, expected)
 
     def test_of_several_precisions(self, name: str) -> None:
         if len(USES[name]) > 1 and "features" in USES[name]:

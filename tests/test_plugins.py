@@ -134,7 +134,7 @@ class TestTheCommandLine:
         assert "\nfish " in done.stdout
 
     def test_train_and_compare(self, site: Path, tmp_path: Path, capsys: Any) -> None:
-        words = ("--steps", "20", "--device", "cpu")
+        words = ("--steps", "4", "--device", "cpu")
         done = command(site, "train", "MY_method", "my_data", "--data", "copies=2", "--set", "weight=0.5",
                        "--model", "my-net", "--out", "run", *words, cwd=tmp_path)  # fmt: skip
         assert done.returncode == 0, done.stderr

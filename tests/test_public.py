@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -125,23 +125,31 @@ def documented() -> list[tuple[str, Any]]:
     return list(kept.values())
 
 
+@cache
+def classes_of(module: str) -> dict[str, ast.ClassDef]:
+    """Those at its top level: to look for the source of each anew is to parse the file as often."""
+    body = ast.parse(inspect.getsource(sys.modules[module])).body
+    return {each.name: each for each in body if isinstance(each, ast.ClassDef)}
+
+
+@cache
+def described_by(one: Any) -> set[str]:
+    """The arguments that its own docstring describes, and documented fields of a class."""
+    names: set[str] = set()
+    sections = re.split(r"^(?:Args|Attributes):\n", inspect.cleandoc(one.__doc__ or ""), flags=re.MULTILINE)
+    for text in sections[1:]:
+        for entry in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): \S", text, re.MULTILINE):
+            names |= {name.strip(" *") for name in entry.split(",")}
+    if inspect.isclass(one) and one.__module__.startswith("shoal"):
+        for field, text_of in pairwise(classes_of(one.__module__)[one.__qualname__].body):
+            if isinstance(field, ast.AnnAssign) and isinstance(text_of, ast.Expr):
+                names.add(ast.unparse(field.target))
+    return names
+
+
 def described(each: Any) -> set[str]:
     """The arguments that a docstring describes; of a class also those of its bases, and documented fields."""
-    names: set[str] = set()
-    for one in each.__mro__ if inspect.isclass(each) else [each]:
-        sections = re.split(
-            r"^(?:Args|Attributes):\n", inspect.cleandoc(one.__doc__ or ""), flags=re.MULTILINE
-        )
-        for text in sections[1:]:
-            for entry in re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*): \S", text, re.MULTILINE):
-                names |= {name.strip(" *") for name in entry.split(",")}
-        if inspect.isclass(one) and one.__module__.startswith("shoal"):
-            body = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
-            assert isinstance(body, ast.ClassDef)
-            for field, text_of in pairwise(body.body):
-                if isinstance(field, ast.AnnAssign) and isinstance(text_of, ast.Expr):
-                    names.add(ast.unparse(field.target))
-    return names
+    return set().union(*map(described_by, each.__mro__ if inspect.isclass(each) else [each]))
 
 
 @pytest.mark.parametrize(

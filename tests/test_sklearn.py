@@ -34,12 +34,12 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from shoal.sklearn import DomainClassifier, DomainRegressor
 
-QUICK: dict[str, Any] = {"steps": 20, "random_state": 0}
+QUICK: dict[str, Any] = {"steps": 8, "random_state": 0}
 Estimator = type[DomainClassifier] | type[DomainRegressor]
 BOTH = pytest.mark.parametrize("cls", [DomainClassifier, DomainRegressor])
 
 
-@parametrize_with_checks([DomainClassifier(), DomainRegressor()])
+@parametrize_with_checks([DomainClassifier(steps=40, lr=0.03), DomainRegressor(steps=40, lr=0.03)])
 def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Fish requires several domains", UserWarning)
@@ -64,7 +64,7 @@ X, Y, HOSPITAL = table()
 )
 def test_labels_of_any_type(labels: tuple[Any, Any]) -> None:
     y = np.array(labels)[Y]
-    model = DomainClassifier("fish", steps=60, lr=0.01, random_state=0).fit(X, y, groups=HOSPITAL)
+    model = DomainClassifier("fish", steps=25, lr=0.03, random_state=0).fit(X, y, groups=HOSPITAL)
     assert list(model.classes_) == sorted(labels)
     assert model.score(X, y) > 0.9
     found = model.predict(X)
@@ -76,7 +76,7 @@ def test_labels_of_any_type(labels: tuple[Any, Any]) -> None:
 
 def test_three_classes_of_lists() -> None:
     y = [["low", "mid", "high"][int(v)] for v in np.digitize(X[:, 0], [-0.5, 0.5])]
-    model = DomainClassifier("fish", steps=80, lr=0.01, random_state=0).fit(X.tolist(), y, HOSPITAL.tolist())
+    model = DomainClassifier("fish", steps=40, lr=0.03, random_state=0).fit(X.tolist(), y, HOSPITAL.tolist())
     assert model.decision_function(X).shape == (120, 3)
     assert list(model.classes_[model.predict_proba(X).argmax(1)]) == list(model.predict(X))
     assert model.score(X, y) > 0.8
@@ -89,7 +89,7 @@ def test_the_same_as_shoal_fit_by_hand() -> None:
     domains = Domains.from_labels(HOSPITAL)
     net = models.build("tabular", input_shape=(4,), classes=2, seed=seed)
     data = DomainData(TensorData(x, torch.tensor(Y)), {"train": domains}, 2, (4,), "")
-    by_hand = shoal.fit("fish", net, data, steps=20, settings={"meta_lr": 0.3}, seed=seed, progress=False)
+    by_hand = shoal.fit("fish", net, data, steps=8, settings={"meta_lr": 0.3}, seed=seed, progress=False)
     with torch.no_grad():
         expected = by_hand.model(x).softmax(1).numpy()
     np.testing.assert_allclose(found.predict_proba(X), expected, atol=1e-5)
@@ -105,7 +105,7 @@ def test_a_regressor_is_the_same_as_by_hand_up_to_the_targets_scale() -> None:
     y = torch.tensor((target - target.mean()) / target.std(), dtype=torch.float32)
     net = models.build("tabular", input_shape=(4,), classes=None, seed=seed)
     sites = {name: (x[rows], y[rows]) for name in sorted(set(HOSPITAL)) for rows in [name == HOSPITAL]}
-    shoal.fit("irm", net, sites, steps=20, seed=seed, progress=False)
+    shoal.fit("irm", net, sites, steps=8, seed=seed, progress=False)
     with torch.no_grad():
         expected = net(x).numpy() * target.std() + target.mean()
     np.testing.assert_allclose(found.predict(X), expected, rtol=1e-4)
@@ -281,6 +281,7 @@ def test_steps_by_default_grow_with_the_rows_within_bounds() -> None:
         return DomainClassifier("erm")._steps(Domains.from_sizes({"all": rows}), None)
 
     assert [steps(n) for n in (10, 320, 10**6)] == [50, 300, 2000]
+    assert DomainClassifier("erm").fit(X[:30], Y[:30], HOSPITAL[:30]).n_iter_ == steps(30)
 
 
 def test_scikit_learn_is_imported_by_nobody_else_and_its_absence_is_named() -> None:

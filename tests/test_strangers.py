@@ -39,7 +39,7 @@ from shoal.cli import main
 from shoal.experiments.config import RunConfig
 from shoal.experiments.run import run
 
-SAMPLE = 36
+SAMPLE = 18
 """Damaged folders of each kind of run in the fast test."""
 
 

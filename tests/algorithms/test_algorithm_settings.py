@@ -15,6 +15,8 @@ from shoal.data import DomainBatch, Task
 from shoal.errors import InputError
 from shoal.training.engine import Engine
 
+BATCHES = [DomainBatch(x[:4], y[:4], d) for d, (x, y) in enumerate(toy().values())]
+
 
 def one_step(name: str, **given: Any) -> None:
     """Makes the algorithm and takes a step; nothing but InputError may come out of it."""
@@ -24,8 +26,7 @@ def one_step(name: str, **given: Any) -> None:
         auxiliary = algorithm.auxiliary_optimizers()
         optimizer = torch.optim.Adam(trained_parameters(algorithm, auxiliary), 0.01)
         engine = Engine(algorithm.wrap(optimizer, S), auxiliary=auxiliary)
-        batches = [DomainBatch(x[:4], y[:4], d) for d, (x, y) in enumerate(toy().values())]
-        assert "losses" in algorithm.step(batches, engine)
+        assert "losses" in algorithm.step(BATCHES, engine)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def each(weight: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", registry.names())
 class TestEveryAlgorithm:
     def test_learns_a_toy_with_its_defaults(self, name: str) -> None:
-        run = fit(name, network(), steps=100, lr=0.03, test={"unseen": toy(60)["domain 1"]})
+        run = fit(name, network(), steps=40, lr=0.05, test={"unseen": toy(60)["domain 1"]})
         assert run.accuracy("train") > 0.9
         assert run.accuracy("unseen") > 0.9
 
@@ -92,7 +92,7 @@ class TestEveryAlgorithm:
             return
         # Published weights are for cross-entropy.
         settings = {"weight": 1.0} if "weight" in settings_of(cls) else {}
-        run = fit(name, network_of(kind), train, steps=100, lr=0.01, settings=settings, task=kind)
+        run = fit(name, network_of(kind), train, steps=40, lr=0.03, settings=settings, task=kind)
         assert run.algorithm.task.kind == kind
         scores, start = run.scores("train"), baseline(kind, train)
         if kind == "regression":

@@ -81,7 +81,7 @@ def on(
     return algorithm, Engine(algorithm.wrap(optimizer, count), auxiliary=auxiliary)
 
 
-def trained(name: str, steps: int = 100, lr: float = 0.1, **given: Any) -> FeatureModel:
+def trained(name: str, steps: int = 60, lr: float = 0.1, **given: Any) -> FeatureModel:
     model = network().double()
     algorithm, engine = on(name, model, lr, **given)
     for step in range(steps):
@@ -130,7 +130,7 @@ class TestWhatAPenaltyDoes:
     def test_a_larger_weight_hides_the_domain(self, name: str) -> None:
         """From a judge that is trained afterwards."""
         game = {"width": 16, "discriminator_lr": 0.03, "discriminator_steps": 3}
-        without, with_it = (judged(trained(name, 150, weight=w, **game)) for w in (0.0, 1.0))
+        without, with_it = (judged(trained(name, 100, weight=w, **game)) for w in (0.0, 1.0))
         assert without < 0.05
         assert with_it > 0.15
 
@@ -148,7 +148,7 @@ class TestWhatAPenaltyDoes:
                     p += 0.5 / length * g
             return float(reference.objective(HELD).detach()) - here
 
-        assert rise(trained("sam", rho=0.5)) < 0.9 * rise(trained("sam", rho=0.0))
+        assert rise(trained("sam", 100, rho=0.5)) < 0.9 * rise(trained("sam", 100, rho=0.0))
 
     @pytest.mark.parametrize("order", ["first", "exact"])
     def test_mldg_makes_the_virtual_step_help_the_held_out_domain(self, order: str) -> None:

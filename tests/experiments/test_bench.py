@@ -58,6 +58,33 @@ SPOILT: list[dict[str, Any]] = [
     {"metric": None, "average": 0.5, "domains": {}},
     {"metric": "r", "average": 0.5, "domains": {}, "metrics": {"x": "0.5"}},
 ]
+WRONG: list[dict[str, Any]] = [
+    {"status": None},
+    {"rule": 3},
+    {"error": None},
+    {"seconds": "1"},
+    {"environment": None},
+    {"notes": []},
+    {"skipped": None},
+    {"selected": 2},
+    {"selected": "0"},
+    {"agreement": 1},
+    {"agreement": ["x"]},
+    {"agreement": [{"step": None}]},
+    {"agreement": [{"step": 1, "mean_cosine": "0.5"}]},
+    {"agreement": [{"step": 1, "sign_agreement": []}]},
+    {"agreement": [{"step": 1, "layers": {"a": "0.5"}}]},
+    {"agreement": [{"step": 1, "domains": ["a"], "matrix": [["1"]]}]},
+    {"agreement": [{"step": 1, "matrix": {"domains": ["a"], "values": [["1"]]}}]},
+    {"agreement": [{"step": 1, "matrix": [1]}]},
+    {"agreement": [{"step": 1, "domains": 2}]},
+    {"history": ["x"]},
+    {"history": [{"step": "2", "scores": {}}]},
+    {"history": [{"step": 2}]},
+    {"history": [{"step": 2, "scores": None}]},
+    {"history": [{"step": 2, "scores": {"test": None}}]},
+    *({"history": [{"step": 2, "scores": {"test": score}}]} for score in SPOILT),
+]
 
 
 def run_all(
@@ -190,47 +217,19 @@ class TestRecord:
         one = record(CONFIGS[1], warm_up=({"step": 1, "passes": 1, "loss": 2.0, "scores": {}},), error="?")
         assert RunRecord.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"status": None},
-            {"rule": 3},
-            {"error": None},
-            {"seconds": "1"},
-            {"environment": None},
-            {"notes": []},
-            {"skipped": None},
-            {"selected": 2},
-            {"selected": "0"},
-            {"agreement": 1},
-            {"agreement": ["x"]},
-            {"agreement": [{"step": None}]},
-            {"agreement": [{"step": 1, "mean_cosine": "0.5"}]},
-            {"agreement": [{"step": 1, "sign_agreement": []}]},
-            {"agreement": [{"step": 1, "layers": {"a": "0.5"}}]},
-            {"agreement": [{"step": 1, "domains": ["a"], "matrix": [["1"]]}]},
-            {"agreement": [{"step": 1, "matrix": {"domains": ["a"], "values": [["1"]]}}]},
-            {"agreement": [{"step": 1, "matrix": [1]}]},
-            {"agreement": [{"step": 1, "domains": 2}]},
-            {"history": ["x"]},
-            {"history": [{"step": "2", "scores": {}}]},
-            {"history": [{"step": 2}]},
-            {"history": [{"step": 2, "scores": None}]},
-            {"history": [{"step": 2, "scores": {"test": None}}]},
-            *({"history": [{"step": 2, "scores": {"test": score}}]} for score in SPOILT),
-        ],
-    )
-    def test_content_of_other_types_is_refused(self, wrong: dict[str, Any], tmp_path: Path) -> None:
-        content = {**record().to_dict(), **wrong}
+    @pytest.mark.parametrize("wrong", WRONG)
+    def test_content_of_other_types_is_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises((TypeError, ValueError, KeyError)):
-            RunRecord.from_dict(content)
-        (tmp_path / "one").mkdir()
-        (tmp_path / "two").mkdir()
-        (tmp_path / "one" / "record.json").write_text(json.dumps(content))
-        (tmp_path / "two" / "record.json").write_text(json.dumps(record().to_dict()))
+            RunRecord.from_dict({**record().to_dict(), **wrong})
+
+    def test_content_of_other_types_is_named_in_a_report(self, tmp_path: Path) -> None:
+        for number, wrong in enumerate([*WRONG, {}]):
+            (tmp_path / f"{number:03}").mkdir()
+            content = {**record().to_dict(), **wrong}
+            (tmp_path / f"{number:03}" / "record.json").write_text(json.dumps(content))
         page = tmp_path / "page.html"
         assert main(["report", str(tmp_path), "--out", str(page)]) == 0
-        assert "is not a run record" in page.read_text(encoding="utf-8")
+        assert page.read_text(encoding="utf-8").count("is not a run record") == len(WRONG)
 
     def test_an_index_from_before_that_was_refused_is_made_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

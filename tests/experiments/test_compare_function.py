@@ -309,7 +309,7 @@ class TestBudget:
         assert compare.seconds_of(compare.RunConfig("linear", "erm", 1), "cpu") > 0
 
 
-@pytest.mark.parametrize("piped", [False, True])
+@pytest.mark.parametrize("piped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_script_needs_no_guard(tmp_path: Path, piped: bool) -> None:
     """Worker processes do not import the script that started them, be it a file or standard input."""
     script = """

@@ -409,7 +409,7 @@ def test_a_slow_model_is_kept_within_the_budget(monkeypatch: pytest.MonkeyPatch)
     quick = bench.find_shifts(bench.draw(planted(None), 0, 1000, 12), 0)
     monkeypatch.setattr(bench, "find_shifts", lambda *args: quick)
     begun = time.perf_counter()
-    diagnosis = diagnose(planted(None), lambda seed: Slow(), steps=400, budget=6, device="cpu")
+    diagnosis = diagnose(planted(None), lambda seed: Slow(), steps=400, budget=3, device="cpu")
     assert time.perf_counter() - begun < 20
     assert diagnosis.reduced
     assert any("To meet the time budget" in line for line in view.reading(diagnosis.to_dict()))

@@ -126,7 +126,7 @@ def covered(make: Any, truth: dict[str, float], times: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("rows", [60, 300])
+@pytest.mark.parametrize("rows", [60, pytest.param(300, marks=pytest.mark.slow)])
 def test_intervals_cover(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 150 intervals of 95 % about 142 hold the truth; fewer than 130 would be a wrong method."""
     monkeypatch.setattr(intervals, "RESAMPLES", 200)

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import ATTEMPTS, Store, Streams, Workers, execute, settle
+from shoal.experiments.execute import ATTEMPTS, InProcess, Store, Streams, Workers, execute, settle
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 
@@ -59,14 +60,14 @@ def newest_checkpoint(folder: Path) -> float:
 
 
 def test_every_run_is_recorded_as_if_it_ran_alone(tmp_path: Path) -> None:
-    wanted, seen = configs(6), list[str]()
+    wanted, seen = configs(4), list[str]()
     outcome = execute(wanted, Store(tmp_path), TWO, done=lambda r: seen.append(r.config.identity))
     assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in wanted]
     assert sorted(seen) == sorted(c.identity for c in wanted)
     assert not outcome.failed
     assert not any((tmp_path / "working").iterdir())
     again = execute(wanted, Store(tmp_path), TWO, done=lambda r: seen.append("again"))
-    assert len(again.records) == 6
+    assert len(again.records) == 4
     assert "again" not in seen
     assert not children()
 
@@ -108,7 +109,7 @@ def test_runs_that_take_turns_are_what_they_are_alone(streams: Streams, tmp_path
 
 
 def test_runs_that_take_turns_are_stopped_together(streams: Streams, tmp_path: Path) -> None:
-    wanted, store = configs(4, 200), Store(tmp_path)
+    wanted, store = configs(4, 80), Store(tmp_path)
 
     def stop(config: RunConfig, step: int, note: str) -> None:
         if config.label == "1":
@@ -138,7 +139,7 @@ def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> Non
     assert store.missing([bad, *good]) == [bad]
     store.fail(bad, "before")
     seen = list[str]()
-    again = execute([bad, *good], store, TWO, done=lambda r: seen.append(r.status))
+    again = execute([bad, *good], store, ONE, done=lambda r: seen.append(r.status))
     assert again.failed.keys() == {bad.identity}
     assert seen == ["failed"]
     record = store.look(bad)
@@ -149,17 +150,17 @@ def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> Non
 def test_one_that_succeeds_later_leaves_no_failure(tmp_path: Path) -> None:
     store, (config,) = Store(tmp_path), configs(1)
     store.fail(config, "it had no data")
-    assert execute([config], store, ONE).failed == {}
+    assert execute([config], store, InProcess("cpu")).failed == {}
     assert [record.status for record in store.all()] == ["finished"]
 
 
 def test_workers_that_are_killed(tmp_path: Path) -> None:
-    """Three times, at random instants after a checkpoint; runs go on from there and end the same."""
-    wanted, kills, stop = configs(2, 1200), list[int](), threading.Event()
+    """Twice, at random instants after a checkpoint; runs go on from there and end the same."""
+    wanted, kills, stop = configs(2, 800), list[int](), threading.Event()
 
     def kill() -> None:
         chance, last = random.Random(3), 0.0
-        while not stop.wait(0.02) and len(kills) < 3:
+        while not stop.wait(0.02) and len(kills) < 2:
             if newest_checkpoint(tmp_path) <= last:
                 continue  # a worker that is killed while it starts has nothing to go on from
             stop.wait(0.2 * chance.random())
@@ -181,7 +182,7 @@ def test_workers_that_are_killed(tmp_path: Path) -> None:
     finally:
         stop.set()
         killer.join()
-    assert len(kills) == 3
+    assert len(kills) == 2
     assert [numbers(r) for r in store.found(wanted)] == [numbers(run(c, "cpu")) for c in wanted]
     assert len(list(tmp_path.glob("*.json"))) == len(wanted)
 
@@ -220,40 +221,40 @@ def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert stamps[0] == stamps[1]
 
 
-CLAIMER = """
-import sys, time
-from pathlib import Path
-from test_sweep import Store, configs
-with Store(Path(sys.argv[1])).claimed(configs(1)[0], lambda: None):
-    print("claimed", flush=True)
-    sys.stdin.read()
-"""
+@contextlib.contextmanager
+def claimed_elsewhere(store: Store, config: RunConfig) -> Iterator[int]:
+    """By a process that does nothing else until it is killed."""
+    there, here = os.pipe(), os.fork()
+    if here == 0:
+        try:
+            with store.claimed(config, lambda: None):
+                os.write(there[1], b"claimed")
+                time.sleep(600)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(there[0], 7) == b"claimed"
+        yield here
+    finally:
+        os.kill(here, signal.SIGKILL)
+        os.waitpid(here, 0)
+        for end in there:
+            os.close(end)
 
 
 def test_a_run_that_another_process_has_is_waited_for(tmp_path: Path) -> None:
     """Such as a worker that a killed sweep has left; the claim ends with the process, whatever ends it."""
     store, (config, other) = Store(tmp_path / "runs"), configs(2)
     store.name()
-    other_process = subprocess.Popen(
-        [sys.executable, "-c", CLAIMER, str(store.folder)],
-        cwd=Path(__file__).parent,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
     told = list[tuple[str, str]]()
 
     def tell(run: RunConfig, step: int, note: str) -> None:
         told.append((run.label, note))
         if store.find(other) and note.startswith("waiting"):  # the others go on meanwhile
-            other_process.kill()
+            os.kill(other_process, signal.SIGKILL)
 
-    try:
-        assert other_process.stdout is not None
-        assert other_process.stdout.readline() == b"claimed\n"
+    with claimed_elsewhere(store, config) as other_process:
         outcome = execute([config, other], store, TWO, tell=tell)
-    finally:
-        other_process.kill()
-        other_process.communicate()
     assert [numbers(r) for r in outcome.records] == [numbers(run(c, "cpu")) for c in (config, other)]
     assert not outcome.failed
     assert {label for label, note in told if note.startswith("waiting")} == {config.label}
@@ -289,7 +290,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)

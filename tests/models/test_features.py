@@ -668,7 +668,9 @@ class TestTraining:
         with pytest.raises(InputError, match=r"where='features' needs a model whose output is that of its"):
             shoal.fit("mixup", softmax, train, steps=1, settings={"where": "features"}, progress=False)
 
-    @pytest.mark.parametrize("name", ["coral", "dann", "fishr"])
+    @pytest.mark.parametrize(
+        "name", ["coral", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dann", "fishr"))]
+    )
     def test_compiled(self, name: str) -> None:
         torch.compiler.reset()
         train = data(lambda n: images(n, (4,)))

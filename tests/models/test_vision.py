@@ -42,6 +42,7 @@ def test_image_models_in_a_fresh_process() -> None:
 
 
 @needs
+@pytest.mark.slow
 def test_text_encoders_need_no_preparation() -> None:
     done = python(
         "from shoal.data.text import need_transformers\n"
@@ -81,7 +82,11 @@ def test_torchvision_is_prepared_without_importing_it(found: str, operators: str
     ("timm", "cause"),
     [
         ("raise RuntimeError('operator torchvision::nms does not exist')", "operator torchvision::nms"),
-        ("raise ModuleNotFoundError(\"No module named 'timm'\", name='timm')", "timm is not installed"),
+        pytest.param(
+            "raise ModuleNotFoundError(\"No module named 'timm'\", name='timm')",
+            "timm is not installed",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_the_cause_comes_before_the_list_of_models(timm: str, cause: str, tmp_path: Path) -> None:

@@ -844,7 +844,10 @@ def test_a_job_says_what_was_wrong(capsys: Any) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("budget", ["1e-12", "0.001", "0.01"])
+@pytest.mark.parametrize(
+    "budget",
+    ["0.001", pytest.param("1e-12", marks=pytest.mark.slow), pytest.param("0.01", marks=pytest.mark.slow)],
+)
 def test_the_page_is_written_with_any_budget(tmp_path: Path, budget: str) -> None:
     """In a process that has imported nothing yet: half of torch is worse than none."""
     command = [sys.executable, "-m", "shoal", "reproduce", "--all", "--budget", budget, "--device", "cpu"]
@@ -914,7 +917,7 @@ document.body.dataset.said = JSON.stringify([
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
-@pytest.mark.parametrize("width", [500, 1280])
+@pytest.mark.parametrize("width", [500, pytest.param(1280, marks=pytest.mark.slow)])
 def test_in_a_browser(made: Path, tmp_path: Path, width: int) -> None:
     page = tmp_path / "page.html"
     page.write_text(

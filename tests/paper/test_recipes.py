@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from imitations.wilds import WILDS, maker
+from imitations.wilds import WILDS
 from references.fish_epoch import epoch_steps
 from shoal.cli import main
 from shoal.data.sets import load
@@ -27,20 +27,11 @@ TEXT = ("civilcomments", "amazon")
 SMALL = Changes(epochs=1, seeds=1)
 
 
-@pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Imitations of all six."""
-    folder = tmp_path_factory.mktemp("wilds")
-    for name in WILDS:
-        maker(name)(folder, 0, "small")
-    return folder
-
-
 @pytest.fixture
-def data(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("SHOAL_DATA", str(root))
+def data(wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SHOAL_DATA", str(wilds))
     monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
-    return root
+    return wilds
 
 
 def small(dataset: str, root: Path, **more: Any) -> Changes:
@@ -308,7 +299,14 @@ ABLATED = {
 }
 
 
-@pytest.mark.parametrize("dataset", recipes.datasets())
+LONG = ("civilcomments", "fmow", "iwildcam", "poverty")
+"""Others of images and of text do the same in less time."""
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in recipes.datasets()],
+)
 def test_from_files_to_a_table(
     dataset: str,
     data: Path,

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from imitations.wilds import WILDS, maker
 from shoal.cli import main
 from shoal.data.batch import DomainBatch
 from shoal.experiments.config import RunConfig
@@ -353,15 +352,13 @@ def test_any_dataset_and_any_optimizer(tmp_path: Path) -> None:
     assert main([*command, "--optimizer", "sgd", "--out", str(tmp_path), "--json"]) == 0
 
 
-@pytest.fixture(scope="module")
-def wilds(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wilds")
-    for name in WILDS:
-        maker(name)(folder, 0, "small")
-    return folder
+LONG = ("civilcomments", "fmow", "iwildcam")
 
 
-@pytest.mark.parametrize("dataset", recipes.datasets())
+@pytest.mark.parametrize(
+    "dataset",
+    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in recipes.datasets()],
+)
 def test_wilds_recipes(
     dataset: str,
     wilds: Path,

@@ -608,7 +608,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
                 checkpoints.save(step, {"a": a, "b": [b], "step": step}, best)
                 os.write(say, step.to_bytes(8, "little"))
 
-        for kill in range(10):
+        for kill in range(6):
             listen, say = os.pipe()
             child = os.fork()
             if child == 0:

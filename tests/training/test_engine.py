@@ -185,11 +185,20 @@ def overflowing(loss: Tensor) -> Tensor:
 # Precision
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", registry.names())
+# All in bf16. In fp16 one of each kind, and those that it is refused to.
+HALVES = [
+    (name, precision)
+    for name in registry.names()
+    for precision in HALF
+    if precision == "bf16" or name in KINDS or algorithm_class(name).second_order
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), HALVES)
 def test_half_precision_learns(name: str, precision: str) -> None:
     model = network(nn.BatchNorm1d(8))
-    options: dict[str, Any] = {"precision": precision, "steps": 60, "optimizer": partial(Adam, lr=0.03)}
+    steps, rate = (60, 0.03) if name == "sand-mask" else (40, 0.05)
+    options: dict[str, Any] = {"precision": precision, "steps": steps, "optimizer": partial(Adam, lr=rate)}
     if precision == "fp16" and algorithm_class(name).second_order:
         with pytest.raises(InputError, match=r"precision='fp16'.*second derivatives.*'bf16' or 'fp32'"):
             training(name, model, **options)
@@ -199,9 +208,10 @@ def test_half_precision_learns(name: str, precision: str) -> None:
     assert {t.dtype for t in model.state_dict().values()} == {torch.float32, torch.int64}
     state = [t for s in done.engine.optimizer.state.values() for t in s.values() if isinstance(t, Tensor)]
     assert {t.dtype for t in state} == {torch.float32}
-    full = network(nn.BatchNorm1d(8))
-    trained(name, full, **options | {"precision": "fp32"})
-    assert differ(model, full)
+    half, full = network(nn.BatchNorm1d(8)), network(nn.BatchNorm1d(8))
+    trained(name, half, **options | {"steps": 3})
+    trained(name, full, **options | {"steps": 3, "precision": "fp32"})
+    assert differ(half, full)
 
 
 class Watching(nn.Module):
@@ -214,8 +224,7 @@ class Watching(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize(("name", "precision"), HALVES)
 def test_the_model_computes_in_half_and_the_loss_in_full(name: str, precision: str) -> None:
     if precision == "fp16" and algorithm_class(name).second_order:
         return
@@ -424,12 +433,14 @@ class Sum(nn.Module):
         return linear(x, self.a) + linear(x, self.b) if self.apart else linear(x, self.a + self.b)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"accumulate": 2}, {"clip": 0.01}, {"precision": "fp16"}],
-    ids=lambda o: next(iter(o), "none"),
-)
-@EVERY_WAY
+SHARED = {
+    f"{way}-{next(iter(options), 'none')}": (*WAYS[way], options)
+    for options in ({}, {"accumulate": 2}, {"clip": 0.01}, {"precision": "fp16"})
+    for way in (KINDS if options else WAYS)
+}
+
+
+@pytest.mark.parametrize(("name", "settings", "options"), SHARED.values(), ids=SHARED.keys())
 def test_parameters_that_share_a_gradient(
     name: str, settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
@@ -454,7 +465,7 @@ def test_any_number_of_pieces_gives_the_same_weights(name: str, settings: dict[s
     whole = network().double()
     one = trained(name, whole, doubled(data()), settings=settings)
     assert differ(whole, network().double())
-    for count in (2, 3, B):
+    for count in (3, B):
         other = trained(name, network().double(), doubled(data()), settings=settings, accumulate=count)
         assert_same(one.algorithm, other.algorithm, 1e-10)
         assert other.history[-1].loss == pytest.approx(one.history[-1].loss, rel=1e-10)
@@ -606,8 +617,9 @@ def two_halves() -> FeatureModel:
     return FeatureModel(Joined(model.features), model.head)
 
 
-@EVERY_WAY
-def test_pieces_of_a_nest_of_tensors(name: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("name", KINDS)
+def test_pieces_of_a_nest_of_tensors(name: str) -> None:
+    settings = ACTIVE.get(name, {})
     train = {n: Halves(*d) for n, d in data().items()}
     whole, cut = two_halves(), two_halves()
     trained(name, whole, train, settings=settings, steps=3)
@@ -635,10 +647,10 @@ class Noting(nn.Module):
 @EVERY_WAY
 def test_pieces_are_small_and_of_one_domain(name: str, settings: dict[str, Any]) -> None:
     cls = algorithm_class(name)
-    for count in (2, 3, 5, B):
+    for count in (3, 5, B):
         model = network()
         noting = model.features = Noting(model.features)
-        trained(name, model, settings=settings, accumulate=count, steps=2)
+        trained(name, model, settings=settings, accumulate=count, steps=1)
         if issubclass(cls, (ERM, SAM)):  # one batch of all examples, cut
             assert max(noting.sizes) == math.ceil(S * B / count)
         elif cls.passes == "together":  # a piece of every domain at once
@@ -698,10 +710,10 @@ def finite(state: Any) -> bool:
 @pytest.mark.parametrize("name", registry.names())
 def test_stops_and_leaves_the_weights_before(name: str, how: Callable[[Tensor], Tensor]) -> None:
     """Also where nobody looked at the numbers before many more steps were taken."""
-    step = 20
+    step = 5
     model = network()
     going = training(
-        name, model, loss=altered(name, how, step), steps=60, eval_every=60, optimizer=partial(Adam, lr=0.01)
+        name, model, loss=altered(name, how, step), steps=15, eval_every=15, optimizer=partial(Adam, lr=0.01)
     )
     with pytest.raises(Diverged) as caught:
         going.run()

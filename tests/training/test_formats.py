@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import shoal
-from shoal.algorithms import registry
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.optim import Fish
@@ -92,8 +91,12 @@ class Watching(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("name", registry.names())
-def test_every_algorithm_finds_the_same_with_the_channels_last(name: str) -> None:
+# One of each kind.
+KINDS = ["erm", "fish", "idgm", "smoothfish", "reptile", "coral", "dann", "groupdro", "fishr", "mixup", "irm"]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_finds_the_same_with_the_channels_last(name: str) -> None:
     plain, other = network(), network()
     # Not Adam, which divides gradients that are zero up to rounding by their size.
     sgd: dict[str, Any] = {"optimizer": torch.optim.SGD, "lr": 0.01}

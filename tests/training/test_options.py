@@ -53,7 +53,7 @@ values = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=2))
 def test_any_value_is_taken_or_refused(given: dict[str, Any]) -> None:
     with refused():
