@@ -312,7 +312,6 @@ def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> N
     assert difference(module.network, bare) == 0
 
 
-@pytest.mark.slow
 def test_lightning_under_its_other_name() -> None:
     pytest.importorskip("pytorch_lightning")
     code = """

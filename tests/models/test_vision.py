@@ -42,7 +42,6 @@ def test_image_models_in_a_fresh_process() -> None:
 
 
 @needs
-@pytest.mark.slow
 def test_text_encoders_need_no_preparation() -> None:
     done = python(
         "from shoal.data.text import need_transformers\n"
