@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from test_compare_rule import result
 
+from shoal.api.source import find_source
 from shoal.cli import main
 from shoal.data import sets
 from shoal.experiments import compare
@@ -139,3 +141,16 @@ def test_a_held_out_domain_of_one_class_is_named_with_the_results() -> None:
     found = result({"erm": [[0.8]] * 3}) | {"warned": {"d1": "all examples are of one class"}}
     assert "Warning, held-out domains: 'd1' (all examples are of one class)." in each.words(found)
     assert compare.Layout(("d1",), None, 2, 2).warned == {}
+
+
+def test_a_folder_named_like_a_built_in_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of the two is taken is said, and either can be named."""
+    monkeypatch.chdir(tmp_path)
+    Path("pacs").mkdir()
+    with pytest.warns(UserWarning, match=r"'pacs' is taken as the built-in dataset; write './pacs' for"):
+        assert find_source("pacs").dataset == "pacs"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert find_source("./pacs").dataset == "image-folder"
+        assert find_source("pacs", data_options={"folder": "elsewhere"}).dataset == "pacs"
+        assert find_source("vlcs").dataset == "vlcs"
