@@ -83,9 +83,12 @@ def export(
         Exported: the files, and the largest difference between the outputs.
     """
     path = Path(path).expanduser()
-    format = ENDINGS.get(path.suffix, "onnx") if format is None else format
+    usual = ENDINGS.get(path.suffix.lower())
+    format = usual or "onnx" if format is None else format
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
+    if usual not in (None, format):
+        raise InputError(f"format={format} contradicts the extension of {path.name!r}; specify only one.")
     inputs = files_of(trained.folder) if trained.folder else []
     check_output(path, inputs)
     about = path.with_name(f"{path.name}.json")

@@ -327,6 +327,8 @@ def compare(
             own = plain.names(where.classes)
             unable |= {n: why for n in own if (why := plain.lacking()) and n != protocol.MAJORITY}
             able = [*(n for n in own if n not in unable), *able]
+        elif where.labelled and baselines and source.own:
+            able = [protocol.MAJORITY, *able]
         design = replace(design, rows=able)
         folder = Path(out) if out is not None else _folder(source, isinstance(data, (str, Path)))
         job = _Job(source, design, where, folder, Store(folder / "runs"), device, jobs, say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InputError, shown
+from shoal.errors import InputError, nearest, shown
 from shoal.files import write_atomically
 from shoal.terminal import Csv
 
@@ -141,14 +142,22 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
         raise InputError(
             f"{first}= is an option of tables, and {data!r} is not a .csv, .parquet or .xlsx file."
         )
-    if path.is_dir():
-        from shoal.data import sets
+    from shoal.data import sets
 
+    if path.is_dir():
         if data.lower().replace("_", "-") not in sets.registry.names():  # ./name and name/ are folders always
             return Source(IMAGE_FOLDER, {"folder": data, **options}, data)
         if not {"folder", "root"} & options.keys():
             where = f"write './{data}' for the folder of that name in this directory"
             warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
+    elif data.lower().replace("_", "-") not in sets.registry.names():
+        here = itertools.islice(Path().iterdir(), 1000)
+        near = nearest(data, [*sets.registry.names(), *(p.name for p in here)])
+        hint = f" Did you mean {near!r}?" if near else ""
+        raise InputError(
+            f"there is no file or folder {shown(data)}, and no built-in dataset of that name "
+            f"(`shoal list datasets`).{hint}"
+        )
     return Source(data, options, data)
 
 

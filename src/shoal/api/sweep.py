@@ -234,6 +234,8 @@ def sweep(
         result = Sweep(rules, found, problems=problems)
         result.save(out)
         return result
+    if own := [name for name in datasets if Path(name).suffix and Path(name).is_file()]:
+        raise InputError(f"a sweep takes built-in datasets, and {own[0]!r} is a file; use `shoal compare`.")
     if not datasets or not algorithms:
         raise InputError("datasets= and algorithms= are required, such as rotated-mnist with erm and fish.")
     needs: Any = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}

@@ -197,6 +197,7 @@ def as_options(message: str, names: Iterable[str]) -> str:
         return flags[found[1]] + ("" if message[found.end() :][:1] in ("", " ", ":", ",") else " ")
 
     known = "|".join(map(re.escape, flags))
+    message = message.replace("with bad='skip'", "with --bad-images skip")
     return re.sub(rf"(?<![\w'\"=.,\[-])(?<!\w\()({known})=", flag, message)
 
 

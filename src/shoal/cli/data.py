@@ -123,7 +123,7 @@ def write_example(args: Any) -> int:
 
 
 def check_data(args: Any) -> int:
-    from shoal.data.reading import ending
+    from shoal.data.reading import ENDINGS, ending
     from shoal.data.sets import registry
 
     if ending(args.folder):
@@ -135,6 +135,9 @@ def check_data(args: Any) -> int:
         raise InputError(
             f"--dataset {args.dataset} is not a folder of images; datasets that are: {', '.join(known)}."
         )
+    if args.folder.is_file():
+        tables = ", ".join(ENDINGS)
+        raise InputError(f"{str(args.folder)!r} is not a table ({tables}) or a folder of images.")
     if not args.folder.is_dir():
         raise InputError(f"there is no folder {str(args.folder)!r}.")
     report, text = check_images(layout, args) if published is None else check_published(published, args)

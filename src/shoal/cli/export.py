@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXAMPLE
     parser.add_argument("model", type=Path, help="run folder written by `shoal train`")
     parser.add_argument(
-        "--format", choices=FORMATS, default="onnx", help="file format (default: %(default)s)"
+        "--format", choices=FORMATS, help="file format (default: by the extension of --out, otherwise onnx)"
     )
     parser.add_argument(
         "--prepared",
@@ -41,7 +41,7 @@ def run(given: Any) -> None:
     from shoal.trained import load
 
     model = load(given.model)
-    ending = next(ending for ending in ENDINGS if ENDINGS[ending] == given.format)
+    ending = next(ending for ending in ENDINGS if ENDINGS[ending] == (given.format or "onnx"))
     path = given.out or Path(f"{(model.folder or given.model).resolve().name}{ending}")
     try:
         made = model.export(path, given.format, prepared=given.prepared)
@@ -57,4 +57,5 @@ def run(given: Any) -> None:
         f"from the model's, in batches of {' and '.join(map(str, made.sizes))} (allowed: {TOLERANCE:g}).\n"
         f"{takes}Preprocessing and class names: {made.about}"
     )
-    show({"format": given.format, **made.to_dict()}, text, given)
+    format = given.format or ENDINGS.get(path.suffix.lower(), "onnx")
+    show({"format": format, **made.to_dict()}, text, given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from shoal.cli.showing import show
@@ -36,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of packages: the same is listed under "Not available"
+        _run(args)
+
+
+def _run(args: Any) -> None:
     from shoal.algorithms import registry as algorithms
     from shoal.data.sets import registry as datasets
     from shoal.experiments.baselines import SUMMARIES

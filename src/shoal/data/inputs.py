@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from shoal.data.batch import leaves, map_nest
 from shoal.data.hub import Source, need_transformers
 from shoal.data.images import BAD, ToTensor, Unreadable, need_pillow
-from shoal.data.reading import Rows, Table, rows_of
+from shoal.data.reading import Rows, Table, ending, rows_of
 from shoal.data.table import HEAD, Preprocessing, Tally
 from shoal.data.text import load_tokenizer, padded
 from shoal.data.tree import ENDINGS
@@ -416,6 +416,8 @@ class Images(Reader):
             return "", [str(path) for path in several]
         path = Path(source).expanduser()
         if path.is_file():
+            if ending(path):
+                raise InputError(f"this model takes images, and {path.name!r} is a table.")
             return "", [str(path)]
         if not path.is_dir():
             raise InputError(f"there is no image and no folder {str(path)!r}.")

@@ -150,7 +150,8 @@ def as_table(source: Any) -> Table:
         return read_table(source)
     columns = {name: as_column(values, name) for name, values in _named(source)}
     if len(sizes := {len(column) for column in columns.values()}) > 1:
-        some = ", ".join(f"{name!r} {len(column)}" for name, column in list(columns.items())[:4])
+        each = {len(column): name for name, column in reversed(columns.items())}  # the first of each length
+        some = ", ".join(f"{name!r} {size:,}" for size, name in list(each.items())[::-1][:4])
         raise InputError(f"the columns have different lengths: {some}.")
     if not sizes or sizes == {0}:
         raise InputError("the table has no rows.")

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shoal.data.batch import DomainData, TensorData
+from shoal.data.batch import DomainData, TensorData, known_labels
 from shoal.data.domains import Domains
 from shoal.data.folders import VARIABLE
 from shoal.errors import InputError
@@ -106,6 +106,15 @@ def applies(data: DomainData) -> bool:
     return len(data.input_shape) == 1 and isinstance(examples, TensorData) and examples.x.is_floating_point()
 
 
+def labels_alone(data: DomainData) -> DomainData | None:
+    """The same examples without inputs, for a constant prediction; ``None`` where labels are not known."""
+    labels = known_labels(data.examples)
+    if labels is None or labels.ndim != 1 or data.task.kind not in ("classification", "regression"):
+        return None
+    y = torch.from_numpy(labels)
+    return replace(data, examples=TensorData(torch.zeros(len(y), 1), y), input_shape=(1,))
+
+
 def lacking() -> str:
     """Why there can be none, if so."""
     gone = importlib.util.find_spec("sklearn") is None
@@ -118,7 +127,7 @@ def is_one(config: RunConfig) -> bool:
 
 def run(config: RunConfig) -> RunRecord:
     """Fits to the training examples and judges in every split."""
-    return _run(config)[0]
+    return _run(config, config.algorithm == MAJORITY)[0]
 
 
 def train(config: RunConfig, folder: Path) -> RunRecord:
@@ -150,11 +159,13 @@ def check_baseline(config: RunConfig) -> None:
         raise InputError(f"{config.algorithm} {why}.")
 
 
-def _run(config: RunConfig) -> tuple[RunRecord, FeatureModel]:
-    """The record, and the network that is best on validation."""
+def _run(config: RunConfig, constant: bool = False) -> tuple[RunRecord, FeatureModel]:
+    """The record, and the network that is best on validation; one that is ``constant`` needs no inputs."""
     check_baseline(config)
     began = time.perf_counter()
     data = _data(config)
+    if constant and not applies(data):
+        data = labels_alone(data) or data
     if not applies(data):
         raise InputError(f"{config.algorithm} requires tabular data, and {config.dataset!r} is not tabular.")
     if config.algorithm not in (fit_for := names(data.classes)):

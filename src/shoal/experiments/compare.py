@@ -88,6 +88,8 @@ class Layout:
     classes: int | None
     flat: bool = field(default=False, compare=False)
     """Whether examples are rows of numbers, so that scikit-learn's baselines belong to the comparison."""
+    labelled: bool = field(default=False, compare=False)
+    """Whether labels are known without reading examples, so that the majority class does."""
     usual: Mapping[str, Any] = field(default_factory=dict, compare=False)
     """What the dataset's own module has a comparison use unless it is told: ``steps``, ``batch`` …"""
     messages: Sequence[str] = field(default=(), compare=False)
@@ -137,7 +139,7 @@ def layout(
     rows = ALGORITHMS if own else ("all", "fish:regrouped")
     messages = [data.notes[name] for name in ("label", "units") if name in data.notes]
     messages += [
-        f"not held out, only trained on: {line}; use held_out= to select others"
+        f"not held out, only trained on: {line}; domains that are named are held out all the same"
         for line in by_reason(excluded)
     ]
     messages += [f"warning, held-out domains: {line}" for line in by_reason(warned)]
@@ -147,6 +149,7 @@ def layout(
         len(data.splits["train"]),
         data.classes,
         flat=baselines.applies(data),
+        labelled=baselines.labels_alone(data) is not None,
         usual={"steps": 1000, "batch": 32, "algorithms": rows, **(suggest(data) if suggest else {})},
         messages=messages,
         excluded=excluded,
@@ -689,7 +692,8 @@ def recommendation(rows: Sequence[Row], lower: bool, criterion: str = "mean") ->
     t = t_limit(LEVEL, domains - 1)
     if behind:
         error = statistics.median(b["se"] for b in behind.values())
-        about["detectable"] = (t + t_limit(2 * POWER - 1, domains - 1)) * error
+        if error > 0:  # equal rows say nothing of how rows scatter
+            about["detectable"] = (t + t_limit(2 * POWER - 1, domains - 1)) * error
     if (majority := next((r for r in rows if r["algorithm"] == MAJORITY), None)) and majority["rank"]:
         lead = gap(take, majority)
         reach = t * lead["se"]

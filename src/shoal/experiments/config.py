@@ -318,8 +318,16 @@ def check_same_run(folder: Path, config: RunConfig) -> None:
 
 def differences(there: RunConfig, asked: RunConfig) -> str:
     """In words, of two configurations; at most three of them."""
-    theirs = there.to_dict()
-    every = [f"{k} {shown(theirs[k])}, not {shown(v)}" for k, v in asked.to_dict().items() if theirs[k] != v]
+    pairs = [(k, there.to_dict()[k], v) for k, v in asked.to_dict().items()]
+    # Of mappings, such as the options of the data, what differs in them.
+    parts = [
+        (f"{k} {part}", old.get(part), new.get(part))
+        for k, old, new in pairs
+        if isinstance(old, dict) and isinstance(new, dict)
+        for part in {**old, **new}
+    ]
+    whole = [(k, old, new) for k, old, new in pairs if not (isinstance(old, dict) and isinstance(new, dict))]
+    every = [f"{k} {shown(old)}, not {shown(new)}" for k, old, new in [*whole, *parts] if old != new]
     return ", ".join(every[:3]) + (f", and {len(every) - 3} more" if len(every) > 3 else "")
 
 

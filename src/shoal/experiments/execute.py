@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -348,7 +349,9 @@ class Workers:
                         tally.lost(job, f"exit code {worker.process.exitcode}")
                         worker.start()
                     elif len(message) == 2:
-                        if tell:
+                        if isinstance(message[1], Warning):
+                            warnings.warn(message[1], stacklevel=2)
+                        elif tell:
                             tell(job, *message)
                         continue
                     else:
@@ -462,7 +465,7 @@ def _without_main(store: Store) -> Iterator[None]:
 def _serve(pipe: Connection, parent: int, device: str, store: Store, how: dict[str, Any]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def tell(step: int, note: str) -> None:
+    def tell(step: int, note: str | Warning) -> None:
         try:
             if os.getppid() == parent:
                 pipe.send((step, note))
@@ -471,6 +474,11 @@ def _serve(pipe: Connection, parent: int, device: str, store: Store, how: dict[s
             pass
         os._exit(1)  # nobody is there any more; what was saved will be resumed
 
+    def warn(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        """To be shown by the process that users started, in its way and each once."""
+        tell(0, message if isinstance(message, Warning) else category(message))
+
+    warnings.showwarning = warn
     while True:
         try:
             config: RunConfig = pipe.recv()
