@@ -840,6 +840,17 @@ def test_an_export_goes_to_a_file(classifier: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == "shoal: '.' is a folder; specify a file.\n"
 
 
+def test_the_extension_decides_the_format_and_cannot_contradict_it(
+    classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(classifier), "--out", str(tmp_path / "m.safetensors"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["format"] == "safetensors"
+    given = ["export", str(classifier), "--format", "onnx", "--out", str(tmp_path / "m.pt2")]
+    assert main(given) == 2
+    assert "--format onnx contradicts the extension of 'm.pt2'" in capsys.readouterr().err
+    assert not (tmp_path / "m.pt2").exists()
+
+
 def test_export_of_a_text_model(text_model: Path, tmp_path: Path) -> None:
     """Of any number of texts of any length."""
     made = export(shoal.load(text_model), tmp_path / "m.pt2", "torch-export")

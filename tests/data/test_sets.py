@@ -210,6 +210,7 @@ def test_sprite_data_keeps_the_interface_without_holding_images(sprites: DomainD
     assert getattr(examples, "x", None) is None
     assert len(examples) == 6000
     assert examples.to("cpu") is examples
+    assert examples.masks.device.type == "cpu"  # drawn here, since nothing can be drawn on "meta"
     elsewhere = examples.to("meta")
     assert elsewhere.device == torch.device("meta")
     assert elsewhere.masks.device == elsewhere.palette.device == elsewhere.device

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from test_compare_rule import result
 from shoal.api.source import find_source
 from shoal.cli import main
 from shoal.data import sets
-from shoal.experiments import compare
+from shoal.data.example import write_images
+from shoal.errors import InputError
+from shoal.experiments import baselines, compare
+from shoal.experiments.config import RunConfig, differences
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts
 from shoal.report import compare as each
@@ -141,6 +146,33 @@ def test_a_held_out_domain_of_one_class_is_named_with_the_results() -> None:
     found = result({"erm": [[0.8]] * 3}) | {"warned": {"d1": "all examples are of one class"}}
     assert "Warning, held-out domains: 'd1' (all examples are of one class)." in each.words(found)
     assert compare.Layout(("d1",), None, 2, 2).warned == {}
+
+
+def test_what_is_neither_a_path_nor_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    for name, meant in (("photoz", "photos"), ("cdsprite", "cdsprites")):
+        with pytest.raises(InputError, match=f"no file or folder '{name}'.* Did you mean '{meant}'"):
+            find_source(name)
+
+
+def test_what_differs_in_the_options_of_the_data_is_named() -> None:
+    one = RunConfig("table", "erm", 60, {"file": "long/path/to/patients.csv", "label": "ill", "test": []})
+    two = replace(one, data_options={**one.data_options, "test": "oslo"})
+    assert differences(one, two) == "data_options test [], not 'oslo'"
+
+
+def test_images_have_a_majority_class_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("PIL")
+    monkeypatch.chdir(tmp_path)
+    write_images("photos")
+    for extra in range(3):
+        copy = Path("photos/sketch/square") / f"more{extra}.png"
+        shutil.copy(next(Path("photos/night/square").glob("*.png")), copy)
+    record = baselines.run(RunConfig("image-folder", "majority", 1, {"folder": "photos", "test": "sketch"}))
+    sizes = {path.name: len(list(path.iterdir())) for path in Path("photos/sketch").iterdir()}
+    first = sorted(sizes)[0]  # the others' classes are equally frequent
+    assert record.score("test") == pytest.approx(sizes[first] / sum(sizes.values()))
 
 
 def test_a_folder_named_like_a_built_in_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
