@@ -375,7 +375,8 @@ class TestCommand:
         given = ["compare", "pets", "--data", "size=8", *SMALL, "--algorithms", "erm"]
         assert main([*given, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)
-        assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 0)
+        assert (found["dataset"], found["left_out"], found["fits"]) == ("image-folder", ["in", "out"], 2)
+        assert {row["algorithm"] for row in found["rows"]} == {"majority", "erm"}
         assert Path("shoal-compare/pets/compare-image-folder.json").exists()
         train = ["train", "erm", "pets", "--data", "size=8", "--steps", "2", "--device", "cpu"]
         assert main([*train, "--held-out", "none", "--json"]) == 0

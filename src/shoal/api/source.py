@@ -150,7 +150,7 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
         if not {"folder", "root"} & options.keys():
             where = f"write './{data}' for the folder of that name in this directory"
             warnings.warn(f"{data!r} is taken as the built-in dataset; {where}.", stacklevel=2)
-    elif data.lower().replace("_", "-") not in sets.registry.names():
+    elif data.lower().replace("_", "-") not in sets.registry.names() and not _loads(data):
         here = itertools.islice(Path().iterdir(), 1000)
         near = nearest(data, [*sets.registry.names(), *(p.name for p in here)])
         hint = f" Did you mean {near!r}?" if near else ""
@@ -159,6 +159,16 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
             f"(`shoal list datasets`).{hint}"
         )
     return Source(data, options, data)
+
+
+def _loads(name: str) -> bool:
+    """Whether there is a dataset of this name, in whatever way it is found."""
+    from shoal.data import sets
+
+    try:
+        return bool(sets.registry.module(name))
+    except InputError:
+        return False
 
 
 def _in_memory(data: Any, told: dict[str, Any]) -> Table:
