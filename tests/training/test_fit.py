@@ -547,7 +547,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "unknown algorithm": ({"algorithm": "fsh"}, "unknown algorithm 'fsh'. Did you mean 'fish'"),
     "unknown draw": ({"draw": "domain"}, "draw must be .*got 'domain'. Did you mean 'domains'"),
     "train is a list": ({"train": [domain(0), domain(1)]}, "train must map names .*got list"),
-    "no domain": ({"train": {}}, "train must map names"),
+    "no domain": ({"train": {}}, "train is empty; it must map names"),
     "test is a pair": ({"test": domain(0)}, "test must map names .*got tuple"),
     "best of nothing": ({"select": "best"}, "select='best'.*validation"),
     "patience with nothing": ({"patience": 3}, "patience .*validation"),
