@@ -9,13 +9,13 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .PHONY: demo test lint format docs clean
 
-# What the demo needs: the core and matplotlib.
+# What the demo needs: the core.
 $(VENV)/.demo: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Shoal needs Python 3.11 or newer: make PYTHON=python3.12 demo" if sys.version_info < (3, 11) else 0)'
 	@echo "Shoal: creating a virtual environment in $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Shoal: installing Shoal with torch, numpy and matplotlib (torch is large, this may take minutes)"
-	@$(INSTALL) -e '.[plots]'
+	@echo "Shoal: installing Shoal and what it needs (torch is large, this may take minutes)"
+	@$(INSTALL) -e .
 	@touch $@
 
 # What tests, linters and the documentation need on top of that. What is there already is kept.

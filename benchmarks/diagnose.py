@@ -66,7 +66,7 @@ def pool(name: str) -> tuple[torch.Tensor, torch.Tensor, DomainData]:
     if name == "digits":
         images, digits = shuffled_digits(torch.Generator().manual_seed(0))
         return images, digits, sets.load("rotated-digits")
-    heart = sets.load("heart", test="cleveland")
+    heart = sets.load("heart", held_out="cleveland")
     rows = torch.as_tensor(heart.splits["test"].indices).long()
     examples = heart.examples
     assert isinstance(examples, TensorData)

@@ -35,7 +35,7 @@ from shoal.api.fit import as_domain_data
 from shoal.models import FeatureModel
 from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.loop import Training
-from shoal.training.options import Options
+from shoal.training.options import complete
 from shoal.vision import allow_torchvision
 
 S, B, CLASSES = 3, 32, 7
@@ -191,13 +191,15 @@ class Bench:
         """Milliseconds of a step, and what came out."""
         times: dict[int, float] = {}
 
-        def tell(step: int, note: str) -> None:
-            self.sync()
-            times[step] = time.perf_counter()
+        class Clock(shoal.Callback):
+            def on_step(clock, state: Any) -> None:
+                if state.step >= steps // 4 * (len(times) + 1):
+                    self.sync()
+                    times[state.step] = time.perf_counter()
 
+        steps = self.steps
         data = {f"domain {n}": self.images(8 if self.given.tiny else 400, n) for n in range(S)}
         own: dict[str, Any] = {"memory_format": "auto", "precision": "auto", **options}
-        steps = self.steps
         result = shoal.fit(
             algorithm,
             self.model(),
@@ -208,13 +210,12 @@ class Bench:
             lr=1e-4,
             eval_every=steps,
             eval_limit=S,
-            log_every=steps // 4,
-            progress=tell,
+            callbacks=[Clock()],
+            progress=False,
             device=self.device,
             **own,
         )
-        begin = min(step for step in times if step >= steps // 4)
-        end = max(step for step in times if step < steps)
+        begin, end = min(times), max(step for step in times if step < steps)
         return 1000 * (times[end] - times[begin]) / (end - begin), result
 
     def part_loop(self) -> None:
@@ -240,10 +241,8 @@ class Bench:
     def part_evaluate(self) -> None:
         count = 12 if self.given.tiny else 2048
         x, y = self.images(count)
-        data = as_domain_data({"a": (x, y), "b": (x[:8], y[:8])}, None, {"c": (x, y)})
-        options = Options(
-            steps=1, batch_size=2, eval_splits=["test"], device=self.device, progress=False, eval_limit=None
-        )
+        data = as_domain_data({"a": (x[:8], y[:8]), "b": (x[:8], y[:8])}, None, {"c": (x, y)})
+        options = complete(steps=1, batch_size=2, device=self.device, progress=False)
         training = Training("erm", self.model(), data, options)
         training.use(Choice(self.chosen))
         times = []
@@ -312,7 +311,7 @@ def recolouring(given: Any) -> tuple[str, ...]:
 
 def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
     """Images a second from files to the device, with as many worker processes."""
-    from shoal.data.images import image_data, leave_one_out
+    from shoal.data.images import image_data, split_files
     from shoal.data.loader import MetaBatchLoader
     from shoal.data.sampler import DomainBatchSampler
     from shoal.data.tree import read_tree
@@ -323,7 +322,7 @@ def loading(given: Any, rate: float) -> Iterator[tuple[str, ...]]:
     with tempfile.TemporaryDirectory() as place:
         photographs(Path(place), 12 if given.tiny else 384)
         files = read_tree(place, {f"domain{n}": [f"domain{n}"] for n in range(S)})
-        splits = leave_one_out(files, [], 0)
+        splits = split_files(files, [], 0)
         examples: Any = image_data(files, splits, size=size, cache=False).examples
         ways = {
             "crop, resize; colours on the CPU": examples,

@@ -80,11 +80,11 @@ def main() -> int:
     return 0
 
 
-def scores(tables: list[heart.Table], left_out: int, model: Any) -> dict[str, float]:
+def scores(tables: list[heart.Table], held_out: int, model: Any) -> dict[str, float]:
     """Of a model fitted to the other hospitals."""
-    rest = [table for h, table in enumerate(tables) if h != left_out]
-    names = np.repeat([n for h, n in enumerate(heart.DOMAINS) if h != left_out], [len(r) for r in rest])
-    train, test = np.concatenate(rest), tables[left_out]
+    rest = [table for h, table in enumerate(tables) if h != held_out]
+    names = np.repeat([n for h, n in enumerate(heart.DOMAINS) if h != held_out], [len(r) for r in rest])
+    train, test = np.concatenate(rest), tables[held_out]
     groups = {"groups": names} if isinstance(model, DomainClassifier) else {}
     model.fit(heart.features(train, train), ill(train), **groups)
     x = heart.features(test, train)

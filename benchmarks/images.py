@@ -34,7 +34,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, RandomSampler
 
 from shoal.data.augment import Augment
 from shoal.data.domains import Domains
-from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles, image_data, leave_one_out
+from shoal.data.images import DEVIATION, MEAN, TRAIN, ImageFiles, image_data, split_files
 from shoal.data.loader import MetaBatchLoader
 from shoal.data.sampler import DomainBatchSampler
 from shoal.data.tree import read_tree
@@ -245,7 +245,7 @@ def many(who: str, root: str, batches: int) -> None:
         read = time.perf_counter() - began
         arrays = (files.letters, files.offsets, files.labels, files.groups)
         held = own_memory() - before
-        data = image_data(files, leave_one_out(files, "sketch", 0), size=32, bad="skip")
+        data = image_data(files, split_files(files, "sketch", 0), size=32, bad="skip")
         more, list_of = time.perf_counter() - began - read, sum(a.nbytes for a in arrays) / 2**20
         print(
             f"ours: {len(files):,} paths, tree {read:.1f} s, splits and data {more:.1f} s; the list "

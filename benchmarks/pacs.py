@@ -231,12 +231,14 @@ def done(task: Task, steps: int) -> dict[str, Any]:
     import shoal
     from shoal.data import DomainData, Domains
     from shoal.data.batch import TensorData
-    from shoal.data.splits import hold_out
+    from shoal.data.splits import hold_out_examples
 
     method = task.method
     names = [d for d in DOMAINS if d != task.held_out]
     of = {d: np.flatnonzero(_DATA["d"] == DOMAINS.index(d)) for d in DOMAINS}
-    train, validation = hold_out(Domains.from_indices({d: of[d] for d in names}), 0.2, seed=task.seed)
+    train, validation = hold_out_examples(
+        Domains.from_indices({d: of[d] for d in names}), 0.2, seed=task.seed
+    )
     test = Domains.from_indices({task.held_out: of[task.held_out]})
     splits = {"train": train, "validation": validation, "test": test}
     shape = tuple(_DATA["x"].shape[1:])
@@ -254,7 +256,6 @@ def done(task: Task, steps: int) -> dict[str, Any]:
         lr=method.rate,
         seed=task.seed,
         eval_every=max(1, steps * EVERY // STEPS),
-        eval_splits=("validation", "test"),
         eval_batch=1024,
         memory_format="channels-last",
         device=_DATA["device"],

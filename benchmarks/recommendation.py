@@ -163,7 +163,7 @@ def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
         base = RunConfig("table", "erm", steps, options, batch_size=usual["batch"], eval_every=steps // 5)
         base = replace(base, optimizer_options={"lr": RATE})
         able = [n for n in usual["algorithms"] if n not in compare.unable(usual["algorithms"], where)]
-        asked = (where.left_out, range(given.seeds), given.search)
+        asked = (where.held_out, range(given.seeds), given.search)
         configs = compare.plan(base, [*able, *baselines.names(where.classes)], *asked)
         result = compare.results(configs, [one(c) for c in configs])
         compared = time.process_time() - began
@@ -174,7 +174,7 @@ def task(number: int, given: argparse.Namespace) -> dict[str, Any]:
         for seed in range(REFITS):  # the outer loop: all rows share the table of a seed
             for name, found in chosen.items():
                 assert found is not None  # a row with a rank has chosen settings in every trial
-                again = replace(found[0], data_options={**options, "file": str(whole), "test": fresh})
+                again = replace(found[0], data_options={**options, "file": str(whole), "held_out": fresh})
                 fresh_scores[name].append(_test(one(compare.for_seed(again, seed))))
         kept = [_kept(r) | {"fresh": np.mean(fresh_scores[r["algorithm"]], 0).tolist()} for r in rows]
     return {
@@ -210,15 +210,14 @@ class Verdict:
     worst: tuple[float, float]
 
     @classmethod
-    def of(cls, content: dict[str, Any], criterion: str) -> Verdict:
+    def of(cls, content: dict[str, Any]) -> Verdict:
         rows, lower = {r["algorithm"]: r for r in content["rows"]}, content["lower"]
         sign = -1.0 if lower else 1.0
-        about = compare.recommendation(list(rows.values()), lower, criterion)
+        about = compare.recommendation(list(rows.values()), lower)
         assert about is not None
         none = not about.get("majority", {"better": True})["better"]
         take = about["take"] or about["begin"]
-        by = np.mean if criterion == "mean" else np.min
-        fresh = {name: float(by(sign * np.array(r["fresh"]))) for name, r in rows.items()}
+        fresh = {name: float(np.mean(sign * np.array(r["fresh"]))) for name, r in rows.items()}
         best = max(fresh, key=lambda name: fresh[name])
         ways = {
             "rule": take,
@@ -232,8 +231,8 @@ class Verdict:
         return cls(take, none, fresh[take] - fresh[compare.MAJORITY], regret, worst)  # type: ignore[arg-type]
 
 
-def summary(contents: Sequence[dict[str, Any]], criterion: str) -> str:
-    every = {c["task"]: Verdict.of(c, criterion) for c in contents}
+def summary(contents: Sequence[dict[str, Any]]) -> str:
+    every = {c["task"]: Verdict.of(c) for c in contents}
     families = {f: [every[c["task"]] for c in contents if c["family"] == f] for f in FAMILIES}
     shown = Table(
         [
@@ -258,7 +257,7 @@ def summary(contents: Sequence[dict[str, Any]], criterion: str) -> str:
         ways.add(way, f"{sum(r <= POINT for r in known)} of {len(known)}", f"{statistics.fmean(known):.4f}")
     seconds = [c["seconds"][1] for c in contents]
     took = f"{statistics.fmean(seconds):.0f} s of processor time per task, {max(seconds):.0f} at most"
-    return "\n".join([shown.markdown(), "", ways.markdown(), "", f"Criterion {criterion}; {took}."])
+    return "\n".join([shown.markdown(), "", ways.markdown(), "", f"{took}."])
 
 
 def main() -> None:
@@ -285,8 +284,7 @@ def main() -> None:
             said = f"task {content['task']}: {content['family']}, {content['seconds'][1]:.0f} s"
             print(said, file=sys.stderr, flush=True)
     contents = sorted((c for c in contents if c["task"] < given.tasks), key=lambda c: c["task"])
-    for criterion in compare.CRITERIA:
-        print(summary(contents, criterion), end="\n\n")
+    print(summary(contents))
 
 
 if __name__ == "__main__":

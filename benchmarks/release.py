@@ -43,7 +43,7 @@ HF = """
 import datasets
 from shoal.data import from_hf
 rows = {"a": [1.0, 2.0, 3.0] * 20, "site": ["x", "y", "z"] * 20, "ill": [0, 1] * 30}
-assert from_hf(datasets.Dataset.from_dict(rows), label="ill", domain="site", test="z").classes == 2
+assert from_hf(datasets.Dataset.from_dict(rows), label="ill", domain="site", held_out="z").classes == 2
 """
 LORA = """
 import peft
@@ -57,25 +57,23 @@ from shoal.models import language
 assert language.known("distilbert-base-uncased")
 """
 TABLE = "patients.csv --label ill --domain hospital"
+PHOTOS = "shoal train erm photos --steps 2 --data-options.size 32 --device cpu"
 TRAIN = f"shoal train erm {TABLE} --steps 5 --device cpu --out run"
 USES: dict[str, list[str]] = {
-    "": ["shoal --version", "shoal list algorithms", "shoal train fish linear --steps 5 --device cpu", TRAIN],
-    "plots": ["shoal reproduce theorem --out theorem"],
-    "digits": ["shoal train erm rotated-digits --steps 3 --device cpu"],
-    "images": ["shoal data example images", "shoal train erm photos --steps 2 --data size=32 --device cpu"],
-    "timm": [
-        "shoal data example images",
-        "shoal train erm photos --model lcnet_035 --steps 2 --data size=32 --device cpu",
+    "": [
+        *("shoal --version", "shoal list", "shoal train fish linear --steps 5 --device cpu", TRAIN),
+        *("shoal train erm rotated-digits --steps 3 --device cpu", "shoal reproduce theorem --out theorem"),
+        *(f"shoal compare {TABLE} --algorithms erm --steps 3 --seeds 1 --jobs 1", "shoal report run"),
     ],
-    "stats": [f"shoal compare {TABLE} --algorithms erm --steps 3 --seeds 1 --no-baselines --jobs 1"],
+    "images": ["shoal data example images", PHOTOS],
+    "timm": ["shoal data example images", f"{PHOTOS} --model lcnet_035"],
     "tables": [f"shoal data check {TABLE}"],
-    "onnx": [TRAIN, "shoal export run --format onnx --out m.onnx"],
+    "onnx": [TRAIN, "shoal export run --out m.onnx"],
     "ray": ["ray --version"],
     "tensorboard": [TRAIN],
-    "report": [TRAIN, "shoal report run"],
     "all": [f"shoal compare {TABLE} --algorithms erm --steps 3 --seeds 1 --jobs 1"],
 }
-PROGRAMS = {"": LOOP, "sklearn": SKLEARN, "hf": HF, "lora": LORA, "text": TEXT}
+PROGRAMS = {"": LOOP + SKLEARN, "hf": HF, "lora": LORA, "text": TEXT}
 
 
 def ran(command: list[str], where: Path, environment: Path | None = None) -> str:

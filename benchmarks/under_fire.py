@@ -30,9 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kills import timeless
-
-DATA = ["linear", "--data", "per_domain=100", "--steps", "600", "--eval-every", "60", "--device", "cpu"]
+DATA = ["linear", "--data-options.per_domain", "100", "--steps", "600", "--device", "cpu"]
 TRIED = ["--algorithms", "erm", "fish", "--seeds", "2", "--search"]
 
 
@@ -50,6 +48,7 @@ COMMANDS = {
     "compare": Command(["compare", *DATA, "--no-baselines", *TRIED], 4, "runs/*.json", "runs/working/*"),
     "train": Command(["train", "fish", *DATA, "--seeds"], 1, "seed-*/record.json", "seed-*"),
 }
+CLOCKS = {"seconds", "examples_per_second", "environment", "command", "git"}
 PATIENCE = 1800.0
 """Seconds in which a sweep must come to its end, kills included."""
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -95,6 +94,7 @@ def nodes(engine: str) -> Any:
 
     cluster: Any = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     cluster.second = cluster.add_node(**NODE)
+    os.environ["RAY_ADDRESS"] = cluster.address
     try:
         yield cluster
     finally:
@@ -130,7 +130,7 @@ class Sweep:
         command = [sys.executable, "-m", "shoal", *COMMANDS[self.command].words, str(self.number)]
         command += ["--out", str(self.out)]
         if self.cluster:
-            command += ["--engine", "ray", "--address", self.cluster.address]
+            command += ["--engine", "ray"]
         over, began = threading.Event(), time.monotonic()
         watcher = threading.Thread(target=self._watch, args=(over,))
         watcher.start()
@@ -238,6 +238,13 @@ class Sweep:
 
     def records(self) -> dict[str, Any]:
         return {name: timeless(json.loads(path.read_text())) for name, path in self._files().items()}
+
+
+def timeless(nest: Any) -> Any:
+    """Without what differs from run to run; numbers as text, so that NaN is equal to itself."""
+    if isinstance(nest, dict):
+        return {k: timeless(v) for k, v in nest.items() if k not in CLOCKS}
+    return [timeless(v) for v in nest] if isinstance(nest, list) else repr(nest)
 
 
 def print_table(sweeps: list[Sweep]) -> None:

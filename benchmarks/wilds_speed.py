@@ -27,10 +27,10 @@ from shoal import models
 from shoal.algorithms import build
 from shoal.algorithms.base import trained_parameters
 from shoal.data import DomainBatch, Task
-from shoal.experiments.config import OPTIMIZERS
 from shoal.paper import recipes
 from shoal.training.capture import LoadedSteps, why_not
 from shoal.training.engine import Engine
+from shoal.training.options import OPTIMIZERS
 
 # Input, classes and training examples, as in the paper's table of datasets.
 OFFICIAL: dict[str, tuple[tuple[int, ...], int | None, int]] = {
@@ -91,8 +91,9 @@ class Stepper:
         self.run = captured.run if captured else lambda b: self.engine.step(self.algorithm, b)
 
     def _optimizer(self, said: dict[str, Any], device: str) -> Optimizer:
-        kind = getattr(torch.optim, OPTIMIZERS[said["optimizer"]])
-        made: Optimizer = kind(trained_parameters(self.algorithm, {}), **said["optimizer_options"])
+        kind = OPTIMIZERS[said["optimizer"]]
+        options = {"lr": said["lr"], **said.get("optimizer_options", {})}
+        made: Optimizer = kind(trained_parameters(self.algorithm, {}), **options)
         return made
 
 
@@ -154,7 +155,7 @@ def measure(dataset: str, preset: str, precision: str, given: Any) -> str:
     hours = said["epochs"] * passes * one / 3600
     fish_hours = (warm * one + said["epochs"] * passes / walk * meta) / 3600
     memory = torch.cuda.max_memory_allocated() / 1e9 if given.device.startswith("cuda") else 0.0
-    seeds = len(said["folds"]) if "folds" in said else said["seeds"]
+    seeds = said["seeds"]
     how = "captured" if fish.reason is None else "step by step"
     shape = "×".join(map(str, official(dataset, said)[0]))
     return (

@@ -23,7 +23,7 @@ def main() -> nn.Module:
     for x, y in DataLoader(dataset(), batch_sampler=sampler(share=share)):
         optimizer.zero_grad()
         cross_entropy(parallel(x), y).backward()  # averages the gradients over processes
-        optimizer.step()  # so that all walk alike
+        optimizer.step()  # so that all take the same inner steps
     return model.eval()
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from hospitals import BATCH, INNER_STEPS, LR, META_LR, SEED, STEPS, difference, labels, ours
 from texts import Logits, bert, items, texts
 from torch import nn
-from torch.optim import AdamW
 from transformers import TrainingArguments
 
 from shoal.integrations.transformers import DomainTrainer
@@ -23,7 +22,7 @@ def main(folder: str | None = None, checkpoint: str | None = None, **settings: A
     model = bert()
     parts = int(os.environ.get("WORLD_SIZE", 1)) * settings.get("gradient_accumulation_steps", 1)
     settings = {
-        "max_steps": STEPS * INNER_STEPS,  # whole walks
+        "max_steps": STEPS * INNER_STEPS,  # whole inner loops
         "per_device_train_batch_size": BATCH // parts,
         "learning_rate": LR,
         "optim": "adamw_torch",  # the fused one rounds in another way
@@ -50,8 +49,7 @@ def main(folder: str | None = None, checkpoint: str | None = None, **settings: A
 
 def own(**options: Any) -> nn.Module:
     """The same in Shoal's own loop. The Trainer's weight decay is 0, torch's 0.01."""
-    without_decay = {"optimizer": lambda params: AdamW(params, LR, weight_decay=0.0)}
-    return ours(Logits(), texts(), **without_decay, **options).bert
+    return ours(Logits(), texts(), optimizer_options={"weight_decay": 0.0}, **options).bert
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Fish in Lightning's Trainer: automatic optimization, a schedule, validation in mid-walk, checkpoints.
+"""Fish in the Trainer of Lightning, with a schedule, validation within an inner loop, and checkpoints.
 
 python examples/lightning_trainer.py
 """
@@ -36,7 +36,7 @@ class Classifier(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = fish(self.network)
-        # One rate for all steps of a walk, as in shoal.fit; without `frequency` it falls within walks too.
+        # One rate for all inner steps, as in shoal.fit; without `frequency` it falls within inner loops too.
         schedule = {"scheduler": LambdaLR(optimizer, falling), "interval": "step", "frequency": INNER_STEPS}
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
@@ -50,7 +50,7 @@ class Classifier(L.LightningModule):
 def main(checkpoint: str | None = None, callbacks: Any = (), **settings: Any) -> nn.Module:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(
-        max_steps=STEPS * INNER_STEPS,  # whole walks
+        max_steps=STEPS * INNER_STEPS,  # whole inner loops
         use_distributed_sampler=False,  # or every process would be in another domain
         val_check_interval=4,
         callbacks=[FishCallback(), *callbacks],

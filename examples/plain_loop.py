@@ -1,4 +1,4 @@
-"""Fish in a plain loop, with BatchNorm, stopped in the middle of a walk and gone on with.
+"""Fish in a plain loop, with BatchNorm, interrupted within an inner loop and resumed.
 
 python examples/plain_loop.py
 """
@@ -36,7 +36,7 @@ def train(
 
 
 def main(stop_at: int | None = 10) -> nn.Module:
-    """Stops after so many batches, 10 being within a walk, saves, and goes on as another process would."""
+    """Stops after so many batches (10 is within an inner loop), saves, and resumes in new objects."""
     model, optimizer = start()
     train(model, optimizer, stop_at=stop_at)
     if stop_at is not None:

@@ -15,14 +15,12 @@ from shoal.errors import InputError
 from shoal.files import (
     dump_yaml,
     open_regular,
-    parse_json,
     parse_yaml,
     read_bytes,
-    read_json,
     replacing,
     write_atomically,
 )
-from shoal.terminal import Printable, clean, clear_line
+from shoal.terminal import Printable
 
 
 class TestReading:
@@ -41,14 +39,6 @@ class TestReading:
         assert read_bytes(tmp_path / "a", 5) == b"12345"
         with pytest.raises(InputError, match="5 bytes; at most 4"):
             read_bytes(tmp_path / "a", 4)
-
-    def test_a_missing_file_is_an_oserror(self, tmp_path: Path) -> None:
-        with pytest.raises(FileNotFoundError):
-            read_json(tmp_path / "none")
-
-    def test_deep_json(self) -> None:
-        with pytest.raises(ValueError, match="nested too deeply"):
-            parse_json("[" * 100_000)
 
     @pytest.mark.parametrize(
         "text",
@@ -88,11 +78,6 @@ class TestWriting:
         assert (tmp_path / "link").is_symlink()
         assert (tmp_path / "real").read_text() == "new"
 
-    def test_a_dangling_link(self, tmp_path: Path) -> None:
-        (tmp_path / "link").symlink_to(tmp_path / "real")
-        write_atomically(tmp_path / "link", b"new")
-        assert (tmp_path / "real").read_text() == "new"
-
     def test_a_pipe_is_written_through(self, tmp_path: Path) -> None:
         pipe = tmp_path / "pipe"
         os.mkfifo(pipe)
@@ -100,10 +85,6 @@ class TestWriting:
         write_atomically(pipe, b"through")
         assert reader.communicate(timeout=10)[0] == b"through"
         assert not pipe.is_file()
-
-    def test_a_device_stays_one(self) -> None:
-        write_atomically(Path(os.devnull), b"away")
-        assert not Path(os.devnull).is_file()
 
     def test_inputs_are_never_outputs(self, tmp_path: Path) -> None:
         (tmp_path / "in.csv").write_text("data")
@@ -125,16 +106,6 @@ class TestWriting:
         assert (tmp_path / "a").read_text() == "old"
         assert os.listdir(tmp_path) == ["a"]
 
-    def test_permissions_stay(self, tmp_path: Path) -> None:
-        (tmp_path / "a").write_text("old")
-        (tmp_path / "a").chmod(0o600)
-        write_atomically(tmp_path / "a", b"new")
-        assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
-
-    def test_the_longest_name(self, tmp_path: Path) -> None:
-        write_atomically(tmp_path / ("n" * 255), b"new")
-        assert (tmp_path / ("n" * 255)).read_bytes() == b"new"
-
 
 class TestPrinting:
     @given(st.text())
@@ -144,11 +115,6 @@ class TestPrinting:
         assert not set(stream.getvalue()) & {chr(c) for c in (*range(9), *range(11, 32), *range(127, 160))}
         assert len(stream.getvalue()) == len(text)
 
-    def test_our_own_do(self) -> None:
-        stream = io.StringIO()
-        clear_line(Printable(stream))
-        assert stream.getvalue() == "\r\x1b[K"
-
     def test_what_the_encoding_lacks(self) -> None:
         raw = io.BytesIO()
         stream = Printable(io.TextIOWrapper(raw, encoding="ascii"))
@@ -156,22 +122,18 @@ class TestPrinting:
         stream.flush()
         assert raw.getvalue() == b"\\u0141\\xf3d\\u017a ?\n"
 
-    def test_words_stay(self) -> None:
-        assert clean("Łódź 東京 می\u200cخواهم 👩\u200d⚕️") == "Łódź 東京 می\u200cخواهم 👩\u200d⚕️"
-
-    @pytest.mark.parametrize(
-        "line", ["--help", "list datasets --json", pytest.param("list algorithms", marks=pytest.mark.slow)]
-    )
-    def test_a_full_standard_output_is_an_error_in_one_line(self, line: str) -> None:
+    def test_a_full_standard_output_is_an_error_in_one_line(self) -> None:
         with open("/dev/full", "w") as full:
             done = subprocess.run(
-                [sys.executable, "-m", "shoal", *line.split()], stdout=full, stderr=subprocess.PIPE, text=True
+                [sys.executable, "-m", "shoal", "list", "datasets", "--json"],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
             )
         assert "Traceback" not in done.stderr
         assert len(done.stderr.splitlines()) <= 1
-        if line != "--help":
-            assert done.returncode == 1
-            assert "No space left" in done.stderr
+        assert done.returncode == 1
+        assert "No space left" in done.stderr
 
     def test_an_error_text_with_escapes(self) -> None:
         done = subprocess.run(

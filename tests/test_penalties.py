@@ -82,10 +82,6 @@ def slope_of_cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return torch.softmax(logits, 0) - torch.eye(len(logits), dtype=logits.dtype)[y]
 
 
-def slope_of_square(output: Tensor, y: Tensor) -> Tensor:
-    return 2 * (output - y)
-
-
 def naive_irm(logits: Tensor, y: Tensor, domain: Tensor, slope: Any = slope_of_cross_entropy) -> Tensor:
     found = []
     targets = of_domains(y, domain)
@@ -157,7 +153,7 @@ def naive_discriminator(
     return mean(mean(losses) for losses in each.values())
 
 
-# Three trainings that must end alike: a loop of one's own, shoal.fit, and a loop with the naive formulas
+# Two trainings that must end alike: a loop of one's own, and shoal.fit
 
 
 def network(norm: bool) -> FeatureModel:
@@ -337,25 +333,6 @@ def mixing() -> Objective:
     return objective
 
 
-def naive_mixing() -> Objective:
-    steps = iter(range(STEPS))
-
-    def objective(model: FeatureModel, x: Tensor, y: Tensor, domain: Tensor, per_domain: bool) -> Tensor:
-        inputs, targets = list(of_domains(x, domain).values()), list(of_domains(y, domain).values())
-        found = []
-        for i, share in enumerate(shares(next(steps)).tolist()):
-            j = (i + 1) % S
-            inner = torch.stack(
-                [share * a + (1 - share) * b for a, b in zip(inputs[i], inputs[j], strict=True)]
-            )
-            logs = torch.log_softmax(model(inner), 1)
-            own, other = ([logs[n, t[n]] for n in range(SIZE)] for t in (targets[i], targets[j]))
-            found += [-share * a - (1 - share) * b for a, b in zip(own, other, strict=True)]
-        return mean(found)
-
-    return objective
-
-
 def with_state(function: Any, **state: Any) -> Any:
     return lambda *tensors: function(*tensors, **state)
 
@@ -367,32 +344,18 @@ DANN = {
     "width": 8,
     "weight": 0.7,
 }
-CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective], Callable[[], Objective]]] = {
-    "coral": (
-        {"weight": 3.0},
-        lambda: of_features(penalties.coral, 3.0),
-        lambda: of_features(naive_coral, 3.0),
-    ),
-    "mmd": ({"weight": 3.0}, lambda: of_features(penalties.mmd, 3.0), lambda: of_features(naive_mmd, 3.0)),
-    "irm": (
-        {"weight": 5.0, "start": 0},
-        lambda: of_logits(penalties.irm, 5.0),
-        lambda: of_logits(naive_irm, 5.0),
-    ),
-    "vrex": (
-        {"weight": 5.0, "start": 0},
-        lambda: of_losses(penalties.vrex, 5.0),
-        lambda: of_losses(naive_vrex, 5.0),
-    ),
+CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective]]] = {
+    "coral": ({"weight": 3.0}, lambda: of_features(penalties.coral, 3.0)),
+    "mmd": ({"weight": 3.0}, lambda: of_features(penalties.mmd, 3.0)),
+    "irm": ({"weight": 5.0, "start": 0}, lambda: of_logits(penalties.irm, 5.0)),
+    "vrex": ({"weight": 5.0, "start": 0}, lambda: of_losses(penalties.vrex, 5.0)),
     "groupdro": (
         {"step_size": 0.5},
         lambda: of_losses(with_state(penalties.group_dro, weights=GroupWeights(DOMAINS, 0.5)), None),
-        lambda: of_losses(NaiveGroupDRO(DOMAINS, 0.5), None),
     ),
     "eqrm": (
         {"quantile": 0.9, "start": 0},
         lambda: of_losses(with_state(penalties.quantile_risk, quantile=0.9), None),
-        lambda: of_losses(naive_quantile, None),
     ),
     "fishr": (
         {"weight": 100.0, "start": 0, "ema": 0.8},
@@ -400,24 +363,14 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Objective], Callable[[], Obj
             with_state(penalties.fishr, variances=FishrVariances(DOMAINS, WIDTH, CLASSES, ema=0.8).double()),
             100.0,
         ),
-        lambda: of_all(NaiveFishr(0.8), 100.0),
     ),
     "fishr without smoothing": (
         {"weight": 100.0, "start": 0, "ema": 0.0},
         lambda: of_all(penalties.fishr, 100.0),
-        lambda: of_all(NaiveFishr(), 100.0),
     ),
-    "dann": (
-        DANN,
-        lambda: adversarial(with_penalty, 0.7, None),
-        lambda: adversarial(naive_with_penalty, 0.7, None),
-    ),
-    "cdann": (
-        DANN,
-        lambda: adversarial(with_penalty, 0.7, CLASSES),
-        lambda: adversarial(naive_with_penalty, 0.7, CLASSES),
-    ),
-    "mixup": ({}, mixing, naive_mixing),
+    "dann": (DANN, lambda: adversarial(with_penalty, 0.7, None)),
+    "cdann": (DANN, lambda: adversarial(with_penalty, 0.7, CLASSES)),
+    "mixup": ({}, mixing),
 }
 every_case = pytest.mark.parametrize("case", CASES)
 POOLS = [case for case in CASES if case != "mixup"]
@@ -444,39 +397,25 @@ def change(a: nn.Module, b: nn.Module) -> float:
 class TestAlike:
     @every_case
     @pytest.mark.parametrize("mode", ["no BatchNorm", "pooled", "per-domain"])
-    def test_a_loop_is_the_algorithm_is_the_formula(self, case: str, mode: str) -> None:
+    def test_a_loop_is_the_algorithm(self, case: str, mode: str) -> None:
         if (case, mode) == ("mixup", "pooled"):
             return  # its pairs pass one by one
-        options, objective, reference = CASES[case]
+        options, objective = CASES[case]
         norm, per_domain = mode != "no BatchNorm", mode == "per-domain"
         chosen = {"batch_norm": mode} if norm and case != "mixup" else {}
         ours = loop(objective(), norm, per_domain)
-        equal(ours, fitted(case.split()[0], norm, **options, **chosen), loop(reference(), norm, per_domain))
+        equal(ours, fitted(case.split()[0], norm, **options, **chosen))
         plain = loop(of_features(lambda z, domain: 0.0, 0.0), norm, per_domain)
         assert change(ours, plain) > 1e-3  # else the comparison is of nothing
 
     @pytest.mark.parametrize("case", POOLS)
     def test_batch_norm_changes_a_step_with_batch_norm_only(self, case: str) -> None:
-        options, _, _ = CASES[case]
+        options, _ = CASES[case]
         name = case.split()[0]
         for norm in (True, False):
             pooled, apart = (fitted(name, norm, **options, batch_norm=m) for m in ("pooled", "per-domain"))
             assert (change(pooled, apart) > 1e-2) is norm
             assert norm or change(pooled, apart) < 1e-10
-
-    def test_pooled_is_the_default(self) -> None:
-        equal(fitted("coral", True), fitted("coral", True, batch_norm="pooled"))
-
-    def test_another_word_is_refused(self) -> None:
-        with pytest.raises(InputError, match=r"batch_norm .*'pooled' or 'per-domain', got 'apart'"):
-            fitted("groupdro", True, batch_norm="apart")
-
-    def test_the_batches_are_mixed(self) -> None:
-        for step in range(STEPS):
-            domain = mixed(step)[2].tolist()
-            assert len(set(domain)) == S
-            assert domain != sorted(domain)
-            assert domain != sorted(domain, key=domain.index)
 
 
 # One batch
@@ -598,15 +537,6 @@ class TestOneBatch:
             order = [next(rows[domain[n]]) for n in order]
         same(ours(take(b, order)), ours(b))
 
-    @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
-    def test_numbers_of_domains_may_be_any(self, name: str, dtype: torch.dtype) -> None:
-        if name in BY_NUMBER:
-            return
-        ours, _ = PENALTIES[name]
-        b = batch()
-        numbers = torch.tensor([-(10**9), 10**9, 0], dtype=dtype)
-        same(ours(b | {"domain": numbers[b["domain"]]}), ours(b))
-
     def test_blocks_are_the_same(self, name: str) -> None:
         ours, _ = PENALTIES[name]
         b = batch()
@@ -624,14 +554,6 @@ class TestOneBatch:
                 ours(b)
             found = ours(b | {"domain": Blocks([4, 3, 5], mode.from_tensor(torch.tensor([2, 0, 1])))})
         assert found.shape == ()
-
-    def test_of_one_block_without_values(self, name: str) -> None:
-        """Nothing is checked by value: a captured step could not wait for it."""
-        ours, _ = PENALTIES[name]
-        b = {n: v * math.nan if v.is_floating_point() else v for n, v in batch().items()}
-        assert ours(b | {"domain": Blocks([5, 7])}).isnan()
-        if name in ("coral", "mmd", "vrex", "fishr"):
-            assert ours(batch() | {"domain": Blocks([12])}).item() == pytest.approx(0, abs=1e-12)
 
     def test_gradients(self, name: str) -> None:
         b = batch((3, 2, 1))
@@ -674,36 +596,6 @@ class TestOneBatch:
             assert torch.is_autocast_enabled("cpu")
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
-    def test_without_gradients(self, name: str) -> None:
-        ours, _ = PENALTIES[name]
-        b = batch()
-        with torch.no_grad():
-            found = ours(b)
-        assert not found.requires_grad
-        same(found, ours(b).detach())
-
-    def test_in_inference_mode(self, name: str) -> None:
-        """As in the validation of Lightning."""
-        if name == "smoothed fishr":  # makes its state, which belongs outside
-            return
-        ours, _ = PENALTIES[name]
-        with torch.inference_mode():
-            found = ours({n: v.clone() for n, v in batch().items()})
-        same(found.clone(), ours(batch()).detach())
-
-    def test_of_several_precisions(self, name: str) -> None:
-        if len(USES[name]) > 1 and "features" in USES[name]:
-            b = batch()
-            mixed = b | {"features": b["features"].float()}
-            assert PENALTIES[name][0](mixed).item() == pytest.approx(PENALTIES[name][0](b).item(), rel=1e-4)
-
-    def test_the_shape_of_features(self, name: str) -> None:
-        if "features" not in USES[name]:
-            return
-        ours, _ = PENALTIES[name]
-        b = batch()
-        same(ours(b | {"features": b["features"].reshape(12, 1, WIDTH, 1)}), ours(b))
-
     @needs_cuda
     def test_on_cuda(self, name: str) -> None:
         if "discriminator" in name or name in BY_NUMBER:
@@ -727,89 +619,28 @@ USES = {
 
 
 @every_penalty
-class TestBadInput:
-    def refused(self, name: str, match: str, **wrong: Any) -> None:
-        ours, _ = PENALTIES[name]
-        b = {n: v.float() if v.is_floating_point() else v for n, v in batch().items()}
-        with pytest.raises(InputError, match=match) as raised:
-            ours(b | wrong)
-        assert len(str(raised.value).splitlines()) == 1
-
-    def test_the_domain(self, name: str) -> None:
-        domain = batch()["domain"]
-        self.refused(
-            name,
-            r"^domain must have one number per example, \(12,\) as \w+ has, got \(11,\)",
-            domain=domain[1:],
-        )
-        self.refused(name, r"^domain must have one number per example.*got \(12, 1\)", domain=domain[:, None])
-        self.refused(name, r"^domain must have one number per example.*got \(\)", domain=domain[0])
-        self.refused(
-            name, r"^domain must be whole numbers.*torch.float32: domain.long\(\)", domain=domain.float()
-        )
-        self.refused(name, r"^domain must be whole numbers.*torch.bool", domain=domain > 0)
-        self.refused(name, r"^domain must be a tensor .* got \[0, 1", domain=[0, 1])
-        self.refused(
-            name, r"^domain is on meta, and \w+ on cpu: domain.to\('cpu'\)", domain=domain.to("meta")
-        )
-        sizes: Any
-        for sizes in ([5, 6], [12, 0], [], [6.0, 6.0], torch.tensor([6, 6]), 12):
-            self.refused(
-                name, "^domain: the sizes of Blocks must be positive and add up to 12", domain=Blocks(sizes)
-            )
-
-    def test_the_ids_of_blocks(self, name: str) -> None:
-        ids: Any
-        for ids in (torch.tensor([0]), [0, 1], torch.zeros(2), torch.tensor([[0, 1]])):
-            self.refused(
-                name,
-                r"^domain: the ids of Blocks must be a tensor \(2,\) of int64",
-                domain=Blocks([6, 6], ids),
-            )
-        if name in BY_NUMBER:
-            self.refused(name, f"^domain has 12 blocks, .* made for {DOMAINS} ", domain=Blocks([1] * 12))
-
-    def test_nothing(self, name: str) -> None:
-        none = {n: v[:0] for n, v in batch().items()}
-        self.refused(name, rf"^{USES[name][0]} is empty: its shape is \(0", **none)
-        if "features" in USES[name]:
-            self.refused(name, r"^features is empty: its shape is \(12, 0\)", features=torch.ones(12, 0))
-
-    def test_one_domain_only(self, name: str) -> None:
-        one = torch.full((12,), 2)
-        if name in ("irm", "group_dro", "quantile_risk", "discriminator", "discriminator with classes"):
-            assert PENALTIES[name][0](batch() | {"domain": one}).isfinite()
-        else:
-            self.refused(
-                name, r"^domain has one domain only, 2, .*at least 2 .*DomainBatchSampler", domain=one
-            )
-
-    def test_numbers_that_the_state_does_not_know(self, name: str) -> None:
-        if name not in BY_NUMBER:
-            return
-        for wrong in (-1, DOMAINS, 10**9):
-            domain = batch()["domain"].clone()
-            domain[3] = wrong
-            self.refused(name, f"^domain has the number {wrong}, .* from 0 to {DOMAINS - 1}", domain=domain)
-
-    def test_what_is_penalised(self, name: str) -> None:
-        b = batch()
-        for what in set(USES[name]) - {"y"}:
-            whole = b[what].long()
-            self.refused(name, f"^{what} must be floating-point numbers, got torch.int64", **{what: whole})
-            self.refused(name, f"^{what} must .*got None", **{what: None})
-            self.refused(name, f"^{what} must have one value or row per example", **{what: b[what].mean()})
-            for value in (math.nan, math.inf):
-                broken = b[what].clone()
-                broken[5] = value
-                self.refused(name, f"^{what} has values that are not finite", **{what: broken})
-
-    def test_targets(self, name: str) -> None:
-        if "y" in USES[name]:
-            y = batch()["y"]
-            self.refused(name, r"^y has 11 examples, and \w+ has 12", y=y[1:])
-            self.refused(name, r"^y must be a tensor", y=y.tolist())
-            self.refused(name, r"^y is on meta, and \w+ on cpu", y=y.to("meta"))
+def test_bad_input_is_named(name: str) -> None:
+    ours, _ = PENALTIES[name]
+    b = batch()
+    domain, what = b["domain"], next(n for n in USES[name] if n != "y")
+    broken = b[what].clone()
+    broken[5] = math.nan
+    wrong: list[dict[str, Any]] = [
+        *({"domain": d} for d in (domain[1:], domain[:, None], domain.float(), [0, 1], Blocks([5, 6]))),
+        {"domain": Blocks([6, 6], torch.tensor([0]))},
+        *({what: values} for values in (broken, b[what].long(), None, b[what].mean())),
+        *([{"y": b["y"][1:]}] if "y" in USES[name] else []),
+        *([{"domain": domain + DOMAINS}] if name in BY_NUMBER else []),
+    ]
+    for each in wrong:
+        with pytest.raises(InputError, match=f"^{next(iter(each))} |^{next(iter(each))}:"):
+            ours(b | each)
+    one = b | {"domain": torch.full((12,), 2)}
+    if name in ("irm", "group_dro", "quantile_risk", "discriminator", "discriminator with classes"):
+        assert ours(one).isfinite()
+    else:
+        with pytest.raises(InputError, match="one domain only"):
+            ours(one)
 
 
 class TestCoral:
@@ -831,11 +662,6 @@ class TestCoral:
         found = penalties.coral(features.float(), b["domain"])
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
 
-    def test_domains_that_are_alike(self) -> None:
-        z = 100 * torch.randn(4, 20, generator=torch.Generator().manual_seed(0))
-        found = penalties.coral(torch.cat([z, z]), torch.tensor([0] * 4 + [1] * 4))
-        assert found.item() == pytest.approx(0, abs=1e-6)
-
 
 class TestLosses:
     def test_a_mean_is_refused(self) -> None:
@@ -846,27 +672,6 @@ class TestLosses:
                 PENALTIES[name][0](batch() | {"losses": torch.tensor(1.0)})
             with pytest.raises(InputError, match=r"losses must be one number per example, \(B,\)"):
                 PENALTIES[name][0](batch() | {"losses": torch.ones(12, 2)})
-
-    def test_a_loss_that_is_no_mean_is_refused(self) -> None:
-        b = batch()
-        penalty: Any
-        for penalty, given in ((penalties.irm, ["logits"]), (penalties.fishr, ["logits", "features"])):
-            with pytest.raises(InputError, match="loss must return a mean over examples, one number"):
-                penalty(
-                    *(b[n] for n in given), b["y"], b["domain"], loss=nn.CrossEntropyLoss(reduction="none")
-                )
-
-    def test_what_is_no_loss_of_the_logits_is_refused(self) -> None:
-        b = batch()
-        loss: Any
-        for loss, message in (
-            ("cross_entropy", "loss must be a function of logits and y, got 'cross_entropy'"),
-            (lambda logits, y: cross_entropy(logits.detach(), y), "loss must return a number that depends"),
-        ):
-            with pytest.raises(InputError, match=message):
-                penalties.irm(b["logits"], b["y"], b["domain"], loss=loss)
-            with pytest.raises(InputError, match=message):
-                penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], loss=loss)
 
     @pytest.mark.parametrize("outputs", [None, 1, 2])
     def test_of_a_regression(self, outputs: int | None) -> None:
@@ -897,14 +702,6 @@ class TestState:
         penalties.group_dro(b["losses"], b["domain"], weights)
         assert (weights.log_weights - kept).abs().max() > 1e-3
 
-    def test_the_worst_domain_gets_more(self) -> None:
-        weights = GroupWeights(2, 1.0)
-        for _ in range(5):
-            penalties.group_dro(torch.tensor([0.1, 2.0]), torch.tensor([0, 1]), weights)
-        assert weights.log_weights.exp().tolist() == pytest.approx(
-            [math.exp(-9.5) / (1 + math.exp(-9.5))] * 1 + [1 / (1 + math.exp(-9.5))]
-        )
-
     def test_variances_that_are_evaluated_stay(self) -> None:
         b = batch()
         state = FishrVariances(3, WIDTH, CLASSES, ema=0.5, dtype=torch.float64)
@@ -916,21 +713,6 @@ class TestState:
         penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=state)
         same(state.smoothed, kept)
 
-    def test_variances_in_inference_mode(self) -> None:
-        b, states = batch(), [FishrVariances(DOMAINS, WIDTH, CLASSES) for _ in range(2)]
-        with torch.inference_mode():
-            z, logits = b["features"].clone(), b["logits"].clone()
-            penalties.fishr(logits, z, b["y"], b["domain"], variances=states[0])
-        penalties.fishr(b["logits"], b["features"], b["y"], b["domain"], variances=states[1])
-        same(states[0].smoothed, states[1].smoothed)
-
-    def test_states_are_saved(self) -> None:
-        b = batch()
-        weights, again = GroupWeights(3, 0.5), GroupWeights(3, 0.5)
-        penalties.group_dro(b["losses"], b["domain"], weights)
-        again.load_state_dict(weights.state_dict())
-        same(*(penalties.group_dro(b["losses"], b["domain"], w) for w in (weights, again)))
-
     def test_a_layer_without_biases(self) -> None:
         b = batch()
         tensors = [b[n] for n in ("logits", "features", "y", "domain")]
@@ -939,32 +721,6 @@ class TestState:
         state = FishrVariances(3, WIDTH, CLASSES, bias=False, ema=0.0, dtype=torch.float64)
         same(penalties.fishr(*tensors, variances=state), expected)
         assert abs((expected - penalties.fishr(*tensors)).item()) > 1e-6
-
-    def test_states_of_another_kind_or_size_are_refused(self) -> None:
-        b = batch()
-        tensors = [b[n] for n in ("logits", "features", "y", "domain")]
-        with pytest.raises(InputError, match=r"weights must be a shoal.penalties.GroupWeights, got tensor"):
-            penalties.group_dro(b["losses"], b["domain"], torch.ones(3))  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=r"variances must be a shoal.penalties.FishrVariances"):
-            penalties.fishr(*tensors, variances=GroupWeights(3))  # type: ignore[arg-type]
-        with pytest.raises(InputError, match=r"variances has 24 numbers per domain, and .* have 18"):
-            penalties.fishr(*tensors, variances=FishrVariances(3, 7, CLASSES))
-        with pytest.raises(InputError, match=r"weights is on meta, and the batch on cpu"):
-            penalties.group_dro(b["losses"], b["domain"], GroupWeights(3).to("meta"))
-
-    @pytest.mark.parametrize(
-        ("kind", "arguments", "message"),
-        [
-            (GroupWeights, {"domains": 0}, "domains .*at least 1, got 0"),
-            (GroupWeights, {"domains": 2, "step_size": -1.0}, "step_size .*at least 0, got -1"),
-            (FishrVariances, {"domains": 2, "features": 2, "outputs": 2, "ema": 1.0}, "ema .*below 1"),
-            (DomainDiscriminator, {"features": 0, "domains": 2}, "features .*at least 1, got 0"),
-            (DomainDiscriminator, {"features": 2, "domains": 2, "weight": -1}, "weight .*at least 0, got -1"),
-        ],
-    )
-    def test_wrong_settings(self, kind: Any, arguments: dict[str, Any], message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            kind(**arguments)
 
 
 class TestDiscriminator:
@@ -993,20 +749,6 @@ class TestDiscriminator:
             with torch.no_grad():
                 assert not judge.loss(features, b["domain"], y, gradient_penalty=0.3).requires_grad
 
-    def test_wrong_features_and_classes(self) -> None:
-        b = batch()
-        with pytest.raises(InputError, match=r"features must have 5 numbers per example.*got 3"):
-            JUDGE(b["features"][:, :3], b["domain"])
-        with pytest.raises(InputError, match=r"y is for a DomainDiscriminator\(…, classes=…\)"):
-            JUDGE(b["features"], b["domain"], b["y"])
-        with pytest.raises(InputError, match=r"y is missing"):
-            CLASS_JUDGE(b["features"], b["domain"])
-        with pytest.raises(InputError, match=r"y must be classes"):
-            CLASS_JUDGE(b["features"], b["domain"], b["losses"])
-        for wrong in (-1, CLASSES):
-            with pytest.raises(InputError, match=rf"y has the class {wrong}, .* from 0 to 2"):
-                CLASS_JUDGE(b["features"], b["domain"], b["y"] * 0 + wrong)
-
 
 class TestMixup:
     def test_unequal_domains(self) -> None:
@@ -1019,25 +761,6 @@ class TestMixup:
         assert other.tolist() == [1, 4, 3, 0]
         assert shares.tolist() == pytest.approx([0.5, 0.5, 0.9, 0.1])
 
-    def test_blocks_and_nests(self) -> None:
-        b = batch((2, 2, 2))
-        ordered = take(b, b["domain"].argsort(stable=True))
-        share = torch.rand(3)
-        first = dict.fromkeys(b["domain"].tolist())
-        found = penalties.mixup(
-            {"a": b["features"], "n": [b["logits"], 3]}, b["y"], b["domain"], shares=share[list(first)]
-        )
-        for part in ("features", "logits"):
-            mixed = found[0]["a"] if part == "features" else found[0]["n"][0]
-            order = [b["domain"].tolist().index(d) for d in first]
-            assert len(mixed) == 6
-            i = next(iter(first))
-            one = share[i].double() * b[part][order[0]] + (1 - share[i].double()) * b[part][order[1]]
-            same(mixed[0], one)
-        assert found[0]["n"][1] == 3
-        blocks = penalties.mixup(ordered["features"], ordered["y"], Blocks([2, 2, 2]), shares=share)
-        same(blocks[0][0], torch.lerp(ordered["features"][2], ordered["features"][0], share[0].double()))
-
     def test_shares_are_drawn(self) -> None:
         b = batch()
         torch.manual_seed(0)
@@ -1047,33 +770,9 @@ class TestMixup:
         assert float(every.mean()) == pytest.approx(0.5, abs=0.06)
         assert float(every.var()) == pytest.approx(1 / (4 * 1.4), rel=0.1)
 
-    def test_bad_input(self) -> None:
-        b = batch()
-        with pytest.raises(
-            InputError, match=r"^x must be floating-point numbers, got torch.int64, .*mix features"
-        ):
-            penalties.mixup(b["y"], b["y"], b["domain"])
-        with pytest.raises(InputError, match=r"^x\[1\] must be floating-point"):
-            penalties.mixup([b["features"], b["y"]], b["y"], b["domain"])
-        with pytest.raises(InputError, match=r"^x must be a tensor \(B, …\) or a nest of them"):
-            penalties.mixup("x", b["y"], b["domain"])
-        with pytest.raises(InputError, match=r"^domain has one domain only"):
-            penalties.mixup(b["features"], b["y"], torch.zeros_like(b["domain"]))
-        with pytest.raises(InputError, match=r"^x has 11 examples, and y has 12"):
-            penalties.mixup(b["features"][1:], b["y"], b["domain"])
-        with pytest.raises(InputError, match=r"^shares must be a tensor \(3,\)"):
-            penalties.mixup(b["features"], b["y"], b["domain"], shares=torch.ones(2))
-        with pytest.raises(InputError, match=r"alpha .*above 0, got 0"):
-            penalties.mixup(b["features"], b["y"], b["domain"], alpha=0)
-
 
 @needs_cuda
 class TestCuda:
-    def test_domain_on_another_device(self) -> None:
-        b = batch()
-        with pytest.raises(InputError, match=r"domain is on cpu, and features on cuda:0"):
-            penalties.coral(b["features"].cuda(), b["domain"])
-
     @every_penalty
     def test_blocks_can_be_captured(self, name: str) -> None:
         if "discriminator" in name or name in BY_NUMBER:
@@ -1087,15 +786,6 @@ class TestCuda:
         graph.replay()
         same(found, expected)
 
-    def test_a_tensor_cannot_be_captured(self) -> None:
-        b = {n: v.cuda() for n, v in batch().items()}
-        graph = torch.cuda.CUDAGraph()
-        with (
-            pytest.raises(InputError, match=r"domain must be read .*Blocks\(sizes\)"),
-            torch.cuda.graph(graph),
-        ):
-            penalties.coral(b["features"], b["domain"])
-
 
 def test_mixed_uint8_images_are_rounded_and_stay_uint8() -> None:
     draw = torch.Generator().manual_seed(0)
@@ -1107,10 +797,3 @@ def test_mixed_uint8_images_are_rounded_and_stay_uint8() -> None:
     assert mixed.dtype == torch.uint8
     assert share.dtype == torch.float32
     assert (mixed.double() - expected).abs().max() <= 0.5 + 1e-4
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_shares_of_mixup_do_not_widen_the_loss(dtype: torch.dtype) -> None:
-    x, domain = torch.randn(4, 2).to(dtype), torch.tensor([0, 0, 1, 1])
-    share = penalties.mixup(x, torch.zeros(4), domain)[3]
-    assert share.dtype == (torch.float32 if dtype == torch.float16 else dtype)

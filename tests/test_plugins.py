@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import shoal
 from shoal import algorithms
 from shoal.algorithms import algorithm_class
-from shoal.cli import main
+from shoal.api.listing import listing
 from shoal.data import sets
 from shoal.errors import InputError
 from shoal.experiments import baselines
-from shoal.experiments import compare as protocol
-from shoal.experiments.config import RunConfig
-from shoal.experiments.run import run
 from shoal.registry import ALGORITHMS, DATASETS, MODELS
 from shoal.training.recipes import recipes
-
-SOURCE = Path(__file__).parents[1] / "src"
 
 METHOD = '''
 from typing import Annotated
 from shoal.algorithms.base import Algorithm
 from shoal.settings import Range, log10
-
-class Other(Algorithm):
-    """Not the one that is named."""
 
 class Weighted(Algorithm):
     """The mean loss, times a weight."""
@@ -112,173 +103,108 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         del sys.modules[name]
 
 
-def command(site: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{site}", "OMP_NUM_THREADS": "1"}
-    how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment, "timeout": 300, **more}
-    return subprocess.run([sys.executable, "-m", "shoal", *words], **how)
+def test_trained_and_compared_like_shoals_own(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"steps": 4, "device": "cpu", "progress": False}
+    few = {"settings": {"weight": 0.5}, "data_options": {"copies": 2}, "model": "my-net"}
+    run = shoal.train("MY_method", "my_data", **few, **options, out="run")
+    assert run.record.config.algorithm == "my-method"
+    assert run.record.environment["strange-methods"] == "1.5"
+    assert "strange-methods" not in shoal.train("erm", "linear", **options, out="own").record.environment
+    names = ["my-method", "erm"]
+    few = {"seeds": 1, "search": 1, "baselines": False, "jobs": 1}
+    compared = shoal.compare("my-data", algorithms=names, **few, **options, out="all")
+    assert set(compared.to_frame().index) == {"my-method", "erm"}
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(installed)])
+    assert "my-method" in set(shoal.results("all")["algorithm"])  # where the package is not installed
+    with pytest.raises(InputError, match="unknown algorithm 'my-method'"):
+        shoal.train("my-method", "linear", **options)
 
 
-class TestTheCommandLine:
-    """In processes of its own, as users have it."""
-
-    def test_list_names_the_package_and_what_is_wrong(self, site: Path) -> None:
-        done = command(site, "list", "algorithms")
-        assert done.returncode == 0, done.stderr
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith("my-method ")]
-        assert "strange-methods 1.5" in line
-        assert "Nobody 2026" in line
-        problems = [line for line in done.stdout.splitlines() if line.startswith("Not available: ")]
-        assert len(problems) == 5
-        assert any("'my-broken'" in p and "No module named 'nothing_at_all'" in p for p in problems)
-        assert all("strange-methods 1.5" in p for p in problems)
-        assert "\nfish " in done.stdout
-
-    def test_train_and_compare(self, site: Path, tmp_path: Path, capsys: Any) -> None:
-        words = ("--steps", "4", "--device", "cpu")
-        done = command(site, "train", "MY_method", "my_data", "--data", "copies=2", "--set", "weight=0.5",
-                       "--model", "my-net", "--out", "run", *words, cwd=tmp_path)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        record = json.loads((tmp_path / "run" / "record.json").read_text())
-        assert record["config"]["algorithm"] == "my-method"
-        assert record["environment"]["strange-methods"] == "1.5"
-        few = ("--seeds", "1", "--search", "1", "--no-baselines", "--jobs", "1", "--out", "all", "--json")
-        named = ("my-data", "--algorithms", "my-method", "erm")
-        done = command(site, "compare", *named, *few, *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        rows = {row["algorithm"]: row for row in json.loads(done.stdout)["rows"]}
-        assert rows.keys() == {"my-method", "erm"}
-        assert all(row["rank"] is not None for row in rows.values())
-        # Its records are read where the package is not installed.
-        assert main(["results", str(tmp_path / "all"), "--json"]) == 0
-        assert "my-method" in capsys.readouterr().out
-        assert main(["train", "my-method", "linear"]) == 2
-        assert capsys.readouterr().err.startswith("shoal: unknown algorithm 'my-method'.")
+def test_list_names_the_package_and_what_is_wrong(installed: Path) -> None:
+    found = listing(["algorithms"])
+    (own,) = [each for each in found.algorithms if each["name"] == "my-method"]
+    assert (own["package"], own["paper"]) == ("strange-methods 1.5", "Nobody 2026")
+    assert "iga" in [each["name"] for each in found.algorithms]
+    assert found.unavailable.keys() == {"my-broken", "my-number", "iga", "majority", "fish:odd"}
+    assert "No module named 'nothing_at_all'" in found.unavailable["my-broken"]
+    assert all("strange-methods 1.5" in why for why in found.unavailable.values())
+    found = listing(["datasets"])
+    assert found.unavailable.keys() == {"my-bad-data"}
+    assert [each["name"] for each in found.datasets if "package" in each] == ["my-data"]
 
 
-class TestNames:
-    def test_are_normalised_and_sorted_among_the_own(self, installed: Path) -> None:
-        assert {"my-method", "my-module", "fish"} <= set(ALGORITHMS.names())
-        assert not {"majority", "fish:odd"} & set(ALGORITHMS.names())
-        assert ALGORITHMS.names() == sorted(set(ALGORITHMS.names()))
-        assert "my-data" in DATASETS.names()
-        assert "my-net" in MODELS.names()
-
-    def test_listing_them_imports_nothing(self, installed: Path) -> None:
-        assert "my-method" in ALGORITHMS.names()
-        assert not [n for n in sys.modules if n.partition(".")[0] == "strange"]
-        code = "import sys; from shoal.registry import ALGORITHMS as a; "
-        code += "print(*a.names(), 'torch' in sys.modules)"
-        environment = os.environ | {"PYTHONPATH": f"{SOURCE}{os.pathsep}{installed}"}
-        how: dict[str, Any] = {"capture_output": True, "text": True, "env": environment, "check": True}
-        names = subprocess.run([sys.executable, "-c", code], **how).stdout.split()
-        assert "my-method" in names
-        assert names[-1] == "False"
-
-    def test_those_of_baselines_are_reserved(self) -> None:
-        assert baselines.SPACES.keys() | recipes().keys() | {"all"} == ALGORITHMS.reserved
-
-    def test_are_suggested(self, installed: Path) -> None:
-        with pytest.raises(InputError, match=r"Did you mean 'my-method'\?.* my-method"):
-            algorithm_class("my-methd")
-
-    def test_are_completed(self, installed: Path, capsys: Any) -> None:
-        assert main(["completion", "bash"]) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert any('"compare --algorithms")' in line and " my-method " in line for line in lines)
-        assert any('"data check --dataset")' in line and " my-data " in line for line in lines)
-
-    def test_installed_while_the_program_runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(tmp_path))
-        with pytest.raises(InputError, match="unknown dataset 'late-data'"):
-            DATASETS.module("late-data")
-        install(tmp_path, "late", {"shoal.datasets": {"late-data": "shoal.data.sets.linear"}})
-        os.utime(tmp_path, (1, 1))  # as a clock would show that ticks more finely than this file system's
-        assert DATASETS.module("late-data").SUMMARY
+def test_names_are_normalised_and_listed_without_an_import(installed: Path) -> None:
+    assert {"my-method", "my-module", "fish"} <= set(ALGORITHMS.names())
+    assert not {"majority", "fish:odd"} & set(ALGORITHMS.names())
+    assert ALGORITHMS.names() == sorted(set(ALGORITHMS.names()))
+    assert "my-data" in DATASETS.names()
+    assert "my-net" in MODELS.names()
+    assert not [n for n in sys.modules if n.partition(".")[0] == "strange"]
+    code = "import sys; from shoal.registry import ALGORITHMS as a; print(*a.names(), 'torch' in sys.modules)"
+    path = f"{Path(shoal.__file__).parents[1]}{os.pathsep}{installed}"
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "my-method" in done.stdout
+    assert done.stdout.endswith("False\n")
 
 
-class TestAnEntryPoint:
-    def test_is_a_class_or_a_module(self, installed: Path) -> None:
-        assert algorithm_class("my-method").__name__ == "Weighted"
-        assert algorithm_class("My_Module").__name__ == "Last"
-        assert algorithms.MyMethod is algorithm_class("my-method")
-        assert str(ALGORITHMS.package_of("my_method")) == "strange-methods 1.5"
-        assert ALGORITHMS.package_of("fish") is None
-
-    def test_is_a_dataset_and_a_model(self, installed: Path) -> None:
-        data = sets.load("my_data", copies=3)
-        assert len(data.examples) == 900
-        with pytest.raises(InputError, match="copies"):
-            sets.load("my-data", copy=3)
-        record = run(RunConfig("my-data", "my-module", 5, model="my-net", settings={"weight": 2.0}), "cpu")
-        assert record.status == "finished"
-        assert record.environment["strange-methods"] == "1.5"
-        assert "strange-methods" not in run(RunConfig("linear", "erm", 5), "cpu").environment
-
-    @pytest.mark.parametrize(
-        ("name", "words"),
-        [
-            ("my-broken", "cannot be imported (strange.broken:Method): ModuleNotFoundError: No module named"),
-            (
-                "my-number",
-                "'Points on a line.' is not, and does not define, a subclass of shoal.algorithms.Algorithm",
-            ),
-        ],
-    )
-    def test_that_is_no_algorithm(self, name: str, words: str, installed: Path) -> None:
-        with pytest.raises(InputError) as caught:
-            algorithm_class(name)
-        assert words in str(caught.value)
-        assert f"algorithm '{name}' of the package strange-methods 1.5" in str(caught.value)
-
-    def test_that_is_no_dataset(self, installed: Path, capsys: Any) -> None:
-        with pytest.raises(
-            InputError, match=r"strange-methods 1\.5: strange.methods has no load and no SUMMARY"
-        ):
-            sets.load("my-bad-data")
-        assert main(["list", "datasets", "--json"]) == 0
-        content = json.loads(capsys.readouterr().out)
-        assert content["problems"].keys() == {"my-bad-data"}
-        (own,) = [entry for entry in content["datasets"] if "package" in entry]
-        assert (own["name"], own["package"]) == ("my-data", "strange-methods 1.5")
-        assert main(["list", "datasets", "my-bad-data"]) == 2
-        assert main(["data", "check", "--dataset", "my-data", "."]) == 2  # tells which have folders
-        assert "is not a folder of images; datasets that are: " in capsys.readouterr().err
-
-    def test_cannot_take_a_name_of_shoals_own(self, installed: Path) -> None:
-        with pytest.warns(UserWarning, match="algorithm 'iga' of the package strange-methods 1.5 is ignored"):
-            assert algorithm_class("iga").__module__ == "shoal.algorithms.iga"
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            algorithm_class("fish")
-
-    def test_of_a_name_in_two_packages(
-        self, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        install(
-            tmp_path / "more", "other-methods", {"shoal.algorithms": {"my-method": "shoal.algorithms.erm"}}
-        )
-        install(tmp_path / "more", "Strange_Methods", ENTRIES, "1.4")  # hidden by 1.5, which comes before
-        monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "more")])
-        words = (
-            "algorithm 'my-method' is defined by two packages, strange-methods 1.5 and other-methods 1.5; "
-            "uninstall"
-        )
-        with pytest.raises(InputError, match=words):
-            algorithm_class("my-method")
-        assert algorithm_class("my-module")
-        assert words in ALGORITHMS.problems()["my-method"]
-
-    def test_in_damaged_metadata_hides_no_other(
-        self, installed: Path, tmp_path: Path, monkeypatch: Any
-    ) -> None:
-        install(tmp_path / "more", "damaged", {})
-        (tmp_path / "more" / "damaged-1.5.dist-info" / "entry_points.txt").write_text("[shoal.models]\nodd")
-        monkeypatch.syspath_prepend(str(tmp_path / "more"))
-        assert "my-net" in MODELS.names()
+def test_names_of_baselines_and_recipes_are_reserved() -> None:
+    assert baselines.SPACES.keys() | recipes().keys() | {"all"} == ALGORITHMS.reserved
 
 
-def test_all_algorithms_are_compared_without_the_broken(installed: Path) -> None:
-    where = protocol.layout("my-data", {})
-    found = protocol.unable(["erm-by-domain", "my-method", "my-broken"], where)
-    assert found.keys() == {"my-broken"}
-    assert "of the package strange-methods 1.5 cannot be imported" in found["my-broken"]
+def test_names_are_suggested(installed: Path) -> None:
+    with pytest.raises(InputError, match=r"Did you mean 'my-method'\?.* my-method"):
+        algorithm_class("my-methd")
+
+
+def test_installed_while_the_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InputError, match="unknown dataset 'late-data'"):
+        DATASETS.module("late-data")
+    install(tmp_path, "late", {"shoal.datasets": {"late-data": "shoal.data.sets.linear"}})
+    os.utime(tmp_path, (1, 1))  # as a clock would show that ticks more finely than this file system's
+    assert DATASETS.module("late-data").SUMMARY
+
+
+def test_an_entry_point_is_a_class_or_a_module(installed: Path) -> None:
+    assert algorithm_class("my-method").__name__ == "Weighted"
+    assert algorithm_class("My_Module").__name__ == "Last"
+    assert algorithms.MyMethod is algorithm_class("my-method")
+    assert str(ALGORITHMS.package_of("my_method")) == "strange-methods 1.5"
+    assert ALGORITHMS.package_of("fish") is None
+    assert len(sets.load("my_data", copies=3).examples) == 900
+    with pytest.raises(InputError, match="copies"):
+        sets.load("my-data", copy=3)
+
+
+@pytest.mark.parametrize("name", ["my-broken", "my-number", "my-bad-data"])
+def test_what_is_wrong_is_named_with_its_package(name: str, installed: Path) -> None:
+    with pytest.raises(InputError, match=rf"{name}.* of the package strange-methods 1\.5"):
+        (sets.load if "data" in name else algorithm_class)(name)
+
+
+def test_a_name_of_shoals_own_cannot_be_taken(installed: Path) -> None:
+    with pytest.warns(UserWarning, match="algorithm 'iga' of the package strange-methods 1.5 is ignored"):
+        assert algorithm_class("iga").__module__ == "shoal.algorithms.iga"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm_class("fish")
+
+
+def test_a_name_in_two_packages(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = tmp_path / "more"
+    install(more, "other-methods", {"shoal.algorithms": {"my-method": "shoal.algorithms.erm"}})
+    install(more, "Strange_Methods", ENTRIES, "1.4")  # hidden by 1.5, which comes before
+    monkeypatch.setattr(sys, "path", [*sys.path, str(more)])
+    with pytest.raises(InputError, match=r"two packages, strange-methods 1\.5 and other-methods 1\.5"):
+        algorithm_class("my-method")
+    assert algorithm_class("my-module")
+
+
+def test_damaged_metadata_hide_no_other(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "more", "damaged", {})
+    (tmp_path / "more" / "damaged-1.5.dist-info" / "entry_points.txt").write_text("[shoal.models]\nodd")
+    monkeypatch.syspath_prepend(str(tmp_path / "more"))
+    assert "my-net" in MODELS.names()

@@ -1,14 +1,12 @@
-"""Settings: what a signature declares is what is checked, described and searched; whatever a value is."""
+"""What a signature declares is what is checked and searched, whatever a value is."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from typing import Annotated, Any, Literal
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,114 +15,72 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nasty_values import NASTY
-from shoal import models, settings
-from shoal.algorithms import Algorithm, build, settings_of
-from shoal.data import Task, sets
+from shoal import models
+from shoal.data import sets
 from shoal.errors import InputError
-from shoal.experiments import baselines
-from shoal.experiments.config import RunConfig
-from shoal.settings import Range, check, checked, choice, coerce, log2, log10, plain_number, search_space
-
-
-class Plain(Algorithm):
-    """A user's own, without annotations."""
-
-    def __init__(self, model, loss, task, *, weight=1, name="a", flag=False, other=None, **more):  # type: ignore[no-untyped-def]
-        super().__init__(model, loss, task, **more)
-        self.given = weight, name, flag, other
-
-
-def test_an_algorithm_without_annotations_takes_the_types_of_its_defaults() -> None:
-    model, task = torch.nn.Linear(2, 2), Task(2, 2)
-
-    def made(**given: Any) -> Any:
-        return build(Plain, model, torch.nn.functional.cross_entropy, task, **given).given  # type: ignore[attr-defined]
-
-    assert settings_of(Plain) == {"weight": 1, "name": "a", "flag": False, "other": None}
-    assert made(weight=0.5, name=3, other=[1]) == (0.5, 3, False, [1])
-    for wrong in ({"weight": "0,5"}, {"weight": True}, {"weight": math.nan}, {"flag": "x"}, {"nothing": 1}):
-        with pytest.raises(InputError):
-            made(**wrong)
-        if "nothing" not in wrong:
-            with pytest.raises(InputError):
-                Plain(model, None, task, **wrong)
+from shoal.settings import Range, check, checked, choice, coerce, log2, log10, search_space, settings
 
 
 def declared(
-    model: object,
     rate: Annotated[float, Range(above=0, most=1, search=log10(-3, 0))] = 0.5,
     size: Annotated[int, Range(1, search=log2(0, 3))] = 3,
-    start: Annotated[int, Range(0)] | Annotated[float, Range(0, 1, what="a share")] = 0,
+    start: Annotated[int, Range(0)] | Annotated[float, Range(0, 1)] = 0,
     limit: Annotated[float | None, Range(0, below=1, search=choice(0.1, None))] = None,
     how: Literal["first", "exact"] = "first",
-    names: str | list[str] | None = None,
+    names: str | Sequence[str | int] | None = None,
     flag: bool = True,
-    file: str | Path = "",
     kinds: Mapping[str, str] | None = None,
-    made: Callable[[], Unknown] | None = None,  # type: ignore[name-defined] # noqa: F821
-    free: Any = None,
-) -> None:
-    """As a function of ours would be."""
-
-
-def taken(**given: Any) -> Any:
-    (value,) = check(declared, given, "it").values()
-    return value
+    model: torch.nn.Module | None = None,
+    free: Unknown = None,  # type: ignore[name-defined] # noqa: F821
+    bare=1.5,  # type: ignore[no-untyped-def]
+) -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("given", "value"),
+    ("name", "value", "plain"),
     [
-        ({"rate": 1}, 1.0),
-        ({"rate": np.float32(0.5)}, 0.5),
-        ({"rate": Fraction(1, 4)}, 0.25),
-        ({"size": 4.0}, 4),
-        ({"size": np.int64(4)}, 4),
-        ({"start": 1}, 1),
-        ({"start": 1.0}, 1.0),
-        ({"limit": None}, None),
-        ({"limit": 0}, 0.0),
-        ({"how": "exact"}, "exact"),
-        ({"names": ("a", "b")}, ["a", "b"]),
-        ({"flag": np.bool_(False)}, False),
-        ({"kinds": {"a": "b"}}, {"a": "b"}),
-        ({"made": 5}, 5),
-        ({"free": "x"}, "x"),
+        *(("rate", value, 0.5) for value in (0.5, np.float32(0.5), Fraction(1, 2), torch.tensor(0.5))),
+        ("rate", 1, 1.0),
+        ("size", np.int64(4), 4),
+        ("start", 1, 1),
+        ("start", 1.0, 1.0),
+        ("limit", None, None),
+        ("how", "exact", "exact"),
+        ("names", ("a", 3), ("a", 3)),
+        ("names", [np.int64(3), "a"], [3, "a"]),
+        ("names", np.array(["a", "b"]), ["a", "b"]),
+        ("flag", np.bool_(False), False),
+        ("kinds", {"a": "b"}, {"a": "b"}),
+        ("free", "x", "x"),
+        ("bare", 2, 2),
     ],
 )
-def test_what_is_right_comes_out_plain(given: dict[str, Any], value: Any) -> None:
-    found = taken(**given)
-    assert found == value
-    assert type(found) is type(value)
+def test_what_is_right_comes_out_plain(name: str, value: Any, plain: Any) -> None:
+    found = check(declared, {name: value}, "it")[name]
+    assert found == plain
+    assert type(found) is type(plain)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("name", "value"),
     [
-        ({"rate": 0}, "rate of it must be a number above 0 and at most 1, got 0."),
-        ({"rate": True}, "rate of it must be a number above 0 and at most 1, got True."),
-        ({"rate": "0.5"}, "got '0.5'. Did you mean 0.5?"),
-        ({"rate": 10**400}, "got a number of 401 digits."),
-        ({"size": 2.5}, "size of it must be a whole number of at least 1, got 2.5."),
-        ({"size": "1_000"}, "got '1_000'. Did you mean 1000?"),
-        ({"size": 2**63}, "got 9223372036854775808."),
-        ({"start": 3.0}, "a whole number of at least 0 or a share from 0 to 1, got 3.0. Did you mean 3?"),
-        ({"limit": 1}, "a number of at least 0 and below 1 or None (null on the command line), got 1."),
-        ({"how": "frist"}, "how of it must be 'first' or 'exact', got 'frist'. Did you mean 'first'?"),
-        ({"how": None}, "how of it must be 'first' or 'exact', got None."),
-        ({"names": ["a", None]}, "names of it must be text or a list of text or None"),
-        ({"names": "a\0b"}, "names of it must be text"),
-        ({"flag": 1}, "flag of it must be true or false, got 1."),
-        ({"kinds": "a"}, "kinds of it must be a mapping or None"),
-        ({"file": "x" * 10_000, "rate": []}, "rate of it"),
-        ({"rat": 1}, "unknown setting of it: 'rat'. Did you mean 'rate'?"),
+        *(("rate", value) for value in (0, True, "0.5", 10**400, math.nan, math.inf, 1.5, [0.5])),
+        *(("size", value) for value in (0, 2.5, "3", True, None)),
+        *(("start", value) for value in (-1, 3.0)),
+        *(("limit", 1), ("flag", 1), ("kinds", "a"), ("model", "mlp"), ("bare", "1,5"), ("bare", True)),
+        *(("names", value) for value in (["a", None], {"a"})),
     ],
 )
-def test_what_is_wrong_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as refused:
-        check(declared, given, "it")
-    assert message in str(refused.value)
-    assert len(str(refused.value)) < 300
+def test_what_is_wrong_is_named(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=f"^{name} of it must be ") as refused:
+        check(declared, {name: value}, "it")
+    assert len(str(refused.value)) < 200
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    for wrong, near in (({"how": "frist"}, "first"), ({"rat": 1}, "rate")):
+        with pytest.raises(InputError, match=f"Did you mean '{near}'"):
+            check(declared, wrong, "it")
 
 
 def test_the_search_space_is_part_of_the_declaration() -> None:
@@ -135,108 +91,42 @@ def test_the_search_space_is_part_of_the_declaration() -> None:
     }
 
 
-def test_a_class_has_the_settings_of_parents_it_hands_things_on_to() -> None:
-    class Above:
-        def __init__(self, a: int = 1, b: int = 2) -> None: ...
-
-    class Handing(Above):
-        def __init__(self, c: int = 3, **more: Any) -> None: ...
-
-    class Keeping(Above):
-        def __init__(self, c: int = 3) -> None: ...
-
-    assert set(settings.settings(Handing)) == {"a", "b", "c"}
-    assert set(settings.settings(Keeping)) == {"c"}
-
-
 def test_checked_functions_check_whenever_they_are_called() -> None:
     @checked
     def twice(value: Annotated[int, Range(1)], *rest: Any, by: float = 2.0) -> float:
         return value * by
 
     assert twice(2, by=np.float32(3)) == 6.0
-    with pytest.raises(InputError, match="value of twice must be a whole number of at least 1, got 0"):
+    with pytest.raises(InputError, match=r"value of twice.*got 0"):
         twice(0)
     with pytest.raises(TypeError, match="missing"):
         twice()  # type: ignore[call-arg]
 
 
-@given(st.text())
-def test_any_text_is_a_plain_number_or_none(text: str) -> None:
-    found = plain_number(text)
-    assert found is None or text.strip().isascii()
-    if found is None and text.isascii() and not any(c in text.lower() for c in "_nai"):
-        with pytest.raises(ValueError):
-            float(text)
-
-
-@given(
-    st.one_of(
-        st.integers(), st.floats(), st.text(), st.none(), st.binary(), st.booleans(), st.complex_numbers()
-    )
+SCALARS = (
+    st.integers() | st.floats() | st.text() | st.none() | st.binary() | st.booleans() | st.complex_numbers()
 )
-def test_any_value_is_taken_or_refused(value: Any) -> None:
-    for kind in (int, float, bool, str, Annotated[int | None, Range(0, 5)], Literal["a", 1], list[int]):
+
+
+@given(SCALARS | st.lists(SCALARS, max_size=2))
+def test_any_value_is_taken_as_it_is_or_refused(value: Any) -> None:
+    for kind in (int, float, bool, str, Annotated[int, Range(0, 5)] | None, Literal["a", 1], list[int]):
         with contextlib.suppress(InputError):
-            found = coerce(kind, value, "it")
-            assert found is None or found == value or str(found) == str(value) or found == float(value)
+            assert coerce(kind, value, "it") in (value, str(value))  # a name may be a number
 
 
-SHAPES = {"sprite-cnn": (3, 32, 32), "mnist-cnn": (1, 12, 12), "small-cnn": (1, 8, 8)}
+CHECKS = {"model": models.check_options, "dataset": sets.check_options}
+OPTIONS = [("model", name, option) for name in models.registry.names() for option in models.options_of(name)]
+OPTIONS += [("dataset", n, o) for n in sets.registry.names() for o in settings(sets.registry.module(n).load)]
 
 
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [(name, option) for name in models.registry.names() for option in models.options_of(name)],
-)
-def test_no_option_of_a_model_ends_in_a_traceback(name: str, option: str) -> None:
+@pytest.mark.parametrize(("kind", "name", "option"), OPTIONS)
+def test_no_option_of_a_model_or_dataset_ends_in_a_traceback(kind: str, name: str, option: str) -> None:
     refused = {}
     for label, value in NASTY.items():
         try:
-            models.build(name, input_shape=SHAPES.get(name, (4,)), classes=2, seed=0, **{option: value})
+            CHECKS[kind](name, {option: value})
         except InputError as error:
             refused[label] = str(error)
-    assert {"nan", "inf", "'0,5'", "[]", "odd"} <= set(refused)
+    assert "odd" in refused
     assert all(option in message and len(message) < 300 for message in refused.values())
-
-
-MADE = ("linear", "rotated-digits", "coloured-digits")
-"""Datasets that are made in no time, without files."""
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [(n, o) for n in sets.registry.names() for o in settings.settings(sets.registry.module(n).load)],
-)
-def test_no_option_of_a_dataset_ends_in_a_traceback(name: str, option: str) -> None:
-    refused = []
-    for label, value in NASTY.items():
-        try:
-            sets.check_options(name, {option: value})
-            if name in MADE:
-                sets.load(name, **{option: value})
-        except InputError as error:
-            refused.append((label, str(error)))
-    labels = [label for label, _ in refused]
-    assert "odd" in labels
-    assert "b''" in labels
-    assert all(option in message and len(message) < 600 for _, message in refused)
-
-
-@pytest.mark.parametrize(
-    ("name", "setting"), [(n, s) for n, space in baselines.SPACES.items() for s in space]
-)
-def test_no_setting_of_a_baseline_ends_in_a_traceback(name: str, setting: str) -> None:
-    pytest.importorskip("sklearn")
-    draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(30, 2)), np.arange(30) % 2
-    classes = None if name == baselines.RIDGE else 2
-    for label, value in NASTY.items():
-        config = RunConfig("linear", name, 20, settings={setting: value})
-        try:
-            baselines.check_baseline(config)
-        except InputError:
-            continue
-        assert label not in ("nan", "inf", "odd", "True")
-        with mock.patch.object(baselines, "TREES", 2), contextlib.suppress(InputError):
-            baselines._fit(config, x, y, classes)

@@ -1,23 +1,21 @@
 """Hooks of mkdocs: the site also shows files outside docs, under the links that pages have for a Git host.
 
 The README is its home page. Whatever else of the repository a page links to (results, examples, a folder)
-gets a page of its own, so that no address of a host is needed. The command line's page is made from its
-parsers.
+gets a page of its own, so that no address of a host is needed. The commands on the page of the command line
+are made from the program.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-sys.path.insert(0, str(Path(__file__).parent))  # mkdocs loads a hook by its path
-import command_line
+from shoal.cli.app import make_app
 
 ROOT = Path(__file__).parents[2]
 HOMES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changes.md"}
@@ -42,7 +40,6 @@ def on_files(files: Files, config: Any) -> Files:
             sources[uri] = source
             files.append(File.generated(config, uri, content=shown(source)))
         waiting += [to for to in links(source) if place(to) not in sources and (ROOT / to).exists()]
-    files.append(File.generated(config, "reference/cli.md", content=command_line.page()))
     return files
 
 
@@ -54,12 +51,19 @@ def on_page_markdown(markdown: str, page: Any, **given: Any) -> str:
     if uri.startswith("files/"):  # programs would fill the answers
         page.meta["search"] = {"exclude": True}
     source = sources.get(uri, f"docs/{uri}")
+    markdown = markdown.replace("<!-- commands -->", commands() if "<!-- commands -->" in markdown else "")
 
     def there(found: re.Match[str]) -> str:
         to = posixpath.relpath(place(target(source, found["to"])), posixpath.dirname(uri) or ".")
         return found["before"] + to
 
     return outside_code(markdown, lambda text: LINK.sub(there, text))
+
+
+def commands() -> str:
+    """All commands with their options, without the overview that comes first."""
+    text = make_app().generate_docs(usage_name="shoal").replace(" -m mkdocs", "")  # the running program
+    return text[text.index("\n## shoal ") : text.index("\n## shoal --")].replace("```console", "```text")
 
 
 def place(source: str) -> str:

@@ -1,4 +1,4 @@
-"""An extension of griffe: reStructuredText's marks and sessions in docstrings become Markdown."""
+"""An extension of griffe: docstrings become Markdown, and options show their types and defaults."""
 
 from __future__ import annotations
 
@@ -32,3 +32,12 @@ class Roles(griffe.Extension):
     def on_instance(self, *, obj: griffe.Object, **given: Any) -> None:
         if obj.docstring:
             obj.docstring.value = markdown(obj.docstring.value)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **given: Any) -> None:
+        """``Annotated[int, Option(3, "train")]`` becomes ``int = 3``."""
+        note = attr.annotation
+        if isinstance(note, griffe.ExprSubscript) and str(note).startswith("Annotated["):
+            kind, *_, option = note.slice.elements  # type: ignore[union-attr]
+            if isinstance(option, griffe.ExprCall) and str(option.function) == "Option":
+                attr.annotation = kind
+                attr.value = option.arguments[0] if option.arguments else "None"

@@ -7,7 +7,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.3.0"
+__version__ = "0.4.0.dev0"
 
 if TYPE_CHECKING:
     from shoal import algorithms as algorithms
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
     from shoal.api.compare import compare as compare
     from shoal.api.diagnose import Diagnosis as Diagnosis
     from shoal.api.diagnose import diagnose as diagnose
+    from shoal.api.evaluate import evaluate as evaluate
+    from shoal.api.export import export as export
     from shoal.api.fit import Fit as Fit
     from shoal.api.fit import fit as fit
+    from shoal.api.predict import Predictions as Predictions
+    from shoal.api.predict import predict as predict
     from shoal.api.report import Report as Report
     from shoal.api.report import report as report
     from shoal.api.results import results as results
+    from shoal.api.score import Score as Score
+    from shoal.api.score import score as score
     from shoal.api.soup import Soup as Soup
     from shoal.api.soup import soup as soup
     from shoal.api.sweep import Sweep as Sweep
@@ -34,9 +40,6 @@ if TYPE_CHECKING:
     from shoal.api.train import Run as Run
     from shoal.api.train import train as train
     from shoal.errors import InputError as InputError
-    from shoal.experiments.results import Results as Results
-    from shoal.scoring import Score as Score
-    from shoal.scoring import score as score
     from shoal.trained import Trained as Trained
     from shoal.trained import load as load
     from shoal.training.callbacks import Callback as Callback
@@ -45,15 +48,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "shoal.api.compare": ("Comparison", "compare"),
     "shoal.api.diagnose": ("Diagnosis", "diagnose"),
+    "shoal.api.evaluate": ("evaluate",),
+    "shoal.api.export": ("export",),
     "shoal.api.fit": ("Fit", "fit"),
+    "shoal.api.predict": ("Predictions", "predict"),
     "shoal.api.report": ("Report", "report"),
     "shoal.api.results": ("results",),
+    "shoal.api.score": ("Score", "score"),
     "shoal.api.soup": ("Soup", "soup"),
     "shoal.api.sweep": ("Sweep", "sweep"),
     "shoal.api.train": ("Run", "train"),
     "shoal.errors": ("InputError",),
-    "shoal.experiments.results": ("Results",),
-    "shoal.scoring": ("Score", "score"),
     "shoal.trained": ("Trained", "load"),
     "shoal.training.callbacks": ("Callback",),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,17 +15,8 @@ LONGEST_MESSAGE, LINES = 900, 3
 """Characters and lines of a whole message."""
 
 
-OF_COLUMNS = re.compile(r"(?<![\w-])--(numeric|boolean|date|categorical|text|drop|group|decimal|day-first)\b")
-
-
 class TableWarning(UserWarning):
-    """A doubtful property of a table, which is in the report on its columns as well.
-
-    The message names options of the command line; as a string, it names arguments of Python functions.
-    """
-
-    def __str__(self) -> str:
-        return OF_COLUMNS.sub(lambda found: f"{found[1].replace('-', '_')}=", str(self.args[0]))
+    """A doubtful property of a table, which is in the report on its columns as well."""
 
 
 class InputError(ValueError):
@@ -37,12 +27,30 @@ class InputError(ValueError):
 
     Args:
         message: text of the message.
+        option: option that is wrong, if it is one; its name begins the message.
     """
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, option: str | None = None) -> None:
         lines = str(message).splitlines()
         text = "\n".join(lines[:LINES]) if len(lines) > LINES else str(message)
         super().__init__(text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]}…")
+        self.option = option
+
+    def __str__(self) -> str:
+        return self._said(self.option or "")
+
+    def as_flag(self) -> str:
+        """The message as the command line shows it: ``held_out`` is ``--held-out`` there."""
+        return self._said(f"--{self.option.replace('_', '-')}" if self.option else "")
+
+    def _said(self, option: str) -> str:
+        message = str(self.args[0])
+        if not option:
+            return message
+        return f"{option} {message}" if message.startswith("must ") else f"{option}: {message}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.option)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -51,12 +59,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str]) -> InputError:
+def unknown_name(kind: str, name: str, known: Iterable[str], option: str | None = None) -> InputError:
     """An error for a name that is not registered, with the nearest one that is."""
     known = sorted(known)
     near = nearest(name, known)
     hint = f" Did you mean {near!r}?" if near else ""
-    return InputError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known) or 'none'}.")
+    return InputError(f"unknown {kind} {shown(name)}.{hint} Known: {', '.join(known) or 'none'}.", option)
 
 
 def shown(value: Any) -> str:

@@ -1,176 +1,245 @@
-"""What a setting may be, declared once: in the signature of what takes it, with its default. ::
+"""What an argument may be, declared once: in the signature of what takes it, with its default. ::
 
     def __init__(self, *, tau: Annotated[float, Range(0, 1, search=uniform(0.5, 1))] = 1.0, depth: int = 3)
 
-From the signature come the check of given values, the words that describe what is allowed, and the space of a
-random search. A parameter without annotation takes the type of its default; one whose type is none of those
-below takes anything.
+pydantic checks values against the annotations; it is imported when it is needed. The hyperparameters of an
+algorithm are the keyword arguments of its constructor; their search spaces are part of the annotations.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import math
-import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Integral, Real
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
-from shoal.errors import LONGEST, InputError, check_names, nearest, shown
+import annotated_types
 
-LARGEST_INT = 2**63 - 1
-LARGEST_FLOAT = 3.4028234663852886e38
-"""What tensors hold: 64 bits of whole numbers, and single precision."""
+from shoal.errors import InputError, check_names, nearest, shown
 
-NOUNS = {bool: "true or false", Mapping: "a mapping", Callable: "a function", str: "text", Path: "a path"}
-Made = TypeVar("Made", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
 
-
+Function = TypeVar("Function", bound=Callable[..., Any])
 Size = Literal["small", "large"]
 """Of the images: a search space may differ for large ones, which pretrained models are fine-tuned on."""
 
 
 class Search(NamedTuple):
-    """From what a random search draws a setting (see :mod:`shoal.experiments.search`)."""
+    """From what a random search samples a hyperparameter (see :mod:`shoal.experiments.search`)."""
 
     kind: str
     values: tuple[Any, ...]
     of: int | None = None
-    """A whole number is drawn, and divided by this: 500 steps of 5,000 are a share of 0.1."""
+    """A whole number is sampled, and divided by this: 500 steps of 5,000 are a fraction of 0.1."""
 
 
 def choice(*values: Any) -> Search:
     return Search("choice", values)
 
 
-def _between(kind: str) -> Callable[[float, float], Search]:
-    return lambda low, high: Search(kind, (low, high))
+def uniform(low: float, high: float) -> Search:
+    return Search("uniform", (low, high))
 
 
-uniform, log10, log2 = map(_between, ("uniform", "log10", "log2"))
-"""A number between two, or 10 or 2 to the power of one."""
+def log10(low: float, high: float) -> Search:
+    """10 to the power of a uniform number."""
+    return Search("log10", (low, high))
 
 
-class Range(NamedTuple):
-    """The numbers that a setting may be: from ``least`` to ``most``, or ``above`` or ``below`` an end."""
+def log2(low: float, high: float) -> Search:
+    """2 to the power of a uniform number."""
+    return Search("log2", (low, high))
+
+
+@dataclass(frozen=True)
+class Range(annotated_types.GroupedMetadata):
+    """The numbers that an argument may be: from ``least`` to ``most``, or ``above`` or ``below`` an end."""
 
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    what: str = ""
-    """What the number is, such as "a fraction of the data"."""
     search: Search | None = None
     large: tuple[Any, Search] | None = None
     """The default and the search for large images, where they are not the same as for small ones."""
-    multiple: int = 1
+    multiple: int | None = None
 
-    def holds(self, value: float) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (self.multiple == 1 or not value % self.multiple)
-        )
-
-    def words(self) -> str:
-        if self.least is not None and self.most is not None:
-            return f" from {_number(self.least)} to {_number(self.most)}"
-        ends = [(" of at least", self.least), (" above", self.above)]
-        ends += [(" at most", self.most), (" below", self.below)]
-        return " and".join(f"{words} {_number(end)}" for words, end in ends if end is not None)
+    def __iter__(self) -> Iterator[Any]:
+        ends = {"ge": self.least, "le": self.most, "gt": self.above, "lt": self.below}
+        yield annotated_types.Interval(**ends)
+        if self.multiple is not None:
+            yield annotated_types.MultipleOf(self.multiple)
 
 
-class Text(NamedTuple):
-    """The text that a setting may be: all that ``pattern`` matches, and that in ``words``."""
-
-    pattern: str
-    words: str
-
-
+LARGEST = 2**63 - 1
 Count = Annotated[int, Range(1, 10**9)]
 Few = Annotated[int, Range(1, 1000)]
 """Of what exists all at the same time, such as processes."""
-Seed = Annotated[int, Range(0, LARGEST_INT)]
-Head = Annotated[str, Text(r"head(:[1-9][0-9]{0,8})?", "'head' or 'head:STEPS'")]
-"""A warm start that trains the head alone, for so many steps."""
+Seed = Annotated[int, Range(0, LARGEST)]
 Pixels = Annotated[int, Range(8, 10**4)]
 """The side of an image."""
+Positive = Annotated[float, Range(above=0, below=1e30)]
 Rate = Annotated[float, Range(above=0, most=1e6)]
 """A learning rate; with more, a step of Adam's is beyond single precision."""
+Fraction = Annotated[float, Range(above=0, most=1)]
 
 
-class Kind(NamedTuple):
-    """One of the types that a setting may have."""
+def coerce(annotation: Any, value: Any, name: str, of: str = "", *, strict: bool = True) -> Any:
+    """``value`` as the annotation wants it.
 
-    type: Any
-    range: Range = Range()
-    choices: tuple[Any, ...] = ()
-    items: tuple[Kind, ...] = ()
-    text: Text | None = None
+    Args:
+        annotation: type, with ranges.
+        value: value to check; numbers of NumPy become plain ones.
+        name: name of the argument, for the error message.
+        of: what it is an argument of, for the error message.
+        strict: if ``False``, text is converted, as on the command line.
 
-    def take(self, value: Any) -> Any:
-        """``value`` as a plain one of this kind; raises TypeError or ValueError where it is none."""
-        wanted = self.type
-        if wanted is Literal:
-            if not any(type(value) is type(c) and value == c for c in self.choices):
-                raise ValueError
-            return value
-        if wanted is bool:
-            if isinstance(value, bool) or type(value).__name__ == "bool":  # NumPy's
-                return bool(value)
-            raise TypeError
-        if wanted in (int, float):
-            return self._number(value)
-        if self.text is not None:
-            if not (isinstance(value, str) and re.fullmatch(self.text.pattern, value)):
-                raise ValueError
-            return value
-        if wanted is list:
-            if not isinstance(value, (list, tuple)):
-                raise TypeError
-            return [_take(self.items, item) for item in value]
-        if wanted is str and isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value):
-            return str(int(value) if isinstance(value, Integral) else float(value))  # a domain called 3
-        if not isinstance(value, wanted):
-            raise TypeError
-        if isinstance(value, (str, Path)) and "\0" in str(value):  # no name and no path has it
-            raise ValueError
+    Raises:
+        InputError: the value is not of that type, or out of range.
+    """
+    from pydantic import ValidationError
+
+    adapter = _adapter(annotation)
+    try:
+        return adapter.validate_python(value, strict=strict)
+    except ValidationError as error:
+        problem = error
+    for plain in _plain(value):
+        with contextlib.suppress(ValidationError):
+            return adapter.validate_python(plain, strict=strict)
+    message = f"must be {_expected(problem)}, got {shown(value)}.{_hint(problem, value)}"
+    raise (InputError(f"{name} of {of} {message}") if of else InputError(message, name)) from None
+
+
+def _plain(value: Any) -> Iterator[Any]:
+    """What a value may stand for: numbers and arrays of NumPy and PyTorch, and names that are numbers."""
+    if isinstance(value, (list, tuple)):
+        yield [each.tolist() if hasattr(each, "tolist") else each for each in value]
+    elif hasattr(value, "tolist"):
+        yield value.tolist()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield str(value)
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        yield float(value)
+
+
+PLAIN = (int, float, str, bool, Path, type(None), object, Any)
+LISTS = (Sequence, Mapping, list, dict, tuple, typing.Union, types.UnionType)
+
+
+@functools.lru_cache(maxsize=4096)
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(_checkable(annotation), config=ConfigDict(allow_inf_nan=False))
+
+
+def _checkable(annotation: Any) -> Any:
+    """The annotation as pydantic can check it: of classes such as ``nn.Module``, that it is an instance."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_checkable(arguments[0]), *arguments[1:])]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(map(_checkable, arguments))]  # noqa: UP007
+    if origin is Mapping:  # a domain may be called 3
+        values = arguments[1] if _is_plain(arguments[1]) else Any
+        return typing.cast(Any, Mapping)[Any, values]
+    if annotation in PLAIN or origin is Literal or _is_plain(annotation):
+        return annotation
+    if origin not in (None, *LISTS, type) and origin.__module__ != "collections.abc":
+        return Any  # a generic class, such as Dataset[Any], which others imitate
+    kind = origin or annotation
+    if kind is Callable:
+        return Callable[..., Any]
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
+        return Any
+    return _instance_of(kind)
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether it is a list or mapping of numbers and text, and nothing else."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal or origin is None:
+        return origin is Literal or annotation in PLAIN
+    if origin is Annotated:
+        return _is_plain(arguments[0])
+    return origin in LISTS and all(_is_plain(part) for part in arguments if part is not ...)
+
+
+def _instance_of(kind: type) -> Any:
+    """pydantic would look into the fields of some classes; an instance is all that is asked for."""
+
+    from pydantic import AfterValidator
+    from pydantic_core import PydanticCustomError
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, kind):
+            raise PydanticCustomError("is_instance_of", "{class}", {"class": kind.__name__})
         return value
 
-    def _number(self, value: Any) -> int | float:
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError
-        found: int | float = self.type(value)  # OverflowError: a whole number beyond what a float can be
-        largest = LARGEST_INT if self.type is int else LARGEST_FLOAT
-        within = abs(found) <= largest or self.range.most is not None
-        if (self.type is int and found != value) or not (within and math.isfinite(found)):  # 2.5, infinity
-            raise ValueError
-        if not self.range.holds(found):
-            raise ValueError
-        return found
+    return Annotated[Any, AfterValidator(check)]
 
-    def words(self) -> str:
-        if self.type is Literal:
-            return " or ".join(map(repr, self.choices))
-        if self.type is type(None):
-            return "None (null on the command line)"
-        if self.text is not None:
-            return self.text.words
-        if self.type is list:
-            return f"a list of {' or '.join(item.words() for item in self.items) or 'values'}"
-        if self.type in (int, float):
-            noun = "a whole number" if self.type is int else "a number"
-            noun = f"a multiple of {self.range.multiple}" if self.range.multiple > 1 else noun
-            return f"{self.range.what or noun}{self.range.words()}"
-        name = self.type.__name__
-        return NOUNS.get(self.type) or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+NOUNS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "True or False",
+    "string": "text",
+    "path": "a path",
+    "mapping": "a mapping",
+    "dict": "a mapping",
+    "sequence": "a list",
+    "list": "a list",
+    "callable": "a function",
+    "none": "None",
+}
+BOUNDS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+    "multiple_of": ("a multiple of", "multiple_of"),
+}
+
+
+def _expected(error: ValidationError) -> str:
+    """What would be valid, in words."""
+    words = []
+    for one in error.errors(include_url=False, include_input=False):
+        kind, context = one["type"], one.get("ctx", {})
+        if kind in BOUNDS:
+            word, bound = BOUNDS[kind]
+            words.append(
+                f"{word} {context[bound]:,}"
+                if isinstance(context[bound], int)
+                else f"{word} {context[bound]:g}"
+            )
+        elif kind == "literal_error":
+            words.append(str(context["expected"]))
+        elif kind == "value_error":
+            words.append(str(context["error"]))
+        elif kind == "is_instance_of":
+            words.append(NOUNS.get(context["class"].lower()) or f"of class {context['class']}")
+        else:
+            words.append(NOUNS.get(kind.split("_")[0]) or one["msg"].removeprefix("Input should be "))
+    return " or ".join(dict.fromkeys(words))
+
+
+def _hint(error: ValidationError, value: Any) -> str:
+    """The nearest valid name, if names are."""
+    expected = [str(e["ctx"]["expected"]) for e in error.errors() if e["type"] == "literal_error"]
+    names = [name.strip("' ") for text in expected for name in text.replace(" or ", ", ").split(", ")]
+    near = nearest(value, names) if isinstance(value, str) else None
+    return f" Did you mean {near!r}?" if near else ""
 
 
 class Setting(NamedTuple):
@@ -178,50 +247,46 @@ class Setting(NamedTuple):
 
     name: str
     default: Any
-    kinds: tuple[Kind, ...]
-    """What it may be; nothing here: anything."""
+    annotation: Any
 
     def words(self) -> str:
         """What it may be."""
-        return allowed(self.kinds)
+        try:
+            coerce(self.annotation, object(), self.name)
+        except InputError as error:
+            return str(error.args[0]).removeprefix("must be ").partition(", got")[0] + _bounds(
+                self.annotation
+            )
+        return "anything"
 
     def space(self, size: Size = "small") -> dict[str, Any] | None:
-        """What a search draws it from, if any does."""
-        for kind in self.kinds:
-            default, search = self.default, kind.range.search
-            if size == "large" and kind.range.large is not None:
-                default, search = kind.range.large
+        """What a random search samples it from, if any does."""
+        for kind, found in _ranges(self.annotation):
+            default, search = self.default, found.search
+            if size == "large" and found.large is not None:
+                default, search = found.large
             if search is not None:
-                how: dict[str, Any] = {"whole": True} if kind.type is int else {}
-                how |= {} if search.of is None else {"of": search.of}
-                return {"default": default, search.kind: list(search.values), **how}
+                more: dict[str, Any] = {"whole": True} if kind is int else {}
+                more |= {} if search.of is None else {"of": search.of}
+                return {"default": default, search.kind: list(search.values), **more}
         return None
 
 
-def check(
-    function: Callable[..., Any], values: Mapping[str, Any], of: str, kind: str = "setting"
-) -> dict[str, Any]:
-    """``values`` for parameters of ``function``, as plain numbers and text.
-
-    An InputError names what is wrong; ``of`` is whose they are.
-    """
-    declared = settings(function)
-    check_names(f"{kind} of {of}:", values, declared)
-    return {name: coerce(declared[name].kinds, value, f"{name} of {of}") for name, value in values.items()}
+def _ranges(annotation: Any) -> Iterator[tuple[type, Range]]:
+    """The number types in an annotation, with their ranges."""
+    if typing.get_origin(annotation) is Annotated:
+        kind, *more = typing.get_args(annotation)
+        yield from ((kind, each) for each in more if isinstance(each, Range))
+    else:
+        for part in typing.get_args(annotation):
+            yield from _ranges(part)
 
 
-def coerce(kind: Any, value: Any, name: str) -> Any:
-    """``value`` as the annotation ``kind`` wants it; an InputError calls it ``name``."""
-    kinds = kind if isinstance(kind, tuple) else kinds_of(kind)
-    try:
-        return _take(kinds, value) if kinds else value
-    except (TypeError, ValueError, OverflowError):
-        message = f"{name} must be {allowed(kinds)}, got {shown(value)}.{_hint(kinds, value)}"
-        raise InputError(message.lstrip()) from None
-
-
-def allowed(kinds: Sequence[Kind]) -> str:
-    return " or ".join(kind.words() for kind in kinds) or "anything"
+def _bounds(annotation: Any) -> str:
+    for _, found in _ranges(annotation):
+        ends = (("from", found.least), ("above", found.above), ("to", found.most), ("below", found.below))
+        return "".join(f" {word} {end:g}" for word, end in ends if end is not None and abs(end) < 1e6)
+    return ""
 
 
 def settings(function: Callable[..., Any]) -> dict[str, Setting]:
@@ -231,21 +296,62 @@ def settings(function: Callable[..., Any]) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for cls in function.__mro__:
         if "__init__" in vars(cls) and cls is not object:
-            maker = vars(cls)["__init__"]
-            makes, own = inspect.signature(maker).parameters.values(), _declared(maker, cls)
-            found = {p.name: own[p.name] for p in makes if p.name in own and p.name != "self"} | found
-            if not any(p.kind is p.VAR_KEYWORD for p in makes):
+            parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
+            own = _declared(vars(cls)["__init__"], cls)
+            found = {p.name: own[p.name] for p in parameters if p.name in own and p.name != "self"} | found
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
     return found
 
 
+@functools.cache
+def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
+    names, found = _names(function, cls), {}
+    for p in inspect.signature(function).parameters.values():
+        if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+            found[p.name] = Setting(p.name, p.default, _annotation(p, names))
+    return found
+
+
+def _annotation(parameter: inspect.Parameter, names: dict[str, Any]) -> Any:
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        numbers = isinstance(parameter.default, (int, float)) and not isinstance(parameter.default, bool)
+        return int | float if numbers else Any
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        holder = types.SimpleNamespace(__annotations__={"it": annotation})
+        return typing.get_type_hints(holder, names, include_extras=True)["it"]
+    except Exception:  # a name that is imported for type checkers only
+        return Any
+
+
+def _names(function: Any, cls: type | None) -> dict[str, Any]:
+    """The globals in which the annotations of a function are evaluated."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = inspect.unwrap(function.func)
+    module = sys.modules.get(getattr(cls or function, "__module__", ""))
+    return dict(getattr(function, "__globals__", None) or vars(module or types))
+
+
+def check(
+    function: Callable[..., Any], values: Mapping[str, Any], of: str, kind: str = "setting"
+) -> dict[str, Any]:
+    """``values`` for parameters of ``function``, checked; ``of`` is whose they are."""
+    declared = settings(function)
+    check_names(f"{kind} of {of}:", values, declared)
+    return {name: coerce(declared[name].annotation, value, name, of) for name, value in values.items()}
+
+
 def search_space(function: Callable[..., Any], size: Size = "small") -> dict[str, dict[str, Any]]:
-    """What a random search draws the settings from, in the form of :mod:`shoal.experiments.search`."""
+    """What a random search samples the settings from, in the form of :mod:`shoal.experiments.search`."""
     spaces = {name: setting.space(size) for name, setting in settings(function).items()}
     return {name: space for name, space in spaces.items() if space is not None}
 
 
-def checked(function: Made) -> Made:
+def checked(function: Function) -> Function:
     """Checks the arguments of a constructor, or of any function, whenever it is called."""
     signature = inspect.signature(function)
 
@@ -259,118 +365,7 @@ def checked(function: Made) -> Made:
         declared = _declared(function)
         for name, value in bound.arguments.items():
             if name in declared:
-                bound.arguments[name] = coerce(declared[name].kinds, value, f"{name} of {owner}")
+                bound.arguments[name] = coerce(declared[name].annotation, value, name, owner)
         return function(*bound.args, **bound.kwargs)
 
     return wrapped  # type: ignore[return-value]
-
-
-def plain_number(text: str) -> int | float | None:
-    """The number that ``text`` is, written as Python and YAML write decimals; else None.
-
-    No underscores, no digits of other scripts, no words for what is infinite.
-    """
-    text = text.strip()
-    if re.fullmatch(r"[+-]?[0-9]{1,4000}", text):
-        return int(text)
-    if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
-        return float(text)
-    return None
-
-
-def kinds_of(annotation: Any, range: Range = Range()) -> tuple[Kind, ...]:  # noqa: B008
-    """What an annotation allows; nothing: anything."""
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        if text := next((a for a in args[1:] if isinstance(a, Text)), None):
-            return (Kind(str, text=text),)
-        return kinds_of(args[0], next((a for a in args[1:] if isinstance(a, Range)), range))
-    if origin in (Union, types.UnionType):
-        parts = [kinds_of(arg, range) for arg in args]
-        return sum(parts, ()) if all(parts) else ()
-    if origin is Literal:
-        return (Kind(Literal, choices=args),)
-    if annotation in (int, float):
-        return (Kind(annotation, range),)
-    if annotation in (bool, str, Path, type(None)):
-        return (Kind(annotation),)
-    if origin in (list, tuple, Sequence):
-        alike = len({a for a in args if a is not ...}) == 1
-        return (Kind(list, items=kinds_of(args[0]) if alike else ()),)
-    if origin in (dict, Mapping):
-        return (Kind(Mapping),)
-    if origin in (Callable, Iterable):
-        return (Kind(origin),)
-    if inspect.isclass(annotation) and annotation not in (object, Any) and not origin:
-        return () if getattr(annotation, "_is_protocol", False) else (Kind(annotation),)
-    return ()
-
-
-def _take(kinds: Sequence[Kind], value: Any) -> Any:
-    if isinstance(value, Real) and not isinstance(value, Integral) and any(k.type is float for k in kinds):
-        kinds = [k for k in kinds if k.type is not int]  # 1.0 may mean something else than 1
-    for kind in kinds:
-        try:
-            return kind.take(value)
-        except (TypeError, ValueError, OverflowError):
-            continue
-    if kinds:
-        raise ValueError
-    return value
-
-
-@functools.cache
-def _declared(function: Callable[..., Any], cls: type | None = None) -> dict[str, Setting]:
-    names, found = _names(function, cls), {}
-    for p in inspect.signature(function).parameters.values():
-        if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
-            continue
-        annotation = p.annotation
-        if annotation is p.empty:
-            numbers = isinstance(p.default, (int, float))
-            kinds = kinds_of(bool if isinstance(p.default, bool) else int | float) if numbers else ()
-        else:
-            kinds = _kinds_of_text(annotation, names) if isinstance(annotation, str) else kinds_of(annotation)
-        found[p.name] = Setting(p.name, p.default, kinds)
-    return found
-
-
-def _kinds_of_text(annotation: str, names: Mapping[str, Any]) -> tuple[Kind, ...]:
-    try:
-        written = types.SimpleNamespace(__annotations__={"it": annotation})
-        return kinds_of(typing.get_type_hints(written, dict(names), include_extras=True)["it"])
-    except Exception:  # a name that is imported for type checkers only
-        return ()
-
-
-def _names(function: Any, cls: type | None) -> Mapping[str, Any]:
-    """The globals in which the annotations of a function are evaluated."""
-    function = inspect.unwrap(function)
-    while isinstance(function, functools.partial):
-        function = inspect.unwrap(function.func)
-    module = sys.modules.get(getattr(cls or function, "__module__", ""))
-    return getattr(function, "__globals__", None) or vars(module or types)
-
-
-def _number(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
-
-
-def _hint(kinds: Sequence[Kind], value: Any) -> str:
-    """What was probably meant, if that would be allowed."""
-    if isinstance(value, str) and len(value) < LONGEST:
-        words = [c for kind in kinds for c in kind.choices if isinstance(c, str)]
-        if near := nearest(value, words):
-            return f" Did you mean {near!r}?"
-        meant: Any = plain_number(
-            re.sub(r"(?<=[0-9]),(?=[0-9]+$)", ".", value.replace("_", "").strip("'\" "))
-        )
-    elif isinstance(value, float) and math.isfinite(value) and value == int(value):
-        meant = int(value)
-    else:
-        text = any(kind.type is str for kind in kinds)
-        return " To be read as text, no and null must be quoted." if text else ""
-    try:
-        return "" if meant is None else f" Did you mean {_take(kinds, meant)!r}?"
-    except (TypeError, ValueError, OverflowError):
-        return ""

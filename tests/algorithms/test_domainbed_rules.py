@@ -144,35 +144,6 @@ def test_absent_classes_make_domainbeds_loss_smaller() -> None:
     torch.testing.assert_close(outputs["domainbed"], 0.75 * outputs["joint"], **CLOSE)
 
 
-def test_it_resumes_at_the_same_turn() -> None:
-    whole = Pair("dann", discriminator_steps=2)
-    for step in range(6):
-        whole.take(step)
-    cut = Pair("dann", discriminator_steps=2)
-    for step in range(4):
-        cut.take(step)
-    again = Pair("dann", discriminator_steps=2)
-    again.algorithm.load_state_dict(cut.algorithm.state_dict())
-    again.engine.optimizer.load_state_dict(cut.engine.optimizer.state_dict())
-    again.engine.auxiliary["discriminator"].load_state_dict(
-        cut.engine.auxiliary["discriminator"].state_dict()
-    )
-    for step in (4, 5):
-        again.engine.step(again.algorithm, batches(step))
-    torch.testing.assert_close(again.model.state_dict(), whole.model.state_dict(), rtol=0, atol=0)
-
-
-def test_dropout_is_of_the_hidden_layers_and_one_pass_serves_both_terms() -> None:
-    algorithm = Pair("dann", dropout=0.5, depth=4).algorithm
-    kinds = [type(m).__name__ for m in algorithm.discriminator.layers]
-    assert kinds == ["Linear", "ReLU", "Dropout"] * 3 + ["Linear"]
-    calls = []
-    algorithm.discriminator.layers.register_forward_hook(lambda *_: calls.append(1))
-    algorithm.gradient_penalty = 0.5
-    algorithm.objective(algorithm.forward_batches(batches(0)))
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_processes_agree_on_a_discriminator_with_dropout(dropout: float) -> None:
     """Whose masks differ between them: gradients are averaged, where without dropout they are equal."""

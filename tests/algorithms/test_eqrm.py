@@ -1,7 +1,5 @@
 """EQRM: its quantile, its start and its learning rate after it; the steps are in test_formulas."""
 
-import math
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -51,19 +49,6 @@ class TestQuantile:
         torch.testing.assert_close(same, slope, **CLOSE)
         assert float(slope.sum()) == pytest.approx(1, abs=1e-12)
 
-    def test_two_losses_are_symmetric_about_their_mean(self) -> None:
-        losses = torch.tensor([1.0, 2.0], dtype=torch.float64)
-        low, middle, high = (float(quantile_and_slope(losses, q)[0]) for q in (0.1, 0.5, 0.9))
-        assert (middle, low + high) == pytest.approx((1.5, 3.0), abs=1e-12)
-
-    def test_many_equal_losses_and_one_other(self) -> None:
-        """Between the two lies a gap without density, where the equation's slope is nearly 0/0."""
-        losses = torch.ones(200, dtype=torch.float64)
-        losses[7] = 50.0
-        found, slope = quantile_and_slope(losses, 1 - 1 / 200)
-        assert 1 < float(found) < 50
-        assert slope.isfinite().all()
-
     def test_single_precision_of_nearly_equal_losses(self) -> None:
         losses = torch.tensor([2.0, 2.0, 2.0 + 2**-22])
         found, slope = quantile_and_slope(losses, 0.9)
@@ -76,18 +61,6 @@ class TestQuantile:
             found, slope = quantile_and_slope(torch.full((count,), 0.7, dtype=torch.float64), 0.9)
             assert float(found) == pytest.approx(0.7, abs=1e-15)
             torch.testing.assert_close(slope, torch.full_like(slope, 1 / count))
-
-    def test_many_normal_losses(self) -> None:
-        """Their quantile is that of the normal distribution, widened by the kernels."""
-        places = (torch.arange(2000, dtype=torch.float64) + 0.5) / 2000
-        found, _ = quantile_and_slope(torch.special.ndtri(places), 0.9)
-        width = 1.06 * 2000**-0.2
-        assert float(found) == pytest.approx(NormalDist(0, math.hypot(1, width)).inv_cdf(0.9), abs=2e-3)
-
-    @pytest.mark.parametrize("wrong", [0, 1, -0.5, 1.5, math.nan, "0.5", None])
-    def test_what_is_no_quantile(self, wrong: Any) -> None:
-        with pytest.raises(InputError, match=r"^quantile must be a number above 0 and below 1, got "):
-            quantile_risk(torch.ones(2), torch.arange(2), wrong)
 
 
 def network() -> nn.Module:
@@ -145,11 +118,6 @@ def test_steps(maker: Any, late: float | None, start: float, first: int) -> None
     close(found, by_hand(maker, first, 0.9, late))
 
 
-def test_never_started_is_the_mean() -> None:
-    found = trained(OPTIMIZERS["sgd"], start=2.0, quantile_lr=1e-6)
-    close(found, by_hand(OPTIMIZERS["sgd"], 99, 0.5, None))
-
-
 def test_one_domain_in_a_step() -> None:
     """Its quantile is its loss."""
     models = []
@@ -185,11 +153,3 @@ def test_a_rate_of_zero_is_refused() -> None:
     algorithm = build("eqrm", network(), cross_entropy, Task(S, 2), quantile_lr=1e-6)
     with pytest.raises(InputError, match=r"quantile_lr=1e-06 of EQRM requires an optimizer with lr above 0"):
         algorithm.wrap(torch.optim.SGD(algorithm.parameters(), 0.0), S)
-
-
-def test_settings_that_are_refused() -> None:
-    for wrong in (0.0, 1.0, 1.2):
-        with pytest.raises(InputError, match=r"quantile of EQRM must be a number above 0 and below 1, got"):
-            build("eqrm", network(), cross_entropy, Task(S, 2), quantile=wrong)
-    with pytest.raises(InputError, match=r"quantile_lr of EQRM must be .*got 0"):
-        build("eqrm", network(), cross_entropy, Task(S, 2), quantile_lr=0)

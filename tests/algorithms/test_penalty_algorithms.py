@@ -3,14 +3,14 @@
 import copy
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, mse_loss
+from torch.nn.functional import cross_entropy
 
 import shoal
 from references import naive
@@ -43,7 +43,6 @@ NEW = (
 )
 AT_ONCE: dict[str, dict[str, Any]] = {name: {"start": 0} for name in ("irm", "vrex", "fishr")}
 """Settings with which the penalty counts from the first step."""
-WEIGHTED = ("irm", "vrex", "coral", "mmd", "fishr", "iga", "dann", "cdann")
 WIDTH = 8
 
 
@@ -81,161 +80,6 @@ def on(
     return algorithm, Engine(algorithm.wrap(optimizer, count), auxiliary=auxiliary)
 
 
-def trained(name: str, steps: int = 60, lr: float = 0.1, **given: Any) -> FeatureModel:
-    model = network().double()
-    algorithm, engine = on(name, model, lr, **given)
-    for step in range(steps):
-        torch.manual_seed(step)
-        algorithm.step(domains(step, dtype=torch.float64), engine)
-    return model
-
-
-HELD = domains(999, 40, dtype=torch.float64)
-
-
-def loss_of(model: nn.Module, batch: DomainBatch) -> float:
-    return float(cross_entropy(model(batch.x), batch.y).detach())
-
-
-def penalty_of(name: str, model: nn.Module) -> float:
-    references = {
-        "irm": naive.IRM,
-        "vrex": naive.VREx,
-        "coral": naive.CORAL,
-        "mmd": naive.MMD,
-        "iga": naive.IGA,
-    }
-    if name == "fishr":
-        return float(naive.Fishr(model, cross_entropy, (), 0.0).penalty(HELD).detach())
-    return float(references[name](model, cross_entropy).penalty(HELD).detach())
-
-
-class TestWhatAPenaltyDoes:
-    @pytest.mark.parametrize(
-        ("name", "weights", "given"),
-        [
-            ("irm", (0.0, 30.0), {"start": 0, "lr": 0.03}),
-            ("vrex", (0.0, 10.0), {"start": 0}),
-            ("coral", (0.0, 5.0), {}),
-            ("mmd", (0.0, 3.0), {}),
-            ("fishr", (0.0, 100.0), {"start": 0, "ema": 0.5, "lr": 0.03}),
-            ("iga", (0.0, 10.0), {"lr": 0.05}),
-        ],
-    )
-    def test_a_larger_weight_lowers_it(self, name: str, weights: Any, given: dict[str, Any]) -> None:
-        without, with_it = (penalty_of(name, trained(name, weight=w, **given)) for w in weights)
-        assert abs(with_it) < 0.6 * without
-
-    @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_a_larger_weight_hides_the_domain(self, name: str) -> None:
-        """From a judge that is trained afterwards."""
-        game = {"width": 16, "discriminator_lr": 0.03, "discriminator_steps": 3}
-        without, with_it = (judged(trained(name, 100, weight=w, **game)) for w in (0.0, 1.0))
-        assert without < 0.05
-        assert with_it > 0.15
-
-    def test_groupdro_helps_the_worst_domain(self) -> None:
-        worst = [max(loss_of(trained("groupdro", step_size=s), b) for b in HELD) for s in (0.0, 0.3)]
-        assert worst[1] < worst[0] - 0.02
-
-    def test_sam_finds_flatter_places(self) -> None:
-        def rise(model: nn.Module) -> float:
-            reference = naive.Pooled(model, cross_entropy)
-            here, up = float(reference.objective(HELD).detach()), reference.gradient(HELD)
-            length = sum(float((g**2).sum()) for g in up) ** 0.5
-            with torch.no_grad():
-                for p, g in zip(reference.params, up, strict=True):
-                    p += 0.5 / length * g
-            return float(reference.objective(HELD).detach()) - here
-
-        assert rise(trained("sam", 100, rho=0.5)) < 0.9 * rise(trained("sam", 100, rho=0.0))
-
-    @pytest.mark.parametrize("order", ["first", "exact"])
-    def test_mldg_makes_the_virtual_step_help_the_held_out_domain(self, order: str) -> None:
-        def there(model: nn.Module) -> float:
-            reference = naive.MeanOfMeans(model, cross_entropy)
-            slope = reference.gradient(HELD[:1])
-            with torch.no_grad():
-                for p, g in zip(reference.params, slope, strict=True):
-                    p -= 0.5 * g
-            return loss_of(model, HELD[1])
-
-        without, with_it = (there(trained("mldg", beta=b, inner_lr=0.5, order=order)) for b in (0.0, 1.0))
-        assert with_it < 0.8 * without
-
-    @pytest.mark.parametrize("name", ["and-mask", "sand-mask"])
-    def test_a_weight_that_domains_pull_apart_stays(self, name: str) -> None:
-        """The first input tells the class in both domains, the second with opposite signs."""
-        y = torch.tensor([0.0, 1.0] * 4)
-        label = 2 * y - 1
-        step = [DomainBatch(torch.stack([label, s * label], 1), label, d) for d, s in enumerate((1.0, -0.8))]
-
-        def weights(algorithm: str) -> list[float]:
-            model = nn.Linear(2, 1, bias=False)
-            nn.init.zeros_(model.weight)
-            squares: Callable[[Tensor, Tensor], Tensor] = lambda o, t: mse_loss(o[:, 0], t)  # noqa: E731
-            made = build(algorithm, model, squares, Task(2, None))
-            engine = Engine(torch.optim.SGD(model.parameters(), 0.05))
-            for _ in range(3):
-                made.step(step, engine)
-            found: list[float] = model.weight.detach()[0].tolist()
-            return found
-
-        assert abs(weights("erm-by-domain")[1]) > 1e-3
-        assert weights(name)[1] == 0
-        assert weights(name)[0] > weights("erm-by-domain")[0]  # what is left is made longer
-
-    @pytest.mark.parametrize("name", ["irm", "vrex", "coral", "mmd", "fishr"])
-    def test_its_slope_reaches_the_first_layer(self, name: str) -> None:
-        model = network().double()
-        algorithm, _ = on(name, model, **AT_ONCE.get(name, {}))
-        outputs = algorithm.forward_batches(HELD)
-        penalty = algorithm.penalty(outputs, algorithm.losses(outputs))
-        (slope,) = torch.autograd.grad(penalty, model.features[0].weight)
-        assert float(slope.norm()) > 1e-4
-        assert float(penalty.detach()) == pytest.approx(penalty_of(name, model), rel=1e-9)
-
-    @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_the_discriminators_slope_reaches_the_first_layer_and_misleads_it(self, name: str) -> None:
-        model = network().double()
-        algorithm, engine = on(name, model, weight=1e6)
-        found, _ = algorithm.gradient(HELD, engine)
-        assert float(found[0].norm()) > 1
-        before = discriminator_loss(algorithm)
-        with torch.no_grad():
-            for p, g in zip(engine.params, found, strict=True):
-                p -= 1e-8 * g
-        assert discriminator_loss(algorithm) > before
-
-    def test_the_discriminator_learns(self) -> None:
-        model = network().double()
-        algorithm, engine = on("dann", model, lr=1e-9, weight=0.0, discriminator_lr=0.01)
-        log = [algorithm.step(HELD, engine)["discriminator"] for _ in range(60)]
-        assert float(log[-1]) < 0.5 * float(log[0])
-
-
-def discriminator_loss(algorithm: Any) -> float:
-    outputs = algorithm.forward_batches(HELD)
-    return float(algorithm.discriminator.loss(*algorithm.discriminator_input(outputs)).detach())
-
-
-def judged(model: FeatureModel) -> float:
-    """The loss of a linear judge that names the domain by the features."""
-    z = torch.cat([model.features(b.x) for b in HELD]).detach()
-    d = torch.cat([torch.full_like(b.y, n) for n, b in enumerate(HELD)])
-    judge = nn.Linear(z.shape[1], 2).double()
-    optimizer = torch.optim.LBFGS(judge.parameters(), max_iter=100)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = cross_entropy(judge(z), d) + 1e-4 * judge.weight.square().sum()
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)  # type: ignore[arg-type]
-    return float(cross_entropy(judge(z), d).detach())
-
-
 # Where they could break
 
 
@@ -268,13 +112,6 @@ class TestNumbers:
         assert all(b.isfinite().all() for b in algorithm.buffers())
         assert all(p.isfinite().all() for p in algorithm.parameters())
 
-    def test_constant_features(self, name: str) -> None:
-        model = network()
-        nn.init.zeros_(model.features[0].weight)
-        algorithm, engine = on(name, model, count=3, **AT_ONCE.get(name, {}))
-        found, _ = algorithm.gradient(domains(0, 6, 3), engine)
-        assert all(g.isfinite().all() for g in found)
-
     def test_without_any_gradient_it_stands_still(self, name: str) -> None:
         flat = lambda output, y: (output * 0).sum()  # noqa: E731
         weightless = {"weight": 0.0} if name in ("coral", "mmd", "dann", "cdann") else {}
@@ -284,13 +121,6 @@ class TestNumbers:
 
 
 class TestSameFeaturesEverywhere:
-    @pytest.mark.parametrize("name", ["coral", "mmd", "fishr", "vrex"])
-    def test_there_is_nothing_to_punish(self, name: str) -> None:
-        algorithm, _ = on(name, network(), count=3, **AT_ONCE.get(name, {}))
-        same = SITUATIONS["identical domains"](domains(0, 12, 3))
-        outputs = algorithm.forward_batches(same)
-        assert abs(float(algorithm.penalty(outputs, algorithm.losses(outputs)).detach())) < 1e-6
-
     @pytest.mark.parametrize("name", ["and-mask", "sand-mask", "pcgrad", "groupdro"])
     def test_a_step_of_one_batch_is_ordinary(self, name: str) -> None:
         algorithm, engine = on(name, network(), count=1)
@@ -404,29 +234,6 @@ def test_a_repeated_pass_draws_the_same_numbers(name: str, given: dict[str, Any]
     assert all(len(numbers) == 1 for numbers in met.values())
 
 
-class Halves(NamedTuple):
-    left: Tensor
-    right: Tensor
-
-
-class Joined(nn.Module):
-    def forward(self, x: Halves) -> Tensor:
-        return torch.cat([x.left, x.right], 1)
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_inputs_in_a_named_tuple(name: str) -> None:
-    whole, halves = network(), network()
-    halves.features.insert(0, Joined())
-    found = []
-    for model, see in ((whole, lambda x: x), (halves, lambda x: Halves(x[:, :2], x[:, 2:]))):
-        algorithm, engine = on(name, model, count=3, **AT_ONCE.get(name, {}))
-        torch.manual_seed(0)
-        step = [b._replace(x=see(b.x)) for b in domains(0, 6, 3)]
-        found.append(algorithm.gradient(step, engine)[0])
-    torch.testing.assert_close(found[0], found[1])
-
-
 # The weight
 
 
@@ -454,15 +261,6 @@ class TestPenaltyWeight:
         assert PenaltyWeight(1.0, start=0.1).start == 500  # where nobody says how long
         assert PenaltyWeight(1.0, start=1, steps=8).start == 1
         assert PenaltyWeight(1.0, start=1.0, steps=8).start == 8
-
-    @pytest.mark.parametrize("name", WEIGHTED)
-    def test_the_length_of_the_training_reaches_it(self, name: str) -> None:
-        task = Task(2, 2, features=WIDTH, steps=40)
-        algorithm = build(name, network(), cross_entropy, task, start=0.25, ramp=0.5)
-        assert (algorithm.weight.start, algorithm.weight.ramp) == (10, 20)
-        train = {f"{b.domain}": (b.x, b.y) for b in domains()}
-        run = shoal.fit(name, network(), train, steps=4, settings={"start": 0.5}, progress=False)
-        assert run.algorithm.weight.start == 2
 
     @settings(max_examples=60, deadline=None)
     @given(st.floats(0, 1e5), st.integers(0, 6), st.integers(0, 6), st.floats(0, 10))
@@ -517,19 +315,6 @@ def dict_loss(output: dict[str, Tensor], y: Tensor) -> Tensor:
 
 
 class TestMessages:
-    @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_a_discriminator_must_know_how_many_features_there_are(self, name: str) -> None:
-        with pytest.raises(InputError, match=r"the number of features: Task\(…, features=…\)"):
-            build(name, network(), cross_entropy, Task(2, 2))
-
-    def test_cdann_names_others_for_a_regression(self) -> None:
-        train = {f"{b.domain}": (b.x, b.x[:, 0]) for b in domains()}
-        model = FeatureModel(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 1), nn.Flatten(0)))
-        with pytest.raises(
-            InputError, match=r"CDANN supports classification.*Alternatives: dann, coral, mmd\."
-        ):
-            shoal.fit("cdann", model, train, steps=1, progress=False)
-
     def test_mixup_of_whole_numbers_is_refused_before_it_trains(self) -> None:
         model = token_model()
         start = copy.deepcopy(model.state_dict())
@@ -556,15 +341,6 @@ class TestMessages:
         with pytest.raises(InputError, match=r"for each of 10,000,000 domains: [\d,]+ numbers each, .* GiB"):
             build(name, model, cross_entropy, Task(10_000_000, 10, features=64))
         assert time.perf_counter() - start < 1
-
-    def test_the_state_of_a_discriminator_of_one_layer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Has the features' width, not the setting's."""
-        monkeypatch.setattr("shoal.algorithms.base.LARGEST_STATE", 1000)
-        task = Task(10, 2, features=WIDTH)
-        build("dann", network(), cross_entropy, task, depth=1, width=1000)
-        wide = FeatureModel(nn.Linear(4, 200), nn.Linear(200, 2))
-        with pytest.raises(InputError, match="for each of 10 domains: 200 numbers"):
-            build("dann", wide, cross_entropy, Task(10, 2, features=200), depth=1, width=2)
 
     def test_a_dict_of_outputs(self) -> None:
         algorithm = build("irm", Dict(), dict_loss, Task(2, 2))
@@ -602,84 +378,6 @@ class TestMessages:
             algorithm, engine = on("fishr", model, **AT_ONCE["fishr"])
             found.append(algorithm.gradient(domains(), engine)[0])
         torch.testing.assert_close(found[0], found[1])
-
-    @pytest.mark.parametrize(
-        ("name", "given", "message"),
-        [
-            *(
-                (n, {"weight": -1.0}, "weight of [A-Za-z]+ must be a number of at least 0, got -1.0")
-                for n in ("irm", "vrex", "coral")
-            ),
-            *(
-                (n, {"weight": -1.0}, "weight of [A-Za-z]+ must be a number of at least 0, got -1.0")
-                for n in ("mmd", "fishr", "iga")
-            ),
-            *(
-                (n, {"weight": -1.0}, "weight of [A-Za-z]+ must be a number of at least 0, got -1.0")
-                for n in ("dann", "cdann")
-            ),
-            ("irm", {"weight": float("nan")}, "weight of [A-Za-z]+ must be a number of at least 0, got nan"),
-            ("coral", {"start": -3}, "start of CORAL must be a number of steps of at least 0 .*, got -3"),
-            ("dann", {"ramp": -3}, "ramp of DANN must be a number of steps of at least 0 .*, got -3"),
-            (
-                "groupdro",
-                {"step_size": -0.1},
-                "step_size of GroupDRO must be a number of at least 0, got -0.1",
-            ),
-            ("groupdro", {"step_size": float("nan")}, "step_size of GroupDRO .*got nan"),
-            ("mixup", {"alpha": 0.0}, "alpha of Mixup must be a number above 0, got 0.0"),
-            ("mixup", {"alpha": -1.0}, "alpha of Mixup must be a number above 0, got -1.0"),
-            ("mixup", {"alpha": float("nan")}, "alpha of Mixup must be a number above 0, got nan"),
-            (
-                "mixup",
-                {"where": "inputs"},
-                "where of Mixup must be 'input' or 'features', got 'inputs'. Did you mean 'input'",
-            ),
-            ("mldg", {"beta": -0.5}, "beta of MLDG must be a number of at least 0, got -0.5"),
-            ("mldg", {"inner_lr": -0.5}, "inner_lr of MLDG must be a number of at least 0, got -0.5"),
-            ("mldg", {"held_out": 0}, "held_out of MLDG must be a whole number of at least 1, got 0"),
-            (
-                "mldg",
-                {"order": "exakt"},
-                "order of MLDG must be 'first' or 'exact', got 'exakt'. Did you mean 'exact'",
-            ),
-            (
-                "dann",
-                {"discriminator_steps": 0},
-                "discriminator_steps of DANN must be a whole number from 1 to 100, got 0",
-            ),
-            ("dann", {"width": 0}, "width of DANN must be a whole number from 1 to 16,384, got 0"),
-            ("cdann", {"depth": 0}, "depth of CDANN must be a whole number from 1 to 100, got 0"),
-            (
-                "dann",
-                {"discriminator_lr": 0.0},
-                "discriminator_lr of DANN must be a number above 0 .* got 0.0",
-            ),
-            (
-                "dann",
-                {"gradient_penalty": -2.0},
-                "gradient_penalty of DANN must be a number of at least 0, got -2.0",
-            ),
-            ("dann", {"beta1": 1.0}, "beta1 of DANN must be a number of at least 0 and below 1, got 1.0"),
-            ("cdann", {"beta1": -0.1}, "beta1 of CDANN must be a number of at least 0 and below 1, got -0.1"),
-            (
-                "iga",
-                {"method": "exakt"},
-                "method of IGA must be 'exact' or .*, got 'exakt'. Did you mean 'exact'",
-            ),
-            ("fishr", {"ema": 1.0}, "ema of Fishr must be .* below 1, got 1.0"),
-            ("fishr", {"ema": -0.1}, "ema of Fishr must be .* below 1, got -0.1"),
-            ("and-mask", {"tau": 1.1}, "tau of ANDMask must be a number from 0 to 1, got 1.1"),
-            ("and-mask", {"tau": -0.1}, "tau of ANDMask must be a number from 0 to 1, got -0.1"),
-            ("sand-mask", {"tau": 1.0}, "tau of SANDMask must be .* below 1, got 1.0"),
-            ("sand-mask", {"tau": -0.1}, "tau of SANDMask must be .* below 1, got -0.1"),
-            ("sand-mask", {"k": 0.0}, "k of SANDMask must be a number above 0, got 0.0"),
-            ("sam", {"rho": -0.1}, "rho of SAM must be a number of at least 0, got -0.1"),
-        ],
-    )
-    def test_settings_out_of_range(self, name: str, given: dict[str, Any], message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            build(name, network(), cross_entropy, Task(2, 2, features=WIDTH), **given)
 
     @pytest.mark.parametrize("held_out", [3, 7])
     def test_mldg_that_would_hold_out_every_domain(self, held_out: int) -> None:

@@ -9,7 +9,6 @@ from torch.nn.functional import cross_entropy
 
 from shoal.algorithms import build
 from shoal.data import DomainBatch, Task
-from shoal.errors import InputError
 from shoal.training.engine import Engine
 
 S, SIZE = 3, 6
@@ -81,23 +80,9 @@ def test_without_either_it_is_erm() -> None:
     close(stepped("sagm", network(), rho=0.0, alpha=0.0), stepped("erm", network()))
 
 
-def test_rho_and_alpha_may_cancel() -> None:
-    """Where ρ/‖g‖ = α, the point around is the point itself."""
-    start = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    rho = 0.3 * float((SHAPE @ start).norm())
-    found = stepped("sagm", Bowl(start.tolist()), energy, steps=1, rho=rho, alpha=0.3)
-    close(found, stepped("erm", Bowl(start.tolist()), energy, steps=1))
-
-
 def test_dropout_is_the_same_in_both_passes() -> None:
     """Else the mean of the two gradients would not be ERM's without ρ and α."""
     close(
         stepped("sagm", network(nn.Dropout(0.5)), rho=0.0, alpha=0.0),
         stepped("erm", network(nn.Dropout(0.5))),
     )
-
-
-def test_settings_that_are_refused() -> None:
-    for name in ("rho", "alpha"):
-        with pytest.raises(InputError, match=rf"{name} of SAGM must be a number of at least 0, got -0.1"):
-            build("sagm", network(), cross_entropy, Task(S, 2), **{name: -0.1})

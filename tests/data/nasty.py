@@ -62,7 +62,7 @@ CASES: dict[str, Case] = {
     ),
     "a few words": Case(_mixed("high", "high", "low"), "numeric", missing=3, warns=r"3 cells.*'high' \(2\)"),
     "too many words": Case(
-        _mixed(*["high", "low"] * 8), "categorical", warns=r"73% of its cells are numbers.*--numeric x"
+        _mixed(*["high", "low"] * 8), "categorical", warns=r"73% of its cells are numbers.*as numeric"
     ),
     "too many words, said to be numeric": Case(
         _mixed(*["high", "low"] * 8),
@@ -140,7 +140,7 @@ CASES: dict[str, Case] = {
         "categorical",
         warns="codes of 5 digits",
     ),
-    "PatientID": Case(list(range(901, 901 + ROWS)), "dropped", name="PatientID", warns="not used.*--numeric"),
+    "PatientID": Case(list(range(901, 901 + ROWS)), "dropped", name="PatientID", warns="not used.*numeric"),
     "record in order": Case(list(range(ROWS)), "dropped", name="record", warns="not used"),
     "an unnamed index": Case(list(range(ROWS)), "dropped", name="Unnamed: 0", warns="not used"),
     "numbers of rows without a name for it": Case(
@@ -149,7 +149,7 @@ CASES: dict[str, Case] = {
     "patients twice each": Case(
         [n // 2 + 1 for n in range(ROWS)], "dropped", name="patient", warns="for a repeated entity"
     ),
-    "visits of entities, in order": Case([n // 2 + 1 for n in range(ROWS)], "dropped", warns="--group"),
+    "visits of entities, in order": Case([n // 2 + 1 for n in range(ROWS)], "dropped", warns="set group"),
     "codes of letters and digits": Case(
         _cells(lambda n, r: f"AB-{n * 37 % 101:03d}"), "dropped", warns="not used"
     ),

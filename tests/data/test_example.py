@@ -1,15 +1,13 @@
-"""Generated data to try Shoal with: `shoal data example`."""
+"""Generated data to try Shoal with."""
 
 from __future__ import annotations
 
 import csv
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from shoal.cli import main
 from shoal.data.example import HOSPITALS, PER_CLASS, STYLES, write_images, write_table
 from shoal.data.own import check_table
 from shoal.data.sprites import SHAPES
@@ -72,17 +70,3 @@ def test_nothing_is_overwritten(write: object, tmp_path: Path) -> None:
             write(tmp_path / name)  # type: ignore[operator]
     assert (tmp_path / "file").read_text() == "mine"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["data", "example", "table"]) == 0
-    assert "Next: shoal data check patients.csv --label ill --domain hospital" in capsys.readouterr().out
-    assert main(["data", "example", "table"]) == 2
-    assert "'patients.csv' exists already" in capsys.readouterr().err
-    assert main(["data", "example", "images", "--out", "my images", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["next"] == "shoal data check 'my images'"
-    assert main(["data", "check", "my images"]) == 0
-    assert "no problem was found" in capsys.readouterr().out

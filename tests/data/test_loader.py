@@ -242,7 +242,7 @@ def test_attributes_of_a_dataset_mean_nothing() -> None:
     domains = Domains.from_labels(LABELS)
     whole = DomainData(data, {"train": domains}, 4, (1,), "linear")
     assert whole.split_as({"train": domains}, {}).examples is data
-    part = from_dataset(data, LABELS, test=3, classes=4)
+    part = from_dataset(data, LABELS, held_out=3, classes=4)
     assert part.examples[5][1] == 1
 
 

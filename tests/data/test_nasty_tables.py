@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nasty import CASES, ROWS, Case
 
-from shoal.cli import main
+from shoal.api.data import check
 from shoal.data import from_table
 from shoal.data.columns import values_of
 from shoal.data.inputs import reader
 from shoal.data.own import check_table
 from shoal.data.reading import CsvRows, as_table, read_table
 from shoal.data.table import Preprocessing, Tally
-from shoal.errors import InputError, TableWarning
+from shoal.errors import InputError
 
 OTHER = [f"{(n * 37 % 101) / 7:.3f}" for n in range(ROWS)]
 SITE = [("oslo", "lima", "kyoto")[n] for n in np.random.default_rng(1).integers(0, 3, ROWS)]
@@ -78,7 +78,9 @@ def test_every_fold_and_every_source_see_the_same_columns(called: str, tmp_path:
     path = written(case, tmp_path / "t.csv")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folds = [from_table(path, label="label", domain="site", test=t, **case.options) for t in set(SITE)]
+        folds = [
+            from_table(path, label="label", domain="site", held_out=t, **case.options) for t in set(SITE)
+        ]
     kinds = [[(c["column"], c["kind"]) for c in fold.inputs["columns_report"]] for fold in folds]
     assert kinds[0] == kinds[1] == kinds[2]
     for fold in folds:
@@ -292,33 +294,12 @@ class TestSuspicions:
         few = {"a": ["x", "y"] * 60, "site": table["site"], "ill": table["ill"]}
         assert "repeat" not in self.warned(few)  # by chance alone
 
-    def test_the_command_shows_it(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_check_shows_it(self, tmp_path: Path) -> None:
         path = written(CASES["one below detection"], tmp_path / "t.csv")
-        assert main(["data", "check", str(path), "--label", "label", "--domain", "site"]) == 0
-        shown = capsys.readouterr().out
+        shown = str(check(path, label="label", domain="site"))
         assert re.search(r"x +numeric +1 \(2%\) +\d+ ", shown)
         assert "'<0.1' (1)" in shown
-        assert main(["data", "check", str(path), "--categorical", "x"]) == 0
-        assert re.search(r"x +categorical", capsys.readouterr().out)
-
-
-def test_warnings_name_arguments_in_python_and_options_in_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    draw = np.random.default_rng(0)
-    table = {"patient_id": draw.integers(40, size=90), "x": draw.normal(size=90), "y": np.arange(90) % 2}
-    table["site"] = np.array(["a", "b", "c"])[draw.integers(3, size=90)]
-    with pytest.warns(TableWarning) as caught:
-        from_table(table, label="y", domain="site", test="a")
-    assert any("group=" in str(w.message) for w in caught)
-    assert not any("--" in str(w.message) for w in caught)
-    rows = zip(*table.values(), strict=True)
-    lines = [",".join(table), *(",".join(map(str, row)) for row in rows)]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    assert main(["data", "check", str(tmp_path / "t.csv"), "--label", "y", "--domain", "site"]) == 0
-    shown = capsys.readouterr()
-    assert "--group" in shown.out + shown.err
-    assert "group=" not in shown.out + shown.err
+        assert re.search(r"x +categorical", str(check(path, kinds={"x": "categorical"})))
 
 
 class TestGroups:
@@ -330,13 +311,13 @@ class TestGroups:
         return {"x": draw.normal(size=240), "who": patient, "site": site, "y": draw.integers(0, 2, 240)}
 
     @pytest.mark.parametrize("seed", range(5))
-    @pytest.mark.parametrize("test", [None, "a", "b"])
-    def test_an_entity_is_on_one_side_of_every_split(self, test: str | None, seed: int) -> None:
+    @pytest.mark.parametrize("held_out", [None, "a", "b"])
+    def test_an_entity_is_on_one_side_of_every_split(self, held_out: str | None, seed: int) -> None:
         table = self.table()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            data = from_table(table, label="y", domain="site", group="who", test=test, seed=seed)
-        assert len(caught) == (test is not None)
+            data = from_table(table, label="y", domain="site", group="who", held_out=held_out, seed=seed)
+        assert len(caught) == (held_out is not None)
         sides = [set(table["who"][d.examples()].tolist()) for d in data.splits.values()]
         for n, one in enumerate(sides):
             for other in sides[n + 1 :]:
@@ -353,12 +334,12 @@ class TestGroups:
         lost = {d: (int((there & mask).sum()), int(mask.sum())) for d, mask in of.items()}
         each = ", ".join(f"{n} of {whole} of '{d}'" for d, (n, whole) in lost.items() if n)
         with pytest.warns(UserWarning, match=f"not used, because the same entity.*: {each}$"):
-            from_table(table, label="y", domain="site", group="who", test="a")
+            from_table(table, label="y", domain="site", group="who", held_out="a")
 
     def test_without_it_entities_are_split(self) -> None:
         table = self.table()
         with pytest.warns(UserWarning, match="who"):
-            data = from_table(table, label="y", domain="site", test="b")
+            data = from_table(table, label="y", domain="site", held_out="b")
         train, validation = (set(table["who"][data.splits[s].examples()]) for s in ("train", "validation"))
         assert train & validation
 

@@ -72,7 +72,7 @@ def test_mnist_is_the_published_one(mnist: tuple[Tensor, Tensor]) -> None:
 @pytest.fixture(scope="module")
 def coloured() -> DomainData:
     real("mnist")
-    return load("coloured-mnist", test="+80%")
+    return load("coloured-mnist", held_out="+80%")
 
 
 def test_coloured_mnist_uses_every_image_once(mnist: tuple[Tensor, Tensor], coloured: DomainData) -> None:
@@ -103,7 +103,7 @@ def test_coloured_mnist_follows_its_probabilities(mnist: tuple[Tensor, Tensor], 
 @pytest.fixture(scope="module")
 def rotated() -> DomainData:
     real("mnist")
-    return load("rotated-mnist", test="30°", seed=4)
+    return load("rotated-mnist", held_out="30°", seed=4)
 
 
 def test_rotated_mnist_turns_each_raw_image(mnist: tuple[Tensor, Tensor], rotated: DomainData) -> None:
@@ -245,26 +245,22 @@ def test_a_spoilt_file_is_named(
         load("rotated-mnist", folder=str(tmp_path))
     said = str(caught.value)
     assert repr(str(tmp_path / f"{FILES[file]}{'.gz' * gz}")) in said
-    assert "`--data folder=DIR` or the environment variable SHOAL_DATA sets where" in said
+    assert "SHOAL_DATA" in said
     assert "\n" not in said
 
 
 @pytest.mark.parametrize("name", MNIST_SETS)
 def test_a_missing_file_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "raw", {n: c for n, c in contents().items() if n != FILES[2]})
-    there = (
-        f"'{FILES[2]}' \\(or .gz\\) in '{tmp_path / 'raw'}'; `--data folder=DIR` or .*SHOAL_DATA sets where"
-    )
+    there = f"'{FILES[2]}' \\(or .gz\\) in '{tmp_path / 'raw'}'.*SHOAL_DATA"
     with pytest.raises(InputError, match=there):
         load(name, folder=str(tmp_path))
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path / "empty"))
-    both = (
-        f"'{FILES[0]}' .* in '{tmp_path / 'empty' / 'mnist'}' or '{tmp_path / 'empty'}'; `--data folder=DIR`"
-    )
+    both = f"'{FILES[0]}' .* in '{tmp_path / 'empty' / 'mnist'}' or '{tmp_path / 'empty'}'; "
     with pytest.raises(InputError, match=both):
         load(name)
     monkeypatch.delenv("SHOAL_DATA")
-    with pytest.raises(InputError, match=f"{FILES[0]}, .* are needed; `--data folder=DIR` or .*SHOAL_DATA"):
+    with pytest.raises(InputError, match=f"{FILES[0]}, .* are needed.*SHOAL_DATA"):
         load(name)
 
 
@@ -318,7 +314,7 @@ def examples_of(data: DomainData, split: str) -> list[tuple[bytes, bytes]]:
 @pytest.mark.parametrize("hospital", heart.DOMAINS)
 def test_hospitals_have_the_published_patients(hospital: str) -> None:
     real("heart_disease")
-    data = load("heart", test=hospital)
+    data = load("heart", held_out=hospital)
     x, y = data.examples.batch(rows(data, "test", domain=hospital))  # type: ignore[attr-defined]
     ill, patients = ILL[hospital]
     assert (int(y.sum()), len(y)) == (ill, patients)
@@ -336,7 +332,7 @@ def test_hospitals_have_the_published_patients(hospital: str) -> None:
 def test_features_say_what_the_file_says(hospital: str) -> None:
     """Read back naively: numbers by undoing the scale, categories by the column that is 1."""
     folder = real("heart_disease")
-    data = load("heart", test=hospital)
+    data = load("heart", held_out=hospital)
     examples = data.examples
     x = examples.batch(rows(data, "test", domain=hospital))[0].double().numpy()  # type: ignore[attr-defined]
     table = [line.split(",") for line in lines(folder, hospital)]
@@ -362,7 +358,7 @@ def test_features_say_what_the_file_says(hospital: str) -> None:
 
 def test_zero_cholesterol_is_missing() -> None:
     real("heart_disease")
-    data = load("heart", test="switzerland")
+    data = load("heart", held_out="switzerland")
     x, _ = data.examples.batch(rows(data, "test", domain="switzerland"))  # type: ignore[attr-defined]
     assert (x[:, INDICATOR["chol"]] == 1).all()
     assert (x[:, heart.NUMBERS.index("chol")] == 0).all()
@@ -370,7 +366,7 @@ def test_zero_cholesterol_is_missing() -> None:
 
 def test_numbers_are_standard_in_the_training_part() -> None:
     real("heart_disease")
-    data = load("heart", test="hungarian", seed=3)
+    data = load("heart", held_out="hungarian", seed=3)
     x = data.examples.batch(torch.from_numpy(data.splits["train"].examples()).long())[0]  # type: ignore[attr-defined]
     for i, name in enumerate(heart.NUMBERS):
         known = x[x[:, INDICATOR[name]] == 0, i] if name in INDICATOR else x[:, i]
@@ -381,10 +377,10 @@ def test_numbers_are_standard_in_the_training_part() -> None:
 @pytest.mark.parametrize("hospital", heart.DOMAINS)
 def test_the_test_hospital_never_touches_the_rest(hospital: str, tmp_path: Path) -> None:
     folder = copied(real("heart_disease"), tmp_path)
-    before = load("heart", test=hospital, folder=str(folder))
+    before = load("heart", held_out=hospital, folder=str(folder))
     changed = ["999,0,4,?,9999,?,2,?,1,99,3,3,?,4" for _ in lines(folder, hospital)[::2]]
     (folder / f"processed.{hospital}.data").write_text("\n".join(changed))
-    after = load("heart", test=hospital, folder=str(folder))
+    after = load("heart", held_out=hospital, folder=str(folder))
     for split in ("train", "validation"):
         assert examples_of(before, split) == examples_of(after, split)
     assert examples_of(before, "test") != examples_of(after, "test")
@@ -434,24 +430,24 @@ def test_equal_patients_do_not_divide_by_zero(tmp_path: Path) -> None:
     assert (x[:, 11:].sum(1) == len(heart.CATEGORIES)).all()
 
 
-@pytest.mark.parametrize("test", ["va", "cleveland"])
+@pytest.mark.parametrize("held_out", ["va", "cleveland"])
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
         (PATIENT + ",0", "15 values; there must be 14: age, sex, .*num"),
         (PATIENT[:-2], "13 values; there must be 14"),
-        (with_value("chol", "high"), "chol is 'high'; it must be a number, or \\? where it is missing"),
-        (with_value("age", ""), "age is ''; it must be a number"),
-        (with_value("oldpeak", "nan"), "oldpeak is 'nan'; it must be a number"),
+        (with_value("chol", "high"), "chol is 'high'; it must be "),
+        (with_value("age", ""), "age is ''; it must be "),
+        (with_value("oldpeak", "nan"), "oldpeak is 'nan'; it must be "),
         (with_value("cp", "5"), "cp is '5'; it must be 1, 2, 3, 4, or \\? where it is missing"),
         (with_value("thal", "3.5"), "thal is '3.5'; it must be 3, 6, 7, or \\?"),
         (with_value("num", "?"), "num is '\\?'; it must be 0, 1, 2, 3, 4\\."),
         (with_value("num", "-1"), "num is '-1'; it must be 0, 1, 2, 3, 4\\."),
     ],
 )
-def test_a_malformed_line_is_named(spoilt: str, message: str, test: str, tmp_path: Path) -> None:
+def test_a_malformed_line_is_named(spoilt: str, message: str, held_out: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"processed.va.data', line 3: {message}"):
-        load("heart", test=test, folder=made(tmp_path, spoilt))
+        load("heart", held_out=held_out, folder=made(tmp_path, spoilt))
 
 
 def test_missing_and_empty_hospitals_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -460,10 +456,10 @@ def test_missing_and_empty_hospitals_are_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match=r"processed.hungarian.data' contains no patients.*SHOAL_DATA"):
         load("heart", folder=folder)
     (tmp_path / "processed.hungarian.data").unlink()
-    with pytest.raises(InputError, match=f"'processed.hungarian.data' in '{tmp_path}'; `--data folder=DIR`"):
+    with pytest.raises(InputError, match=f"'processed.hungarian.data' in '{tmp_path}'; "):
         load("heart", folder=folder)
     monkeypatch.delenv("SHOAL_DATA", raising=False)
-    with pytest.raises(InputError, match=r"processed.cleveland.data, .* are needed; `--data folder=DIR`"):
+    with pytest.raises(InputError, match=r"processed.cleveland.data, .* are needed; "):
         load("heart")
 
 

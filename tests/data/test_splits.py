@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import Domains, hold_out, leave_out
+from shoal.data import Domains, hold_out_domains, hold_out_examples
 from shoal.errors import InputError
 
 overlapping = st.lists(st.sets(st.integers(0, 15), min_size=1), min_size=2, max_size=8).map(
@@ -19,39 +19,39 @@ def members(domains: Domains) -> dict[str, set[int]]:
 
 def test_leaving_a_domain_out_takes_its_examples_from_the_others() -> None:
     domains = Domains.from_indices({"a": [0, 1, 2], "b": [2, 3], "c": [2], "d": [4]})
-    train, test = leave_out(domains, "b")
+    train, test = hold_out_domains(domains, "b")
     assert members(train) == {"a": {0, 1}, "d": {4}}  # c held example 2 only: dropped
     assert members(test) == {"b": {2, 3}}
 
 
 @settings(max_examples=60, deadline=None)
 @given(overlapping, st.data())
-def test_leave_out_by_its_definition(domains: Domains, data: st.DataObject) -> None:
+def test_hold_out_domains_by_its_definition(domains: Domains, data: st.DataObject) -> None:
     names = data.draw(st.sets(st.sampled_from(domains.names), min_size=1))
     before = members(domains)
     seen = set().union(*(before[name] for name in names))
     expected = {n: before[n] - seen for n in domains.names if n not in names and before[n] - seen}
     if not expected:
         with pytest.raises(InputError, match=r"held out|nothing to train on"):
-            leave_out(domains, names)
+            hold_out_domains(domains, names)
         return
-    train, test = leave_out(domains, names)
+    train, test = hold_out_domains(domains, names)
     assert members(train) == expected
     assert members(test) == {name: before[name] for name in names}
 
 
-def test_leave_out_refuses() -> None:
+def test_hold_out_domains_refuses() -> None:
     domains = Domains.from_sizes({"a": 1, "b": 1})
     for names, message in ((["a", "b"], "all 2 domains"), ([], "at least one"), ("c", "unknown domain")):
         with pytest.raises(InputError, match=message):
-            leave_out(domains, names)
+            hold_out_domains(domains, names)
 
 
 @settings(max_examples=80, deadline=None)
 @given(overlapping, st.floats(0.05, 0.95), st.integers(0, 99))
 def test_hold_out_by_example(domains: Domains, share: float, seed: int) -> None:
     try:
-        rest, held = hold_out(domains, share, seed)
+        rest, held = hold_out_examples(domains, share, seed)
     except InputError:
         assert share * len(domains.examples()) < len(domains)  # too few for one to be given
         return
@@ -60,7 +60,7 @@ def test_hold_out_by_example(domains: Domains, share: float, seed: int) -> None:
     right, left = members(held), members(rest)
     for name, both in members(domains).items():
         assert left[name] | right.get(name, set()) == both
-    again = hold_out(domains, share, seed)
+    again = hold_out_examples(domains, share, seed)
     assert members(again[0]) == left
     assert members(again[1]) == right
 
@@ -68,19 +68,19 @@ def test_hold_out_by_example(domains: Domains, share: float, seed: int) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.8])
 def test_each_domain_gives_its_share(share: float) -> None:
     domains = Domains.from_sizes({"a": 1, "b": 2, "c": 7, "d": 1000})
-    rest, held = hold_out(domains, share, seed=3)
+    rest, held = hold_out_examples(domains, share, seed=3)
     assert rest.sizes[0] == 1  # a domain of one example stays
     assert "a" not in held.names
     for name in set(held.names) & {"c", "d"}:
         expected = share * domains.sizes[domains.number(name)]
         assert abs(held.sizes[held.number(name)] - expected) <= 1
-    other = hold_out(domains, share, seed=4)[1]
+    other = hold_out_examples(domains, share, seed=4)[1]
     assert members(other)["d"] != members(held)["d"]
 
 
 def test_many_tiny_domains_give_their_share_together() -> None:
     domains = Domains.from_labels(np.arange(9000) // 3)
-    rest, held = hold_out(domains, 0.1, seed=0)
+    rest, held = hold_out_examples(domains, 0.1, seed=0)
     assert len(held.indices) == 900
     assert len(rest) == 3000
     spread = np.diff(np.array([int(name) for name in held.names]))
@@ -90,7 +90,7 @@ def test_many_tiny_domains_give_their_share_together() -> None:
 def test_hold_out_of_overlapping_large_domains_is_about_the_share() -> None:
     rng = np.random.default_rng(0)
     domains = Domains.from_indices({f"d{i}": rng.choice(5000, 1500, replace=False) for i in range(10)})
-    _, held = hold_out(domains, 0.2, seed=1)
+    _, held = hold_out_examples(domains, 0.2, seed=1)
     assert np.abs(held.sizes / 1500 - 0.2).max() < 0.04
 
 
@@ -98,11 +98,11 @@ def test_overlaps_never_take_all_of_a_domain() -> None:
     """Each small domain decides on one example of ``d`` and gives it up half the time."""
     domains = Domains.from_indices({"d": [0, 1, 2], "e": [0, 10], "f": [1, 11], "g": [2, 12]})
     for seed in range(50):
-        assert hold_out(domains, 0.5, seed)[0].names == domains.names
+        assert hold_out_examples(domains, 0.5, seed)[0].names == domains.names
 
 
 def test_hold_out_refuses() -> None:
     with pytest.raises(InputError, match=r"share=1.5"):
-        hold_out(Domains.from_sizes({"a": 9}), 1.5, 0)
+        hold_out_examples(Domains.from_sizes({"a": 9}), 1.5, 0)
     with pytest.raises(InputError, match="holds out no example"):
-        hold_out(Domains.from_labels(range(9)), 0.5, 0)
+        hold_out_examples(Domains.from_labels(range(9)), 0.5, 0)

@@ -336,9 +336,9 @@ class TestLabels:
         assert "30 different numbers, so the task is regression" in found.note
         assert self.read(1, 2, 3, task="regression").task == "regression"
         assert self.read(*range(30), task="classification").classes == 30
-        with pytest.raises(InputError, match="30 different values in 30 rows; set --task"):
+        with pytest.raises(InputError, match="30 different values in 30 rows; set task"):
             self.read(*range(30))
-        with pytest.raises(InputError, match="60 different values in 60 rows; set --task"):
+        with pytest.raises(InputError, match="60 different values in 60 rows; set task"):
             self.read(*(f"n{n}" for n in range(60)))
 
     def test_what_is_none(self) -> None:
@@ -357,7 +357,7 @@ class TestLabels:
 
 
 def from_patients(**changes: Any) -> DomainData:
-    given: dict[str, Any] = {"label": "ill", "domain": "site", "test": "kyoto"}
+    given: dict[str, Any] = {"label": "ill", "domain": "site", "held_out": "kyoto"}
     return from_table(patients(), **{**given, **changes})
 
 
@@ -376,13 +376,13 @@ class TestFromTable:
     @pytest.mark.parametrize("split", ["test", "validation"])
     def test_rows_that_are_not_trained_on_have_no_part_in_it(self, split: str) -> None:
         table = patients()
-        before = from_table(table, label="ill", domain="site", test="kyoto")
+        before = from_table(table, label="ill", domain="site", held_out="kyoto")
         rows = before.splits[split].examples()
         train = before.splits["train"].examples()
         table["age"][rows] = np.random.default_rng(1).normal(1e6, 1e6, len(rows))
         table["colour"] = table["colour"].astype(object)
         table["colour"][rows] = [f"shade {n}" for n in range(len(rows))]
-        after = from_table(table, label="ill", domain="site", test="kyoto")
+        after = from_table(table, label="ill", domain="site", held_out="kyoto")
         for part in ("columns", "training", "label"):
             assert after.inputs[part] == before.inputs[part]
         for name in before.splits:
@@ -393,13 +393,13 @@ class TestFromTable:
         assert torch.equal(new.x[train], old.x[train])
         assert not torch.equal(new.x[rows], old.x[rows])
 
-    @pytest.mark.parametrize("test", ["kyoto", "oslo"])
-    def test_kinds_are_the_same_whatever_is_held_out(self, test: str) -> None:
+    @pytest.mark.parametrize("held_out", ["kyoto", "oslo"])
+    def test_kinds_are_the_same_whatever_is_held_out(self, held_out: str) -> None:
         table = patients()
         table["age"] = table["age"].astype(object)
         table["age"][from_patients().splits["test"].examples()[0]] = "unknown to us"
         with pytest.warns(UserWarning, match=r"column 'age': 1 cell is not a number.*'unknown to us'"):
-            data = from_table(table, label="ill", domain="site", test=test)
+            data = from_table(table, label="ill", domain="site", held_out=held_out)
         assert [c["kind"] for c in data.inputs["columns"]] == ["numeric", "categorical"]
 
     def test_other_splits_of_fitted_rows_are_refused(self) -> None:
@@ -412,7 +412,7 @@ class TestFromTable:
     def test_regression_is_in_units_of_the_training_labels(self) -> None:
         table = patients()
         table["age"] = np.nan_to_num(table["age"], nan=50.0)
-        data = from_table(table, label="age", domain="site", test="kyoto")
+        data = from_table(table, label="age", domain="site", held_out="kyoto")
         assert (data.classes, data.class_names, data.measures) == (None, (), ())
         examples = data.examples
         assert isinstance(examples, TableRows)
@@ -433,10 +433,10 @@ class TestFromTable:
             ({"columns": ["aeg"]}, "no column 'aeg' for the features. Did you mean 'age'"),
             ({"drop": ["aeg"]}, "no column 'aeg' for the list"),
             ({"drop": ["age", "colour"]}, "there is no column"),
-            ({"test": "paris"}, "unknown test domain 'paris'.*Known: kyoto, lima, oslo"),
-            ({"test": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
+            ({"held_out": "paris"}, "held_out: unknown domain 'paris'.*Known: kyoto, lima, oslo"),
+            ({"held_out": ["lima", "oslo", "kyoto"]}, "all 3 domains are held out"),
             ({"kinds": {"age": "number"}}, "unknown kind of a column: 'number'"),
-            ({"test": 7}, "unknown test domain '7'"),
+            ({"held_out": 7}, "unknown domain '7'"),
             ({"validation": 1.5}, "share=1.5"),
         ],
     )
@@ -449,7 +449,7 @@ class TestFromTable:
         with pytest.raises(InputError, match="column 'twin' is a copy of the label 'ill'"):
             from_table({**table, "twin": table["ill"]}, label="ill", domain="site")
         with pytest.raises(InputError, match="only one domain, 'x'"):
-            from_table({**table, "site": ["x"] * 120}, label="ill", domain="site", test="x")
+            from_table({**table, "site": ["x"] * 120}, label="ill", domain="site", held_out="x")
         with pytest.raises(InputError, match="domain 'site' is missing in row 1;"):
             from_table({**table, "site": ["", *["x"] * 119]}, label="ill", domain="site")
         with pytest.raises(InputError, match=r"domain 'site' is 0\.5 in row 2"):
@@ -461,13 +461,13 @@ class TestFromTable:
 
     def test_names_of_domains(self) -> None:
         odd = ["<script>", "NA", "$x"] * 40
-        data = from_table({**patients(), "site": odd}, label="ill", domain="site", test="<script>")
+        data = from_table({**patients(), "site": odd}, label="ill", domain="site", held_out="<script>")
         assert data.splits["test"].names == ("<script>",)
         assert data.splits["train"].names == ("$x", "NA")
         numbers = from_table({**patients(), "site": [10.0, 9.0, 1.0] * 40}, label="ill", domain="site")
         assert numbers.splits["train"].names == ("1", "9", "10")
         by_number = from_table(
-            {**patients(), "site": [10.0, 9.0, 1.0] * 40}, label="ill", domain="site", test=9
+            {**patients(), "site": [10.0, 9.0, 1.0] * 40}, label="ill", domain="site", held_out=9
         )
         assert by_number.splits["test"].names == ("9",)
         assert "test" not in numbers.splits
@@ -476,7 +476,7 @@ class TestFromTable:
         table = {**patients(), "constant": np.ones(120)}
         table["ill"] = np.where(table["site"] == "kyoto", "perhaps", table["ill"])
         tiny = np.where(np.arange(120) == 0, "single", table["site"])
-        data = from_table({**table, "site": tiny}, label="ill", domain="site", test="kyoto")
+        data = from_table({**table, "site": tiny}, label="ill", domain="site", held_out="kyoto")
         assert data.notes["columns"] == "'constant' has the same value in every row"
         assert data.notes["test"] == "it has classes without training examples: 'perhaps'"
         assert "none of them of kyoto" in data.notes["examples"]
@@ -499,12 +499,12 @@ class TestOtherSources:
         x, y = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3 + 1
         site = ["a", "b", "c"] * 20
         given = (torch.tensor(x), torch.tensor(y), site) if tensors else (x, y, np.array(site))
-        data = from_arrays(*given, test="c")
+        data = from_arrays(*given, held_out="c")
         assert (data.class_names, data.classes, data.input_shape) == (("1", "2", "3"), 3, (4,))
         assert self.fitted(data).scores("test").names == ("c",)
 
     def test_arrays_of_pictures_and_of_quantities(self) -> None:
-        data = from_arrays(np.zeros((12, 3, 16, 16), np.uint8), ["x", "y"] * 6, [0, 0, 1] * 4, test="1")
+        data = from_arrays(np.zeros((12, 3, 16, 16), np.uint8), ["x", "y"] * 6, [0, 0, 1] * 4, held_out="1")
         assert (data.model, data.input_shape) == ("small-cnn", (3, 16, 16))
         quantity = from_arrays(np.zeros((40, 2)), np.linspace(0, 5, 40), [0, 1] * 20)
         assert isinstance(quantity.examples, torch.utils.data.Dataset)
@@ -526,7 +526,7 @@ class TestOtherSources:
 
     def test_a_dataset_of_torch(self) -> None:
         pairs = TensorDataset(torch.randn(30, 4), torch.arange(30) % 3)
-        data = from_dataset(pairs, ["a", "b", "c"] * 10, test="a")
+        data = from_dataset(pairs, ["a", "b", "c"] * 10, held_out="a")
         assert (data.classes, data.input_shape, data.model) == (3, (4,), "tabular")
         assert self.fitted(data).scores("test").names == ("a",)
         with pytest.raises(InputError, match="30 examples and domains 3"):
@@ -547,7 +547,7 @@ class TestOtherSources:
         )
         content = {**table, "ill": (table["ill"] == "yes").astype(int)}
         whole = hub.Dataset.from_dict(content, features=numbered)
-        data = from_hf(whole, label="ill", domain="site", test="oslo", drop=["colour"])
+        data = from_hf(whole, label="ill", domain="site", held_out="oslo", drop=["colour"])
         assert data.class_names == ("ill", "well")
         assert data.input_shape == (2,)
         with pytest.raises(InputError, match=r"splits train; select one, such as dataset\['train'\]"):
@@ -562,7 +562,7 @@ class TestOtherSources:
         ]
         content = {"image": pictures, "label": ["cat", "dog"] * 6, "place": ["in", "out", "sea"] * 4}
         whole = hub.Dataset.from_dict(content).cast_column("image", hub.Image())
-        data = from_hf(whole, label="label", domain="place", test="out", size=16)
+        data = from_hf(whole, label="label", domain="place", held_out="out", size=16)
         assert (data.input_shape, data.class_names) == ((3, 16, 16), ("cat", "dog"))
         assert data.inputs["kind"] == "image"
         x, y = data.examples[1]
@@ -579,7 +579,7 @@ class TestOtherSources:
             "label": ["up", "down"] * 6,
             "place": ["a", "b", "c"] * 4,
         }
-        given = {"label": "label", "domain": "place", "test": "b", "text": "text", "tokenizer": tiny}
+        given = {"label": "label", "domain": "place", "held_out": "b", "text": "text", "tokenizer": tiny}
         data = from_hf(hub.Dataset.from_dict(content), **given, max_tokens=8)
         assert (data.model, data.input_shape, data.class_names) == (tiny, (8,), ("down", "up"))
         assert data.inputs["kind"] == "text"
@@ -597,13 +597,13 @@ class TestDataset:
         lines = [",".join(table), *(",".join(map(str, row)) for row in zip(*table.values(), strict=True))]
         return str(written(tmp_path / "t.csv", "\n".join(lines)))
 
-    def test_it_leaves_the_last_domain_out(self, tmp_path: Path) -> None:
+    def test_it_holds_the_last_domain_out(self, tmp_path: Path) -> None:
         options = {"file": self.file(tmp_path), "label": "ill", "domain": "site"}
         data = sets.load("table", **options)
         assert data.splits["test"].names == ("oslo",)
         assert sets.registry.module("table").domains(**options) == ("kyoto", "lima", "oslo")
-        assert sets.load("table", **options, test="lima").splits["test"].names == ("lima",)
-        assert "test" not in sets.load("table", **options, test=[]).splits
+        assert sets.load("table", **options, held_out="lima").splits["test"].names == ("lima",)
+        assert "test" not in sets.load("table", **options, held_out=[]).splits
         assert sets.load("table", **options, drop="age").input_shape == (3,)
         assert sets.load("table", **options, columns=["age"], seed=3).input_shape == (2,)
         assert sets.load("table", **options, kinds={"age": "categorical"}).input_shape[0] > 10
@@ -620,7 +620,7 @@ class TestDataset:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({}, r"`--data file=FILE` sets it"),
+            ({}, r"file"),
             ({"file": "t.csv"}, r"requires the column to predict: `label=COLUMN`"),
             ({"file": "t.csv", "label": "ill"}, r"requires the column with the domains"),
             ({"file": "t.csv", "label": "ill", "domain": "site"}, "No such file"),
@@ -631,13 +631,11 @@ class TestDataset:
         with pytest.raises(InputError, match=says):
             sets.load("table", **options)
 
-    @pytest.mark.parametrize("test", [False, ["lima", None], {"lima": 1}])
-    def test_what_is_no_name_of_a_domain(self, test: Any, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("held_out", [False, ["lima", None], {"lima": 1}])
+    def test_what_is_no_name_of_a_domain(self, held_out: Any, tmp_path: Path) -> None:
         options = {"file": self.file(tmp_path), "label": "ill", "domain": "site"}
-        with pytest.raises(
-            InputError, match=r"must be text .* To be read as text, no and null must be quoted"
-        ):
-            sets.load("table", **options, test=test)
+        with pytest.raises(InputError, match=r"held_out of dataset"):
+            sets.load("table", **options, held_out=held_out)
         with pytest.raises(InputError, match="no column '3' for the features"):
             sets.load("table", **options, columns=3)
 

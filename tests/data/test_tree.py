@@ -164,15 +164,15 @@ def test_a_published_set_is_found_in_its_folder_above_it_and_by_default(
         assert files.domains == tuple(layout.domains)
         assert files.root == str(own)
     monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
-    for left_out in layout.domains:
-        data = load(name, test=left_out, size=16)
-        assert data.splits["test"].names == (left_out,)
-        assert set(data.splits["train"].names) == set(layout.domains) - {left_out}
+    for held_out in layout.domains:
+        data = load(name, held_out=held_out, size=16)
+        assert data.splits["test"].names == (held_out,)
+        assert set(data.splits["train"].names) == set(layout.domains) - {held_out}
         assert data.splits["validation"].names == data.splits["train"].names
         assert data.splits["validation"].sizes.tolist() == [2] * (len(layout.domains) - 1)
         assert data.classes == 2
-    with pytest.raises(InputError, match="unknown test domain 'nowhere'"):
-        load(name, test="nowhere")
+    with pytest.raises(InputError, match="unknown domain 'nowhere'"):
+        load(name, held_out="nowhere")
 
 
 @pytest.mark.parametrize(
@@ -222,15 +222,15 @@ def test_what_lacks_of_a_published_set_is_named_and_where_to_get_it(
         load("pacs", folder=str(tmp_path))
 
 
-def test_image_folder_leaves_out_what_it_is_told(tmp_path: Path) -> None:
+def test_image_folder_holds_out_what_it_is_told(tmp_path: Path) -> None:
     planted(tmp_path, LAYOUTS["pacs"])
     assert load("image-folder", folder=str(tmp_path), size=16).splits["test"].names == ("sketch",)
-    assert load("image-folder", folder=str(tmp_path), size=16, test="photo").splits["test"].names == (
+    assert load("image-folder", folder=str(tmp_path), size=16, held_out="photo").splits["test"].names == (
         "photo",
     )
-    with pytest.raises(InputError, match=r"unknown test domain 'phot'.*'photo'"):
-        load("image-folder", folder=str(tmp_path), test="phot")
-    with pytest.raises(InputError, match=r"--data folder=DIR"):
+    with pytest.raises(InputError, match=r"unknown domain 'phot'.*'photo'"):
+        load("image-folder", folder=str(tmp_path), held_out="phot")
+    with pytest.raises(InputError, match=r"folder"):
         load("image-folder")
     put(tmp_path / "one", "photo/dog/1.png", "photo/dog/2.png")
     with pytest.raises(InputError, match="only one domain, 'photo'"):
@@ -241,12 +241,12 @@ def test_several_domains_are_held_out(tmp_path: Path) -> None:
     planted(tmp_path, LAYOUTS["pacs"])
     for name in ("image-folder", "pacs"):
         several = ["sketch", "photo"]
-        data = load(name, folder=str(tmp_path), size=16, test=several)
+        data = load(name, folder=str(tmp_path), size=16, held_out=several)
         assert set(data.splits["test"].names) == set(several)
         assert data.splits["train"].names == ("art_painting", "cartoon")
-        assert "test" not in load(name, folder=str(tmp_path), size=16, test=[]).splits
+        assert "test" not in load(name, folder=str(tmp_path), size=16, held_out=[]).splits
         with pytest.raises(InputError, match="all 4 domains are held out"):
-            load(name, folder=str(tmp_path), size=16, test=list(LAYOUTS["pacs"].domains))
+            load(name, folder=str(tmp_path), size=16, held_out=list(LAYOUTS["pacs"].domains))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_splits_are_no_domains(files: list[str], message: str, tmp_path: Path) -
         with pytest.raises(InputError, match=message) as error:
             call(*name, folder=str(tmp_path))
         assert "\n" not in str(error.value)
-        assert "splits_are_domains=true" in str(error.value)
+        assert "splits_are_domains" in str(error.value)
 
 
 def test_splits_may_be_said_to_be_domains(tmp_path: Path) -> None:
@@ -306,14 +306,32 @@ def table(rows: list[str], head: str = "path,label,domain") -> str:
     return "\n".join([head, *rows]) + "\n"
 
 
-def test_a_list_without_splits_leaves_a_domain_out(tmp_path: Path) -> None:
+def test_a_list_without_splits_holds_a_domain_out(tmp_path: Path) -> None:
     rows = [f"images/{i}.png,{i % 2 * 10 + 2},{'ab'[i // 6]}" for i in range(12)]
     data = load("manifest", file=listed(tmp_path, table(rows)), size=16)
     assert data.splits["test"].names == ("b",)
     assert data.splits["train"].names == data.splits["validation"].names == ("a",)
     assert data.classes == 2
     assert [data.examples[i][1] for i in range(4)] == [0, 1, 0, 1]  # 2 before 12
-    assert load("manifest", file=str(tmp_path / "list.csv"), test="a", size=16).splits["test"].names == ("a",)
+    assert load("manifest", file=str(tmp_path / "list.csv"), held_out="a", size=16).splits["test"].names == (
+        "a",
+    )
+
+
+@pytest.mark.parametrize("last", ["10", "site 10", "2020-10"])
+def test_folders_lists_and_tables_hold_out_the_same_domain(last: str, tmp_path: Path) -> None:
+    """By default the last in natural order."""
+    domains = [last.removesuffix("10") + number for number in ("10", "9", "1")]
+    put(tmp_path / "in", *(f"{d}/{c}/{i}.png" for d in domains for c in "xy" for i in range(3)))
+    rows = [f"in/{d}/{c}/{i}.png,{c},{d},{i}" for d in domains for c in "xy" for i in range(3)]
+    (tmp_path / "list.csv").write_text(table(rows, "path,label,domain,width"))
+    columns = {"label": "label", "domain": "domain", "columns": "width"}
+    for data in (
+        load("image-folder", folder=str(tmp_path / "in"), size=16),
+        load("manifest", file=str(tmp_path / "list.csv"), size=16),
+        load("table", file=str(tmp_path / "list.csv"), **columns),
+    ):
+        assert data.splits["test"].names == (last,)
 
 
 def test_a_list_with_splits_is_taken_at_its_word(tmp_path: Path) -> None:
@@ -324,8 +342,8 @@ def test_a_list_with_splits_is_taken_at_its_word(tmp_path: Path) -> None:
     got = {name: domains.indices.tolist() for name, domains in data.splits.items()}
     assert got == {"train": [0, 1, 5, 6, 7, 11], "validation": [2, 4, 8, 10], "test": [3, 9]}
     assert data.splits["train"].names == ("a", "b")
-    with pytest.raises(InputError, match=r"column 'split'.*do not set test"):
-        load("manifest", file=file, test="a")
+    with pytest.raises(InputError, match=r"held_out: .*column 'split'"):
+        load("manifest", file=file, held_out="a")
 
 
 @pytest.mark.parametrize(
@@ -352,7 +370,7 @@ def test_wrong_lists_are_named(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_a_list_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match="--data file=FILE"):
+    with pytest.raises(InputError, match="file"):
         load("manifest")
     with pytest.raises(InputError, match=r"nowhere.csv' cannot be read"):
         load("manifest", file=str(tmp_path / "nowhere.csv"))

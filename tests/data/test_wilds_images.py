@@ -17,7 +17,8 @@ from PIL import Image
 
 import shoal
 from imitations import wilds as fake
-from shoal import cli, models
+from shoal import models
+from shoal.api.data import check
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.sets import fmow, iwildcam, poverty
@@ -341,7 +342,7 @@ def test_the_newest_version_is_taken(root: Path, old: Path, monkeypatch: pytest.
     assert find(published, None, 1.0).version == "1.0"
     shutil.rmtree(both)
     monkeypatch.delenv("SHOAL_DATA")
-    with pytest.raises(InputError, match="files of FMoW-WILDS are needed; `--data folder=DIR`"):
+    with pytest.raises(InputError, match="files of FMoW-WILDS are needed; "):
         find(published, None)
 
 
@@ -505,7 +506,7 @@ def test_a_picture_that_is_missing_or_broken(root: Path, tmp_path: Path) -> None
         x, y = patient[cut]
     assert y == examples.known_labels()[cut]
     assert x.shape == (3, 96, 96)
-    assert cli.main(["data", "check", str(tmp_path), "--dataset", "camelyon17", "--workers", "2"]) == 1
+    assert "files that cannot be read: 2" in check(tmp_path, dataset="camelyon17", workers=2).problems
 
 
 def test_villages_are_mirrored_in_training_only(root: Path) -> None:
@@ -550,27 +551,22 @@ def as_published(name: str, root: Path, **changes: int) -> Published:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_check_says_when_all_is_well(
-    name: str, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_when_all_is_well(name: str, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sets.registry.module(name), "PUBLISHED", as_published(name, root))
     if name == "poverty":  # thousands of files: whether each is read, and no more
         monkeypatch.setattr(poverty.Villages, "problem", lambda self, i: None if i < len(self) else "none")
-    assert cli.main(["data", "check", str(root), "--dataset", name, "--workers", "1"]) == 0
-    assert "The counts match the published ones" in capsys.readouterr().out
+    found = check(root, dataset=name, workers=1)
+    assert found.problems == []
+    assert "The counts match the published ones" in str(found)
 
 
-def test_check_says_what_differs(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_says_what_differs(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = as_published("fmow", root)
     counts = {"1.0": right.counts["1.1"], "1.1": as_published("fmow", root, test=70).counts["1.1"]}
     monkeypatch.setattr(fmow, "PUBLISHED", dataclasses.replace(right, counts=counts))
-    assert cli.main(["data", "check", str(root), "--dataset", "fmow", "--workers", "1"]) == 1
-    said = capsys.readouterr().out
-    assert "problem: test has 62 examples, not 70" in said
-    assert "These are the counts of version 1.0." in said
-    assert "can be obtained from https://wilds" in said
+    found = check(root, dataset="fmow", workers=1)
+    assert found.problems == ["test has 62 examples, not 70"]
+    assert "These are the counts of version 1.0." in str(found)
 
 
 def test_imitations_follow_from_their_seed(tmp_path: Path) -> None:

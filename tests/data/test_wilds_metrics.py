@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+import shoal
 from imitations import wilds as fake
-from shoal.cli import main
 from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.wilds import SPLITS
@@ -57,10 +56,8 @@ def guesses(data: DomainData, y: Any, seed: int) -> np.ndarray:
 
 @pytest.mark.filterwarnings("ignore")  # of the package
 @pytest.mark.parametrize("name", SCORES)
-def test_scores_of_random_predictions(
-    name: str, folder: Path, wilds_package: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In every split; read from a file that is written as WILDS writes it, by the command too."""
+def test_scores_of_random_predictions(name: str, folder: Path, wilds_package: Any, tmp_path: Path) -> None:
+    """In every split; read from a file that is written as WILDS writes it, by the public function too."""
     pandas = pytest.importorskip("pandas")
     data = sets.load(name, folder=str(folder))
     assert set(SCORES[name]) <= set(data.measures)
@@ -84,8 +81,7 @@ def test_scores_of_random_predictions(
             assert scores.more[ours] == pytest.approx(expected[called], abs=1e-6), (split, ours)
         if "worst-group accuracy" in scores.more:
             assert scores.more["worst-group accuracy"] < scores.more["accuracy"]
-        assert main(["evaluate", str(path), "--data", f"folder={folder}", "--json"]) == 0
-        (found,) = json.loads(capsys.readouterr().out)["files"]
+        (found,) = shoal.evaluate([path], data_options={"folder": str(folder)}).to_dict()["files"]
         assert (found["dataset"], found["split"]) == (name, SPLITS[split])
         assert found["metrics"] == pytest.approx(dict(scores.more))
         seen += 1

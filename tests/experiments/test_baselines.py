@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import shoal
-from shoal.cli import main
 from shoal.errors import InputError
-from shoal.experiments import baselines, compare
+from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
 from shoal.models import build
-from shoal.trained import train_command
-
-Captured = pytest.CaptureFixture[str]
 
 
 def fitted(name: str, x: Any, y: Any, classes: int | None, **chosen: Any) -> baselines.Fitted:
@@ -93,15 +85,6 @@ def test_the_majority() -> None:
     kept = fitted(baselines.MAJORITY, x, y.astype(np.float32), None)
     np.testing.assert_allclose(applied(kept.network(1), x), [0.9] * 10, atol=1e-6)
     assert set(baselines.CONTROLS) < set(baselines.names(2)) & set(baselines.names(None))
-
-
-def test_small_tables_get_every_round_of_scikit_learns_own_fit() -> None:
-    ensemble = pytest.importorskip("sklearn.ensemble")
-    x, y = made_up(3, 3)
-    kept = fitted(baselines.BOOSTING, x, y, 3)
-    assert not kept.note
-    plain = ensemble.HistGradientBoostingClassifier(max_iter=baselines.TREES, early_stopping=False).fit(x, y)
-    assert np.array_equal(kept.model.predict_proba(x), plain.predict_proba(x))
 
 
 def test_large_tables_get_fewer_rounds_by_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,19 +163,11 @@ def test_trees_without_an_end_are_refused() -> None:
         network.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "sizes", [{}, {"nodes": 2, "trees": 3, "scores": 2}, {"nodes": 5, "trees": 10**9, "scores": 1}]
-)
-def test_sizes_that_cannot_be(sizes: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="tree-ensemble"):
-        build("tree-ensemble", input_shape=(2,), classes=None, seed=0, **sizes)
-
-
-# From the command line
+# Trained as any algorithm
 
 
 @pytest.fixture
-def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     age, colour = draw.normal(50, 10, 160), draw.choice(["red", "blue"], 160)
@@ -202,127 +177,65 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for n, (a, c, r) in enumerate(zip(age, colour, risk, strict=True))
     ]
     Path("t.csv").write_text("\n".join(["age,colour,site,ill,risk", *lines]))
-    return ["t.csv", "--domain", "site", "--held-out", "b"]
+    own = {"data": "t.csv", "domain": "site", "held_out": "b", "label": "ill", "drop": ["risk"]}
+    return {**own, "out": "run", "progress": False}
 
 
 @pytest.mark.parametrize(
     "name", ["majority", "logistic-regression", "gradient-boosting", "ridge-regression", "regression trees"]
 )
-def test_trained_used_and_exported_like_any_run(name: str, table: list[str], capsys: Captured) -> None:
+def test_trained_used_and_exported_like_any_run(name: str, table: dict[str, Any]) -> None:
     pytest.importorskip("sklearn")
     numbers = name in ("ridge-regression", "regression trees")
+    table |= {"label": "risk", "drop": ["ill"]} if numbers else {}
     name = baselines.BOOSTING if name == "regression trees" else name
-    label = ["--label", "risk", "--drop", "ill"] if numbers else ["--label", "ill", "--drop", "risk"]
-    command = ["train", name, *table, *label, "--out", "run", "--json"]
-    assert main(command) == 0
-    record = json.loads(capsys.readouterr().out)
-    made = {p.name for p in Path("run").iterdir()}
-    assert {
-        "model.safetensors",
-        "inputs.json",
-        "record.json",
-        "config.yaml",
-        "card.md",
-        "metrics.jsonl",
-    } <= made
+    scores = shoal.train(name, **table).record.chosen["test"]
     model = shoal.load("run")
     found = model.predict("t.csv")
     rows = np.array([line.split(",") for line in Path("t.csv").read_text().splitlines()[1:]])
     test = rows[:, 2] == "b"
     truth = rows[test, 4].astype(float) if numbers else rows[test, 3]
-    scores = record["history"][record["selected"]]["scores"]["test"]
     if numbers:
         error = np.square(found[test] - truth).mean() / model.inputs["label"]["scale"] ** 2
         assert error == pytest.approx(scores["average"], rel=1e-4)
     else:
         assert (found[test] == truth).mean() == pytest.approx(scores["average"])
-    assert "batch size" not in Path("run/card.md").read_text()
-    for other in (["show", "run"], ["results", "run"], ["resume", "run"], ["predict", "run", "t.csv"]):
-        assert main(other) == 0, other
-    assert main(command[:-1]) == 0  # it is there, and shown again
-    shown = capsys.readouterr().out
-    assert f"{name} on table" in shown
-    assert main(["export", "run", "--format", "torch-export", "--out", "m.pt2"]) == 0
-    if importlib.util.find_spec("onnxruntime") and importlib.util.find_spec("onnxscript"):
-        assert main(["export", "run", "--out", "m.onnx"]) == 0
-        assert "The inputs are 2 raw columns" in capsys.readouterr().out
-
-
-def test_the_command_of_a_comparisons_record(table: list[str], capsys: Captured) -> None:
-    """It trains the same model again, with weights this time."""
-    pytest.importorskip("sklearn")
-    options = {"file": "t.csv", "label": "ill", "domain": "site", "drop": ["risk"], "test": "b"}
-    base = RunConfig("table", "erm", 77, data_options=options)
-    for planned in compare.plan(base, baselines.names(2), ["b"], [0], 2):
-        config = replace(planned, data_options=options)
-        command = train_command(config)
-        assert "--steps" not in command
-        assert "--lr" not in command
-        assert main([*shlex.split(command)[1:], "--json"]) == 0
-        record = json.loads(capsys.readouterr().out)
-        assert record["history"] == json.loads(json.dumps(baselines.run(config).history))
+    assert shoal.train(name, **table).record.chosen["test"] == scores
+    shoal.export("run", "m.pt2", format="torch-export")
+    assert Path("m.pt2").exists()
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("name", "options", "says"),
     [
-        (
-            ["gradient-boosting", "--set", "depth=3"],
-            "unknown setting of gradient-boosting: 'depth'. Known: l2_reg",
-        ),
-        (
-            ["gradient-boosting", "--set", "learning_rate=-1"],
-            "learning_rate of gradient-boosting must be a number above 0 and at most 1e+06, got -1",
-        ),
-        (["majority", "--set", "C=1"], "unknown setting of majority: 'C'. Known: none."),
-        (
-            ["logistic-regression", "--lr", "0.1"],
-            "--lr is an option of neural networks, and logistic-regression is",
-        ),
-        (["majority", "--seeds", "3"], "--seeds is an option of neural networks"),
-        (
-            ["ridge-regression"],
-            "ridge-regression does not predict classes; use majority or logistic-regression or gr",
-        ),
-        (["gradient-bosting"], "Did you mean 'gradient-boosting'?"),
+        ("gradient-boosting", {"settings": {"depth": 3}}, "depth"),
+        ("gradient-boosting", {"settings": {"learning_rate": -1}}, "learning_rate"),
+        ("majority", {"settings": {"C": 1}}, "'C'"),
+        ("logistic-regression", {"lr": 0.1}, "^lr: "),
+        ("ridge-regression", {}, "does not predict classes"),
+        ("gradient-bosting", {}, "Did you mean 'gradient-boosting'"),
+        ("majority", {"data": "rotated-digits", "label": None, "domain": None, "drop": None}, ""),
     ],
 )
-def test_what_cannot_be_is_one_line(more: list[str], says: str, table: list[str], capsys: Captured) -> None:
+def test_what_cannot_be_is_named(name: str, options: Any, says: str, table: dict[str, Any]) -> None:
     pytest.importorskip("sklearn")
-    algorithm, *options = more
-    assert main(["train", algorithm, *table, "--label", "ill", "--out", "run", *options]) == 2
-    assert says in capsys.readouterr().err.splitlines()[-1]  # after the column report
+    with pytest.raises(InputError, match=says):
+        shoal.train(name, **table | options)
     assert not Path("run").exists()
 
 
-def test_pictures_are_not_rows_of_numbers(capsys: Captured, tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    out = str(tmp_path / "run")
-    assert main(["train", "majority", "rotated-digits", "--out", out]) == 2
-    assert "requires tabular data" in capsys.readouterr().err
-
-
-def test_without_scikit_learn(table: list[str], capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn(table: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(baselines, "lacking", lambda: "needs scikit-learn: pip install 'shoal[sklearn]'")
-    assert main(["train", "logistic-regression", *table, "--label", "ill"]) == 2
-    assert "logistic-regression needs scikit-learn" in capsys.readouterr().err
-    assert main(["train", "majority", *table, "--label", "ill", "--out", "run"]) == 0
+    with pytest.raises(InputError, match="logistic-regression needs scikit-learn"):
+        shoal.train("logistic-regression", **table)
+    assert shoal.train("majority", **table).finished
 
 
-def test_a_strangers_trees_are_one_line(table: list[str], capsys: Captured) -> None:
+def test_damaged_trees_of_a_run_are_refused(table: dict[str, Any]) -> None:
     pytest.importorskip("sklearn")
-    assert main(["train", "gradient-boosting", *table, "--label", "ill", "--out", "run"]) == 0
+    shoal.train("gradient-boosting", **table)
     weights = load_file("run/model.safetensors")
     weights["features.right"][0] = 0
     save_file(weights, "run/model.safetensors")
-    capsys.readouterr()
-    assert main(["predict", "run", "t.csv"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "the trees are damaged" in line
-
-
-def test_they_are_listed(capsys: Captured) -> None:
-    assert main(["list", "algorithms"]) == 0
-    assert "majority, logistic-regression, ridge-regression, gradient-boosting" in capsys.readouterr().out
-    assert main(["list", "algorithms", "gradient-boosting"]) == 0
-    assert "learning_rate=0.1" in capsys.readouterr().out
+    with pytest.raises(InputError, match="damaged"):
+        shoal.load("run")

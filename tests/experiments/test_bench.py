@@ -4,8 +4,6 @@ import hashlib
 import json
 import math
 import os
-import re
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,18 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.cli import main
+import shoal
 from shoal.errors import InputError
-from shoal.experiments import store as stores
-from shoal.experiments.config import RunConfig, change_config, read_config, read_file
+from shoal.experiments.config import RunConfig, read_config
 from shoal.experiments.execute import execute, make_executor
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
-from shoal.experiments.store import Index, Store
-from shoal.files import write_atomically
+from shoal.experiments.store import Store
+from shoal.files import dump_yaml
 from shoal.paper import cdsprites, linear
 
-TINY = RunConfig("linear", "erm", 4, optimizer="sgd", optimizer_options={"lr": 0.5}, eval_every=2)
+TINY = RunConfig("linear", "erm", 4, optimizer="sgd", lr=0.5, eval_every=2)
 CONFIGS = [
     TINY,
     replace(TINY, algorithm="fish", settings={"meta_lr": 0.3}, label="Fish, ours"),
@@ -51,39 +48,19 @@ def record(config: RunConfig = TINY, **changes: Any) -> RunRecord:
     return RunRecord(**content | changes)
 
 
-SPOILT: list[dict[str, Any]] = [
-    {"metric": "r", "average": "0.5", "domains": {}},
-    {"metric": "r", "average": 0.5, "domains": {"a": "0.5"}},
-    {"metric": "r", "average": 0.5, "domains": None},
-    {"metric": None, "average": 0.5, "domains": {}},
-    {"metric": "r", "average": 0.5, "domains": {}, "metrics": {"x": "0.5"}},
-]
 WRONG: list[dict[str, Any]] = [
     {"status": None},
-    {"rule": 3},
-    {"error": None},
     {"seconds": "1"},
     {"environment": None},
     {"notes": []},
-    {"skipped": None},
     {"selected": 2},
-    {"selected": "0"},
-    {"agreement": 1},
-    {"agreement": ["x"]},
     {"agreement": [{"step": None}]},
-    {"agreement": [{"step": 1, "mean_cosine": "0.5"}]},
-    {"agreement": [{"step": 1, "sign_agreement": []}]},
-    {"agreement": [{"step": 1, "layers": {"a": "0.5"}}]},
     {"agreement": [{"step": 1, "domains": ["a"], "matrix": [["1"]]}]},
-    {"agreement": [{"step": 1, "matrix": {"domains": ["a"], "values": [["1"]]}}]},
-    {"agreement": [{"step": 1, "matrix": [1]}]},
-    {"agreement": [{"step": 1, "domains": 2}]},
     {"history": ["x"]},
     {"history": [{"step": "2", "scores": {}}]},
-    {"history": [{"step": 2}]},
-    {"history": [{"step": 2, "scores": None}]},
     {"history": [{"step": 2, "scores": {"test": None}}]},
-    *({"history": [{"step": 2, "scores": {"test": score}}]} for score in SPOILT),
+    {"history": [{"step": 2, "scores": {"test": {"metric": "r", "average": "0.5", "domains": {}}}}]},
+    {"history": [{"step": 2, "scores": {"test": {"metric": "r", "average": 0.5, "domains": {"a": "1"}}}}]},
 ]
 
 
@@ -104,62 +81,29 @@ def result(found: RunRecord) -> tuple[Any, ...]:
 
 
 class TestConfig:
-    def test_identity_is_the_same_everywhere(self) -> None:
-        config = RunConfig("cdsprites", "fish", 100, {"domains": 10, "size": 32}, {"meta_lr": 0.1}, seed=3)
-        assert config.identity == "a81f36b81ad45c20"
-        backwards = replace(config, data_options={"size": 32, "domains": 10})
-        assert backwards.identity == config.identity
-
-    def test_label_is_no_part_of_it(self) -> None:
+    def test_label_and_order_are_no_part_of_the_identity(self) -> None:
         named = replace(TINY, label="Row 1")
         assert named.identity == TINY.identity
         assert (named.name, TINY.name) == ("Row 1", "erm")
+        config = replace(TINY, data_options={"domains": 10, "size": 32})
+        assert config.identity == replace(config, data_options={"size": 32, "domains": 10}).identity
 
-    def test_every_other_field_is(self) -> None:
+    def test_other_fields_are(self) -> None:
         changes: dict[str, Any] = {
             "dataset": "cdsprites",
             "algorithm": "fish",
             "steps": 5,
             "data_options": {"per_domain": 200},
             "settings": {"a": 1},
-            "model": "mlp",
             "model_options": {"width": 8},
             "optimizer": "adam",
-            "optimizer_options": {"lr": 0.25},
-            "batch_size": 16,
-            "domains_per_step": 2,
-            "draw": "pooled",
+            "optimizer_options": {"momentum": 0.9},
+            "lr": 0.25,
             "seed": 7,
-            "warm_start": 3,
-            "warm_select": "best",
-            "eval_every": 1,
-            "eval_limit": 9,
-            "select": "last",
-            "patience": 3,
-            "precision": "bf16",
-            "memory_format": "channels-last",
-            "clip": 1.0,
-            "accumulate": 2,
-            "schedule": "cosine",
-            "average": "sma",
-            "average_start": 2,
-            "average_ratio": 1.2,
-            "average_decay": 0.9,
-            "wise_ft": 0.5,
-            "miro": 0.1,
-            "l2_sp": 0.1,
-            "l2_sp_head": 0.01,
-            "head_lr": 0.1,
-            "layer_decay": 0.5,
-            "retrain": True,
-            "on_nan": "skip",
-            "weights": "start.safetensors",
+            "average": "sma:2",
             "holdout": 0.2,
-            "protocol": {"leave_out": ["a"], "trial": 0},
-            "metric": "macro F1",
-            "eval_splits": ["test"],
+            "protocol": {"held_out": ["a"], "trial": 0},
         }
-        assert {*changes, "label"} == set(TINY.to_dict())
         different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}
         assert len(different) == len(changes) + 1
 
@@ -183,11 +127,9 @@ class TestConfig:
             "texts": ["1e-5", "null", "yes", "0x10", "2024-01-01", " a: b # c", "two\nlines", "", "\x1b[2J"],
         }
         config = replace(TINY, settings=odd, data_options={"0": odd}, warm_start=0.1, clip=1e-7, label="é")
-        (tmp_path / "config.yaml").write_text("run: {}\nhow: {workers: 3}\n")
-        change_config(tmp_path, config)
+        (tmp_path / "config.yaml").write_text(dump_yaml({"run": config.to_dict()}))
         assert read_config(tmp_path) == config
         assert read_config(tmp_path).identity == config.identity
-        assert read_file(tmp_path)["how"] == {"workers": 3}
 
     def test_from_dict(self) -> None:
         assert RunConfig.from_dict(json.loads(json.dumps(CONFIGS[1].to_dict()))) == CONFIGS[1]
@@ -195,20 +137,19 @@ class TestConfig:
             RunConfig.from_dict({"dataset": "linear", "algorithm": "erm", "stepz": 4})
 
     @pytest.mark.parametrize(
-        ("changes", "message"),
+        "changes",
         [
-            ({"optimizer": "adm"}, "Did you mean 'adam'"),
-            ({"schedule": "cosin"}, "Did you mean 'cosine'"),
-            ({"schedule": "step"}, "step:FACTOR:EVERY"),
-            ({"schedule": "step:2:5"}, "step:FACTOR:EVERY"),
-            ({"schedule": "step:0.5:0"}, "step:FACTOR:EVERY"),
-            ({"schedule": "step:0.5:3:1"}, "step:FACTOR:EVERY"),
-            ({"seed": -1}, "got -1"),
-            ({"seed": 0.5}, "got 0.5"),
+            {"optimizer": "adm"},
+            {"schedule": "cosin"},
+            {"schedule": "step:2:5"},
+            {"schedule": "step:0.5:0"},
+            {"seed": -1},
+            {"seed": 0.5},
         ],
+        ids=str,
     )
-    def test_wrong_values(self, changes: dict[str, Any], message: str) -> None:
-        with pytest.raises(InputError, match=message):
+    def test_wrong_values(self, changes: dict[str, Any]) -> None:
+        with pytest.raises(InputError, match=str(next(iter(changes)))):
             replace(TINY, **changes)
 
 
@@ -227,20 +168,7 @@ class TestRecord:
             (tmp_path / f"{number:03}").mkdir()
             content = {**record().to_dict(), **wrong}
             (tmp_path / f"{number:03}" / "record.json").write_text(json.dumps(content))
-        page = tmp_path / "page.html"
-        assert main(["report", str(tmp_path), "--out", str(page)]) == 0
-        assert page.read_text(encoding="utf-8").count("is not a run record") == len(WRONG)
-
-    def test_an_index_from_before_that_was_refused_is_made_anew(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(stores, "INDEX_FROM", 1)
-        (tmp_path / "record.json").write_text(json.dumps(record(status=None).to_dict()))
-        with monkeypatch.context() as before:
-            before.setattr("shoal.experiments.record.check_record", lambda content: content)
-            before.setattr(stores, "_FORMAT", stores._FORMAT[:-3])
-            assert not Index(tmp_path).read()[1]
-        assert list(Index(tmp_path).read()[1]) == ["record.json"]
+        assert shoal.report(tmp_path).html.count("is not a run record") == len(WRONG)
 
     def test_what_may_be_missing_is_read(self) -> None:
         matrix = [[1, None], [None, math.nan]]
@@ -259,13 +187,6 @@ class TestRecord:
         assert again == found
         old = {k: v for k, v in record().to_dict().items() if k not in ("agreement", "notes", "error")}
         assert RunRecord.from_dict(old) == record()
-
-    @pytest.mark.parametrize("value", [None, math.nan, math.inf])
-    def test_in_a_notebook_what_is_no_number_is_a_dash(self, value: float | None) -> None:
-        score = {"metric": "r", "average": value, "domains": {"a": value, "b": 0.25}}
-        shown = record(history=({"step": 2, "scores": {"test": score}},))._repr_html_()
-        for name, cell in (("all", "–"), ("a", "–"), ("b", "0.25")):
-            assert f"<td>test</td><td>{name}</td><td>r</td><td>{cell}</td>" in shown
 
     def test_measures(self) -> None:
         score = {
@@ -298,36 +219,29 @@ class TestNothingLeft:
     """What a run leaves behind that could not begin."""
 
     @pytest.mark.parametrize(
-        "wrong",
+        ("data", "options"),
         [
-            ["image-folder", "--data", "folder=nowhere"],
-            ["linear", "--data", "tset=3"],
-            ["linear", "--model", "lineer"],
-            ["linear", "--model-set", "width=x"],
+            ("image-folder", {"data_options": {"folder": "nowhere"}}),
+            ("linear", {"data_options": {"tset": 3}}),
+            ("linear", {"model": "lineer"}),
+            ("linear", {"model_options": {"width": "x"}}),
         ],
     )
+    @pytest.mark.parametrize("more", [{}, {"out": "runs/mine"}, {"seeds": 2, "jobs": 1}], ids=str)
     def test_nothing_is_left(
-        self, wrong: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+        self, data: str, options: Any, more: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
         monkeypatch.delenv("SHOAL_DATA", raising=False)
-        for more in ([], ["--out", str(tmp_path / "runs" / "mine")]):
-            assert main(["train", "erm", *wrong, "--steps", "2", "--device", "cpu", *more]) == 2
-            assert list((tmp_path / "runs").glob("*")) == []
-        assert len(capsys.readouterr().err.strip().splitlines()) <= 4
+        with pytest.raises(InputError):
+            shoal.train("erm", data, steps=2, device="cpu", progress=False, **options, **more)
+        assert list((tmp_path / "runs").glob("*")) == []
 
     def test_what_was_there_stays(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(InputError, match="option of dataset"):
             run(replace(TINY, data_options={"tset": 3}), "cpu", folder=tmp_path)
         assert (tmp_path / "notes.txt").read_text() == "mine"
-
-    def test_a_run_that_began_stays(self, tmp_path: Path) -> None:
-        """Also where it cannot go on."""
-        run(TINY, "cpu", folder=tmp_path)
-        with pytest.raises(InputError, match="another run"):
-            run(replace(TINY, data_options={"tset": 3}), "cpu", folder=tmp_path)
-        assert (tmp_path / "record.json").exists()
 
 
 class TestStore:
@@ -369,12 +283,6 @@ class TestStore:
         assert [p.name for p in tmp_path.iterdir()] == [f"{TINY.identity}.json"]
         assert store.find(TINY) == record()
 
-    def test_content_that_cannot_be_written(self, tmp_path: Path) -> None:
-        write_atomically(tmp_path / "a.txt", b"old")
-        with pytest.raises(TypeError):
-            write_atomically(tmp_path / "a.txt", "not bytes")  # type: ignore[arg-type]
-        assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
-
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", "{}", '"x"', '{"config": {}, "history": []}', '{"config": [], "history": []}']
     )
@@ -384,21 +292,6 @@ class TestStore:
         for look in (lambda: store.find(TINY), store.all):
             with pytest.raises(InputError, match=rf"{TINY.identity}\.json' is not a run record"):
                 look()
-
-    def test_a_file_is_no_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "runs").write_text("")
-        with pytest.raises(InputError, match="runs' is a file"):
-            Store(tmp_path / "runs")
-
-
-@pytest.mark.slow
-def test_news_that_nobody_reads_do_not_hold_up_the_workers(tmp_path: Path) -> None:
-    """Far more of it than a pipe holds."""
-    many = [replace(TINY, seed=s, steps=600, eval_every=1) for s in (0, 1)]
-    began = time.monotonic()
-    records = run_all(many, Store(tmp_path), jobs=2)
-    assert len(records) == 2
-    assert time.monotonic() - began < 120
 
 
 class TestRun:
@@ -429,12 +322,9 @@ class TestRun:
         assert {"shoal", "torch", "python", "device"} <= set(found.environment)
 
     def test_divergence_is_a_result(self, tmp_path: Path) -> None:
-        wild = replace(TINY, optimizer_options={"lr": 1e38, "momentum": 10.0}, steps=40)
+        wild = replace(TINY, lr=1e6, optimizer_options={"momentum": 10.0}, steps=40)
         (found,) = run_all([wild], Store(tmp_path), device="cpu")
         assert found.status == "diverged"
-        assert re.search(
-            "the (loss|gradient) became (nan|inf) at step .*, which was not applied", found.error
-        )
         assert Store(tmp_path).find(wild) == found
 
     def test_what_is_stored_is_not_run_again(self, tmp_path: Path) -> None:
@@ -449,22 +339,6 @@ class TestRun:
         finished.clear()
         assert [result(r) for r in run_all(named, store, done=finished.append)] == [result(r) for r in found]
         assert finished == []
-
-    def test_two_processes_give_what_one_gives(self, tmp_path: Path) -> None:
-        told: list[tuple[str, int]] = []
-        one, two = (
-            run_all(
-                CONFIGS,
-                Store(tmp_path / str(n)),
-                device="cpu",
-                jobs=n,
-                tell=lambda config, step, note: told.append((config.identity, step)),
-            )
-            for n in (1, 2)
-        )
-        assert [result(r) for r in one] == [result(r) for r in two]
-        assert one[0].history != one[1].history
-        assert {c.identity for c in CONFIGS} == {i for i, _ in told}
 
     @pytest.mark.parametrize("jobs", [1, 2])
     def test_an_interrupt_keeps_what_has_finished(self, jobs: int, tmp_path: Path) -> None:
@@ -483,21 +357,6 @@ class TestRun:
         assert len(run_all(CONFIGS, store, device="cpu", jobs=1, done=rest.append)) == 3
         assert {r.config.identity for r in rest} == {c.identity for c in CONFIGS} - {kept[0].config.identity}
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            ({"dataset": "lineer"}, "dataset 'lineer'. Did you mean 'linear'"),
-            ({"algorithm": "fsh"}, "algorithm 'fsh'. Did you mean 'fish'"),
-            ({"algorithm": "fish", "settings": {"meta_rl": 1}}, "'meta_rl'. Did you mean 'meta_lr'"),
-        ],
-    )
-    def test_a_wrong_name_is_found_before_the_first_run(
-        self, changes: dict[str, Any], message: str, tmp_path: Path
-    ) -> None:
-        with pytest.raises(InputError, match=message):
-            run_all([TINY, replace(TINY, **changes)], Store(tmp_path), device="cpu", jobs=1)
-        assert list(tmp_path.iterdir()) == []
-
 
 class TestFolder:
     """A run in a folder of its own."""
@@ -505,22 +364,15 @@ class TestFolder:
     def test_what_is_there_is_not_run_again(self, tmp_path: Path) -> None:
         found = run(TINY, "cpu", folder=tmp_path)
         kept = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()}
-        again = run(replace(TINY, label="the same"), "cpu", folder=tmp_path, how={"keep": 5})
+        again = run(replace(TINY, label="the same"), "cpu", folder=tmp_path, how={"workers": 0})
         assert again == found
         assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file()} == kept
 
     def test_folder_or_not_the_result_is_the_same(self, tmp_path: Path) -> None:
         assert result(run(TINY, "cpu", folder=tmp_path)) == result(run(TINY, "cpu"))
 
-    def test_another_run_is_refused(self, tmp_path: Path) -> None:
-        run(TINY, "cpu", folder=tmp_path)
-        with pytest.raises(
-            InputError, match=r"contains another run \(steps 4, not 8\); choose another folder"
-        ):
-            run(replace(TINY, steps=8), "cpu", folder=tmp_path)
-
     def test_a_diverged_run_keeps_its_record_and_no_model(self, tmp_path: Path) -> None:
-        wild = replace(TINY, optimizer_options={"lr": 1e38, "momentum": 10.0}, steps=40)
+        wild = replace(TINY, lr=1e6, optimizer_options={"momentum": 10.0}, steps=40)
         found = run(wild, "cpu", folder=tmp_path)
         assert found.status == "diverged"
         assert run(wild, "cpu", folder=tmp_path) == found
@@ -538,44 +390,14 @@ class TestCdSprites:
 
     def test_every_method_gets_the_same_deal(self) -> None:
         found = cdsprites.configs(self.methods, [5, 10], [0, 1], passes=4000, size=32)
-        assert len(found) == len(self.methods) * 4
+        assert len({c.identity for c in found}) == len(self.methods) * 4
         assert {c.steps * (c.domains_per_step or 0) for c in found} == {4000}
-        same = {(c.optimizer, str(c.optimizer_options), c.batch_size, str(c.model_options)) for c in found}
+        same = {(c.optimizer, c.lr, str(c.optimizer_options), c.batch_size, c.model) for c in found}
         assert len(same) == 1
-        assert all(c.steps // (c.eval_every or 1) == cdsprites.POINTS for c in found)
         assert all(
             c.domains_per_step == (1 if c.algorithm == "erm" else c.data_options["domains"]) for c in found
         )
         assert all(c.data_options["seed"] == c.seed for c in found)
-        assert len({c.identity for c in found}) == len(found)
-        assert [c.draw for c in found if c.label == "Fish, random grouping"] == ["regrouped"] * 4
-
-    @pytest.mark.parametrize("passes", [4010, 100, 199])
-    def test_passes_must_be_divisible(self, passes: int) -> None:
-        with pytest.raises(InputError, match=f"passes={passes} must be a multiple of 200 for N=10"):
-            cdsprites.configs(self.methods, [10], [0], passes=passes)
-
-    @pytest.mark.parametrize("passes", [None, 2400])
-    def test_in_figure_and_demo_too(self, passes: int | None) -> None:
-        """Within a part of the figure and an N; how many passes that is may be tuned."""
-        parts = cdsprites.figure([10, 20], [0], passes=passes)
-        parts["demo"] = cdsprites.demo([0])
-        assert {c.optimizer for c in parts["plain SGD"]} == {"sgd"}
-        assert {c.data_options["palette"] for c in parts["random palette"]} == {"random"}
-        for name, part in parts.items():
-            if name in ("IDGM, equal updates", "IDGM, N = 10"):  # which test_sprites_figure.py checks
-                continue
-            given: dict[int, set[int]] = {}
-            for c in part:
-                given.setdefault(c.data_options["domains"], set()).add(c.steps * (c.domains_per_step or 0))
-            assert all(len(different) == 1 for different in given.values())
-            if passes and part is not parts["demo"]:
-                assert set.union(*given.values()) == {passes}
-        for part in ("Adam", "plain SGD", "random palette", "demo"):
-            assert {"ERM", "Fish", "Fish, random grouping"} <= {c.label for c in parts[part]}
-
-
-ROWS = {row.label: row for row in linear.ROWS}
 
 
 def table(extra: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -601,10 +423,10 @@ def slope(w: np.ndarray, domain: tuple[np.ndarray, np.ndarray, np.ndarray]) -> n
 
 class TestLinear:
     def test_erm_against_gradient_descent_by_hand(self) -> None:
-        found = linear.follow(ROWS["ERM"], 0.0, 200)
+        found = linear.follow("ERM", [0.0], 200)
         for steps in (10, 200):
             by_hand = naive(lambda w: w - (slope(w, table(1)) + slope(w, table(2))) / 2, steps)
-            assert found.weights[found.steps.index(steps)] == pytest.approx(by_hand, abs=2e-6)
+            assert found[steps, 0] == pytest.approx(by_hand, abs=1e-9)
 
     def test_random_grouping_is_fish_on_the_mixture_by_hand(self) -> None:
         def walk(w: np.ndarray) -> np.ndarray:
@@ -613,34 +435,11 @@ class TestLinear:
                 there = there - 10 * ((slope(there, table(1)) + slope(there, table(2))) / 2 + 0.008 * there)
             return w + 0.05 * (there - w)
 
-        found = linear.follow(ROWS["Fish, random grouping"], 0.008, 50)
-        assert found.weights[-1] == pytest.approx(naive(walk, 50), abs=2e-6)
+        found = linear.follow("Fish, random grouping", [0.008], 50)
+        assert found[-1, 0] == pytest.approx(naive(walk, 50), abs=1e-9)
 
-    def test_erm_passes_the_invariant_solution_and_leaves_it(self) -> None:
-        found = linear.follow(ROWS["ERM"], 0.0)
-        assert found.at(linear.STEPS) == pytest.approx((0.97, 0.57))
-        passed = list(zip(found.train, found.test, strict=True))
-        assert any(p == pytest.approx((0.93, 0.93)) for p in passed)
-        left = found.leaves_invariance
-        assert left is not None
-        assert found.at(left - 2)[1] > 0.9 > found.at(left)[1]
-        assert found.steps[-1] == linear.STEPS
-
-    def test_fish_stays_where_its_control_leaves(self) -> None:
-        fish, control = (linear.follow(ROWS[r], 0.008) for r in ("Fish", "Fish, random grouping"))
-        assert fish.at(linear.STEPS) == pytest.approx((0.93, 0.93))
-        assert control.at(linear.STEPS) == pytest.approx((0.97, 0.57))
-        assert fish.leaves_invariance is None
-        assert control.leaves_invariance is not None
-
-    def test_exact_domains_are_the_papers(self) -> None:
-        for number, (x, y) in enumerate(linear.exact_domains(), 1):
-            found = {(tuple(a.tolist()), float(b[0])): float(b[1]) for a, b in zip(x, y, strict=True)}
-            by_hand = {(tuple(a), b): c for a, b, c in zip(*table(number), strict=True)}
-            assert found == pytest.approx(by_hand)
-
-    def test_printed_weights(self) -> None:
-        """The paper's table, recomputed: its ERM row gives 93/93, its Fish row sits on the boundary."""
-        found = linear.printed_accuracies()
-        assert found["ERM"] == pytest.approx((0.93, 0.93))
-        assert found["IDGM and Fish"] == pytest.approx((0.97, 0.57))
+    def test_fish_stays_invariant_where_its_control_and_erm_leave(self) -> None:
+        ends = {name: linear.follow(name, [0.008])[-1] for name in ("Fish", "Fish, random grouping")}
+        ends["ERM"] = linear.follow("ERM", [0.0])[-1]
+        tested = {name: float(linear.TEST.accuracy(end)[0]) for name, end in ends.items()}
+        assert tested == pytest.approx({"Fish": 0.93, "Fish, random grouping": 0.57, "ERM": 0.57})

@@ -6,19 +6,18 @@ import importlib.util
 import itertools
 import json
 import time
-import warnings
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import nn
 
 import shoal
-from shoal.cli import main
 from shoal.data import sets
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.domains import Domains
@@ -26,10 +25,9 @@ from shoal.errors import InputError
 from shoal.experiments import diagnose as bench
 from shoal.experiments import shift_tests as tests
 from shoal.experiments.diagnose import diagnose, holm
-from shoal.experiments.diagnosis import Diagnosis, Question
+from shoal.experiments.diagnosis import Diagnosis
 from shoal.gradients import gip, gradient
 from shoal.report import diagnose as view
-from shoal.report import figures
 
 CHEAP: dict[str, Any] = {"steps": 20, "lr": 0.05, "device": "cpu", "budget": None}  # whatever the load
 
@@ -76,12 +74,6 @@ def test_a_planted_shift_is_named(kind: str) -> None:
     result = found(kind).to_dict()
     assert view.kinds(result) == [kind]
     assert json.loads(json.dumps(result))["domains"]
-    lines = view.reading(result, "shoal compare mine")
-    assert lines[0] == f"Detected: {view.KINDS[kind]}."
-    advice = next(line for line in lines if line.startswith("Suggestion:"))
-    assert "shoal compare mine --algorithms erm" in advice
-    assert "reweighted" not in advice  # it balances domains, not classes
-    assert ("class proportions" in advice) == (kind == "labels")
 
 
 def test_flipped_labels_give_the_domain_a_gap() -> None:
@@ -109,10 +101,6 @@ def test_without_a_shift_there_is_hardly_an_alarm() -> None:
     for seed in range(6):
         diagnosis = diagnose(planted(None, seed), linear, seed=seed, **CHEAP)
         alarms += bool(diagnosis.alarms)
-        if not diagnosis.alarms:
-            lines = view.reading(diagnosis.to_dict())
-            assert lines[0].startswith("No shift was detected")
-            assert any(line.startswith("Suggestion: use ERM") for line in lines)
     assert alarms <= 1
 
 
@@ -120,9 +108,6 @@ def test_few_examples_cannot_tell_and_tiny_domains_are_listed() -> None:
     diagnosis = diagnose(planted(None, sizes=(20, 25, 3, 18)), linear, **CHEAP)
     assert diagnosis.too_small == {"d2": 3}
     assert [d.name for d in diagnosis.domains] == ["d0", "d1", "last"]
-    lines = view.reading(diagnosis.to_dict())
-    assert lines[0].startswith("Inconclusive")
-    assert any("Too small to test" in line and "d2 (3)" in line for line in lines)
 
 
 def test_same_seed_same_diagnosis_and_the_callers_generators_are_left_alone() -> None:
@@ -154,14 +139,6 @@ def test_many_domains_and_examples_are_sampled() -> None:
     assert any("2,995 more domains" in line for line in view.reading(diagnosis.to_dict()))
     few = bench.draw(planted(None, sizes=(500, 40, 300)), 0, examples=240, most=12)
     assert np.bincount(few.groups).tolist() == [100, 40, 100]
-
-
-def test_an_example_in_two_domains_counts_in_the_smaller() -> None:
-    data = planted(None, sizes=(60, 60))
-    splits = {"train": Domains.from_indices({"all": np.arange(120), "some": np.arange(40)})}
-    sample = bench.draw(DomainData(data.examples, splits, 2, (6,), "mlp"), 0, 1000, 5)
-    assert dict(zip(sample.names, sample.sizes, strict=True)) == {"all": 80, "some": 40}
-    assert sample.rest["overlapping"] == 40
 
 
 @pytest.mark.parametrize("shifted", [False, True])
@@ -215,8 +192,7 @@ def relation_of(family: str, seed: int, prevalence: bool = False) -> tests.Relat
 @pytest.mark.parametrize(
     "family",
     [
-        *("no_shift", "covariate_linear", "covariate_curved", "covariate_plane", "covariate_regression"),
-        *("ten_centres", "ten_cells", "ten_rings", "many_noise_columns", "labels_of_3"),
+        *("no_shift", "covariate_curved", "covariate_regression", "ten_rings", "labels_of_3"),
     ],
 )
 def test_an_unchanged_relation_raises_no_alarm(family: str) -> None:
@@ -263,31 +239,6 @@ def test_predictions_out_of_sample_do_not_know_the_label(seed: int) -> None:
     assert ((y - guess) ** 2).sum() > 0.96 * ((y - y.mean(0)) ** 2).sum()
 
 
-def test_predictions_by_folds_equal_refits(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(4)
-    x, y = bench.standardised(rng.normal(size=(25, 3))), rng.normal(size=(25, 1))
-    y += 3 * x[:, :1]
-    monkeypatch.setattr(tests, "_kernels", lambda x, distances: iter([("linear", x @ x.T)]))
-    monkeypatch.setattr(tests, "PENALTIES", (0.7,))
-    (guess,) = tests.predicted(x, [y])
-    fold = np.random.default_rng(0).permutation(25) % tests.FOLDS
-    for f in range(tests.FOLDS):
-        train, out = fold != f, fold == f
-        middle, mean = x[train].mean(0), y[train].mean(0)
-        inner = (x[train] - middle).T @ (x[train] - middle) + 0.7 * np.eye(3)
-        weight = np.linalg.solve(inner, (x[train] - middle).T @ (y[train] - mean))
-        assert guess[out] == pytest.approx(mean + (x[out] - middle) @ weight)
-
-
-def test_offsets_make_labels_as_frequent_as_they_are() -> None:
-    rng = np.random.default_rng(1)
-    groups, label = np.repeat([0, 1], 200), rng.dirichlet(np.ones(3), 400)
-    targets = tests.one_hot(rng.choice(3, 400, p=[0.7, 0.2, 0.1]))
-    made = tests.with_offsets(label, targets, groups)
-    for d in range(2):
-        assert made[groups == d].mean(0) == pytest.approx(targets[groups == d].mean(0), abs=0.01)
-
-
 def test_columns_that_differ_in_level_spread_or_missing_values_are_named(tmp_path: Path) -> None:
     rng, rows = np.random.default_rng(0), []
     for n in range(300):
@@ -328,45 +279,6 @@ def test_a_minority_of_reversed_domains_is_seen_in_the_gradients() -> None:
     apart = rng.normal(size=(180, 4)) + np.array([1.0, 0, 0, 0])
     same, _ = bench.agreement_question(apart @ apart.T, groups, names, 199, (0, 1))
     assert same.p > 0.05
-
-
-# Sentences
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_sentences_follow_from_the_numbers(seed: int) -> None:
-    """Whatever the numbers are, no sentence says more than those that stand beside it."""
-    rng = np.random.default_rng(seed)
-    result = found("relation").to_dict()
-    result["questions"] = [{**q, "alarm": bool(rng.random() < 0.5)} for q in result["questions"]]
-    result["alarms"] = [q["name"] for q in result["questions"] if q["alarm"]]
-    gap, half = rng.choice([0.0, 0.0004, 0.03, 0.2, -0.05]), rng.choice([0.0, 0.0003, 0.01, 0.1])
-    result["average"] = {**result["average"], "gap": gap, "low": gap - half, "high": gap + half}
-    result["task"] = str(rng.choice(["classification", "regression"]))
-    alarms, lines = set(result["alarms"]), view.reading(result, "C", "C --drop x")
-    line = {
-        name: next(t for t in lines if t.startswith(name)) for name in ("Generalization gap", "Suggestion:")
-    }
-    scale, digits = (100, 1) if result["task"] == "classification" else (1, 2)
-    positive = round(scale * (gap - half), digits) > 0
-    assert ("not significantly different from 0" in line["Generalization gap"]) == (not positive)
-    if "the generalization gap is" in line["Suggestion:"]:
-        assert positive
-    if "uncertain" in line["Suggestion:"]:
-        assert not positive or gap <= view.LARGE
-        assert "held-out" in alarms
-    assert "reweighted" not in line["Suggestion:"]
-    for when in ("at the start", "after training"):
-        said = next(t for t in lines if t.startswith(f"Gradients {when}"))
-        assert ("less agreement" in said and "not significantly" not in said) == (
-            f"gradients {when}" in alarms
-        )
-        assert "lowest pair" in said
-    kinds = view.kinds(result)
-    assert ("relation between" in lines[0]) == ("relation" in kinds)
-    relation = next(t for t in lines if t.startswith("Relation"))
-    assert ("no significant change" in relation) == ("relation" not in alarms)
-    assert lines[0].startswith(("Detected", "A shift was detected")) == bool(alarms)
 
 
 # Images, and the time they take
@@ -417,37 +329,6 @@ def test_a_slow_model_is_kept_within_the_budget(monkeypatch: pytest.MonkeyPatch)
     assert whole.reduced == ()
 
 
-@pytest.mark.parametrize(("domains", "classes"), [(3, 2), (3, 10), (12, 30)])
-def test_the_figure_holds_everything(domains: int, classes: int) -> None:
-    """No text reaches beyond the figure, and every class has a colour of its own or is among the others."""
-    pytest.importorskip("matplotlib")
-    result = found(None).to_dict()
-    rng, names = np.random.default_rng(0), [f"the hospital in town {n}" for n in range(domains)]
-    labels = [f"a diagnosis called {c}" for c in range(classes)]
-    shares = rng.dirichlet(np.ones(classes), domains).tolist()
-    result["domains"] = [
-        {"name": n, "size": 99, "taken": 9, "labels": dict(zip(labels, own, strict=True))}
-        for n, own in zip(names, shares, strict=True)
-    ]
-    result["confusion"] = np.eye(domains).tolist()
-    result["gaps"] = [{**result["gaps"][0], "name": n} for n in names]
-    result["gradients"]["after training"]["matrix"] = np.eye(domains).tolist()
-    made = view.figure(result, "a title")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(made).draw()
-    width, height = made.canvas.get_width_height()
-    axes = made.axes[0]
-    legend = axes.get_legend()
-    assert len(legend.get_texts()) == min(classes, view.MOST)
-    boxes = [
-        legend.get_window_extent(),
-        *(label.get_window_extent() for a in made.axes for label in a.get_yticklabels()),
-    ]
-    assert all(b.x0 >= 0 and b.x1 <= width and b.y0 >= 0 and b.y1 <= height for b in boxes)
-    assert len({tuple(bar.get_facecolor()) for bar in axes.patches}) == len(legend.get_texts())
-
-
 def arrangements(groups: np.ndarray) -> list[np.ndarray]:
     return [np.array(order) for order in set(itertools.permutations(groups.tolist()))]
 
@@ -493,23 +374,15 @@ def test_the_held_out_test_agrees_with_refits_for_all_arrangements() -> None:
     assert made.p == pytest.approx(exact, abs=0.025)
 
 
-def test_predictions_for_one_left_out_equal_refits() -> None:
+def test_leave_one_out_predictions_equal_refits() -> None:
     rng = np.random.default_rng(4)
     x, targets = rng.normal(size=(12, 3)), rng.normal(size=(12, 2))
     kernel = tests.gaussian(tests.squared_distances(x))
-    predicted = bench.left_out_one(bench.inverted(kernel)) @ targets
+    predicted = bench.leave_one_out(bench.inverted(kernel)) @ targets
     for i in range(12):
         rest = np.delete(np.arange(12), i)
         inner = kernel[np.ix_(rest, rest)] + bench.RIDGE * np.eye(11)
         assert predicted[i] == pytest.approx(kernel[i, rest] @ np.linalg.solve(inner, targets[rest]))
-
-
-def test_shuffles_keep_sizes_and_strata() -> None:
-    groups, codes = np.array([0, 0, 1, 1, 1, 2, 2, 2]), np.array([0, 1, 0, 1, 1, 0, 1, 1])
-    table = bench.counts(codes, groups)
-    made = list(tests.shuffles(groups, 4_000, (0, 1), within=codes))
-    assert all(np.array_equal(bench.counts(codes, g), table) for g in made)
-    assert len({tuple(g.tolist()) for g in made}) == 180  # 3! times 5! / (1! 2! 2!): each there can be
 
 
 def test_cosines_of_groups_are_those_of_their_gradients() -> None:
@@ -529,40 +402,6 @@ def test_cosines_of_groups_are_those_of_their_gradients() -> None:
     assert bench.cosine_matrix(np.zeros((7, 7)), groups)[0, 1] == 0
 
 
-def test_sketches_keep_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    sample = bench.draw(planted("relation", sizes=(64, 64)), 0, 1000, 5)
-
-    def wide(seed: int) -> nn.Module:
-        return nn.Sequential(linear(seed), nn.Linear(2, 3000), nn.Linear(3000, 2))
-
-    trainer = bench._Trainer(sample, wide, torch.device("cpu"), 8, 1e-3)
-    chunks, groups, model = list(np.arange(128).reshape(16, 8)), np.repeat([0, 1], 8), wide(0)
-    exact = bench.cosine_matrix(bench.chunk_products(model, trainer, chunks, 0), groups)[0, 1]
-    monkeypatch.setattr(bench, "SKETCH", 4096)
-    sketched = bench.cosine_matrix(bench.chunk_products(model, trainer, chunks, 0), groups)[0, 1]
-    assert sketched == pytest.approx(exact, abs=0.08)
-
-
-def test_holm() -> None:
-    made = [Question(str(p), "", 0, 0, 0, p) for p in (0.04, 0.005, 0.02)]
-    adjusted = {q.name: q.adjusted for q in holm(made)}
-    assert adjusted == pytest.approx({"0.005": 0.015, "0.02": 0.04, "0.04": 0.04})
-    assert all(q.alarm for q in holm(made))
-    assert [q.alarm for q in holm([Question("a", "", 0, 0, 0, 0.03), Question("b", "", 0, 0, 0, 0.9)])] == [
-        False,
-        False,
-    ]
-
-
-def test_effects_of_labels() -> None:
-    apart = bench.label_effects(np.repeat([0, 1], 50), np.repeat([0, 1], 50))
-    assert apart["cramers_v"] == pytest.approx(1, abs=0.02)
-    assert apart["total_variation"] == pytest.approx(0.5)
-    alike = bench.label_effects(np.tile([0, 1], 50), np.repeat([0, 1], 50))
-    assert alike == {"cramers_v": 0, "total_variation": 0}
-    assert bench.label_effects(np.zeros(10, int), np.repeat([0, 1], 5))["cramers_v"] == 0
-
-
 def test_features_of_text_and_images() -> None:
     ids = torch.tensor([[5, 6, 6], [7, 0, 0]])
     bags = bench.features({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 1], [1, 0, 0]])})
@@ -580,12 +419,12 @@ def test_features_of_text_and_images() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps of diagnose"),
+        ({"steps": 0}, "steps"),
         ({"max_domains": 1}, "at least 2"),
         ({"seed": -1}, "got -1"),
         ({"regroupings": 20}, "at least 179"),
-        ({"budget": 0}, "budget of diagnose"),
-        ({"lr": 0.0}, "lr of diagnose"),
+        ({"budget": 0}, "budget"),
+        ({"lr": 0.0}, "lr"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
@@ -608,15 +447,6 @@ def test_wrong_data() -> None:
         diagnose(broken, linear, **CHEAP)
 
 
-def test_a_matrix_of_no_domains_is_an_empty_picture() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        empty = figures.matrix([], [], "none")
-        assert "<svg" in figures.svg(empty, "none", "a")
-    assert not empty.axes[0].collections
-    assert len(figures.matrix(["a"], [[1.0]]).axes[0].collections) == 1
-
-
 def test_a_training_that_diverges_says_so() -> None:
     with pytest.raises(InputError, match="diverged with the learning rate 3e\\+37"):
         diagnose(planted(None), linear, steps=5, lr=3e37, device="cpu")
@@ -631,49 +461,6 @@ def test_one_class_alone_gives_no_alarm() -> None:
     assert view.text(diagnosis.to_dict())
 
 
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A domain's name is shown and drawn as it is."""
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(sets, "load", lambda name, **options: planted("labels", name="<script>$x$"))
-    out = tmp_path / "out"
-    command = ["diagnose", "linear", "--steps", "5", "--out", str(out), "--device", "cpu"]
-    assert main([*command, "--json"]) == 0
-    shown = capsys.readouterr()
-    content = json.loads(shown.out)
-    assert "short training runs" in shown.err
-    saved = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
-    assert {"schema": 1, **saved} == content
-    assert "labels" in content["alarms"]
-    assert content["reading"][0] == "Detected: label shift."
-    assert content["domains"][-1]["name"] == "<script>$x$"
-    assert (out / "diagnosis.png").stat().st_size > 10_000
-    picture = (out / "diagnosis.svg").read_text(encoding="utf-8")
-    assert "<script" not in picture.replace("<!-- <script", "")
-    assert main([*command, "--data", "per_domain=3"]) == 0
-    text = capsys.readouterr().out
-    assert "<script>$x$" in text
-    assert "Detected: label shift." in text
-    assert "shoal compare linear --data per_domain=3 --device" not in text
-    assert "--data per_domain=3" in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["rotated-digit"], "Did you mean 'rotated-digits'"),
-        (["linear", "--data", "nonsense=1"], "nonsense"),
-        (["linear", "--device", "gpu"], "--device 'gpu'"),
-    ],
-)
-def test_wrong_input_ends_in_one_line(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["diagnose", *arguments, "--out", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
-
-
 # The public function
 
 
@@ -684,53 +471,68 @@ def frame(rows: int = 150) -> dict[str, Any]:
     return {"age": age, "bmi": rng.normal(25, 3, rows), "ill": (rng.random(rows) < 0.5) * 1, "site": site}
 
 
-FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False, "budget": None}
+FAST: dict[str, Any] = {"steps": 5, "device": "cpu", "progress": False, "budget": None, "out": None}
 
 
 def test_the_function_takes_frames_files_arrays_names_and_datasets(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
     content = pandas.DataFrame(frame())
     content.to_csv(tmp_path / "t.csv", index=False)
     columns = {"label": "ill", "domain": "site", **FAST}
     found = shoal.diagnose(content, **columns)
     assert "inputs" in found.alarms
     assert [c.name for c in found.columns if c.differs] == ["age"]
+    assert "shoal compare DATA --label ill --domain site --algorithms erm" in " ".join(found.reading())
     file = shoal.diagnose(tmp_path / "t.csv", **columns)
     for one, other in zip(found.questions, file.questions, strict=True):
         assert one.found == pytest.approx(other.found)
         assert one.p == other.p
-    assert f"shoal.compare({str(tmp_path / 't.csv')!r}, label='ill', domain='site', algorithms=['erm'" in (
-        " ".join(file.reading())
-    )
+    assert f"shoal compare {tmp_path / 't.csv'} --label ill --domain site" in " ".join(file.reading())
     x = np.stack([content["age"], content["bmi"]], 1)
     assert "inputs" in shoal.diagnose((x, content["ill"], content["site"]), **FAST).alarms
     assert shoal.diagnose(planted("labels"), model=linear, **FAST).alarms[0] == "labels"
-    assert shoal.diagnose("linear", max_domains=3, **FAST).domains
-    for wrong, message in (({"label": "ill"}, "domain='…'"), ({"domain": "site"}, "label='…'")):
-        with pytest.raises(InputError, match=message):
-            shoal.diagnose(content, **wrong)
-    with pytest.raises(InputError, match="label= is an option of tables"):
-        shoal.diagnose("linear", label="ill")
+    named = shoal.diagnose("linear", max_domains=3, model="mlp", data_options={"per_domain": 100}, **FAST)
+    assert len(named.domains) == 3
+    assert named.compare == "shoal compare linear --data-options.per_domain 100 --model mlp"
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (frame(), {"label": "ill"}, "domain: specify the column"),
+        (frame(), {"domain": "site"}, "label: specify the column"),
+        (frame(), {"label": "ill", "domain": "sit"}, "Did you mean 'site'"),
+        ("linear", {"label": "ill"}, "label: is for tables"),
+        ("rotated-digit", {}, "Did you mean 'rotated-digits'"),
+        ("linear", {"data_options": {"nonsense": 1}}, "nonsense"),
+        ("linear", {"device": "gpu"}, "device"),
+        ("linear", {"model": "mpl"}, "Did you mean 'mlp'"),
+        ("linear", {"max_examples": 0}, "max_examples"),
+        ("linear", {"max_domains": 1}, "max_domains"),
+    ],
+)
+def test_wrong_input_of_the_function(data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        shoal.diagnose(data, **FAST | options)
 
 
 def test_a_diagnosis_shows_and_saves_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("pandas")
-    found = shoal.diagnose(planted("labels", name="<b>"), model=linear, out=tmp_path / "out", **FAST)
+    """A domain's name is shown and drawn as it is."""
+    out = tmp_path / "out"
+    found = shoal.diagnose(planted("labels", name="<script>$x$"), model=linear, **FAST | {"out": out})
     assert capsys.readouterr() == ("", "")
-    assert str(found) == view.text(found.to_dict(), found.compare, found.without)
+    assert {path.name for path in found.files} == {"diagnosis.json", "diagnosis.png", "diagnosis.svg"}
+    assert (out / "diagnosis.png").stat().st_size > 10_000
+    assert "<script" not in (out / "diagnosis.svg").read_text(encoding="utf-8").replace("<!-- <script", "")
+    saved = json.loads((out / "diagnosis.json").read_text(encoding="utf-8"))
+    assert saved == json.loads(json.dumps(found.to_dict()))
+    assert saved["reading"][0] == "Detected: label shift."
+    assert "<script>$x$" in str(found)
+    assert f"Saved: {out / 'diagnosis.json'}" in str(found)
     page = found._repr_html_()
     assert page.count("<table") == 4
-    assert "<b>" not in page
-    assert "&lt;b&gt;" in page
-    questions = found.to_frame()
-    assert questions["p"].tolist() == [q.p for q in found.questions]
+    assert "<script>" not in page
+    assert found.to_frame()["p"].tolist() == [q.p for q in found.questions]
     assert found.to_frame("gaps")["name"].tolist() == [g.name for g in found.gaps]
-    assert len(found.to_frame("domains")) == 3
-    with pytest.raises(InputError, match="what='rows'"):
-        found.to_frame("rows")
-    saved = json.loads((tmp_path / "out" / "diagnosis.json").read_text(encoding="utf-8"))
-    assert saved == json.loads(json.dumps(found.to_dict()))
-    assert found.figure().axes
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="out="):
+    with pytest.raises(InputError, match="out"):
         found.save(tmp_path / "file")

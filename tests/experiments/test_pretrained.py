@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +13,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import shoal
-from shoal.cli import main
 from shoal.errors import InputError
 from shoal.experiments import frozen
 from shoal.experiments.config import RunConfig, read_config
-from shoal.experiments.run import Turns, _factor, prepare, run
-from shoal.experiments.search import is_pretrained, with_format, with_rate
+from shoal.experiments.run import Turns, prepare, run
+from shoal.experiments.search import with_format, with_rate
 from shoal.training.stopping import Signals
 
 BACKBONE = "mobilenetv2_035"
@@ -41,7 +38,7 @@ def config(**more: Any) -> RunConfig:
         ({"weights": "w.pt", "steps": 10**6}, None, None, (5e-5, "warmup:500")),
         ({"weights": "w.pt"}, 1e-3, None, (1e-3, None)),
         ({"weights": "w.pt"}, None, "cosine", (5e-5, "cosine")),
-        ({"weights": "w.pt"}, None, "constant", (5e-5, None)),
+        ({"weights": "w.pt"}, None, "constant", (5e-5, "constant")),
         ({"model": "resnet18", "model_options": {"pretrained": True}}, None, None, (5e-5, "warmup:10")),
         ({"model": "resnet18", "model_options": {"pretrained": False}}, None, None, (1e-3, None)),
         ({"model": "bert-base-uncased"}, None, None, (5e-5, "warmup:10")),
@@ -50,9 +47,9 @@ def config(**more: Any) -> RunConfig:
 )
 def test_the_rate_follows_the_model(fields: dict[str, Any], lr: Any, schedule: Any, wanted: Any) -> None:
     chosen, shown = with_rate(config(**fields), lr, schedule)
-    assert (chosen.optimizer_options["lr"], chosen.schedule) == wanted
+    assert (chosen.lr, chosen.schedule) == wanted
     assert bool(shown) is (lr is None and wanted[0] == 5e-5)
-    assert with_rate(chosen, chosen.optimizer_options["lr"], chosen.schedule)[0] == chosen
+    assert with_rate(chosen, chosen.lr, chosen.schedule)[0] == chosen
 
 
 @pytest.mark.parametrize(
@@ -78,25 +75,6 @@ def test_backbones_are_computed_in_what_is_fastest(fields: dict[str, Any], auto:
     pinned = replace(plain, precision="fp32", memory_format="contiguous")
     assert with_format(pinned) == pinned
     assert pinned.identity == plain.identity
-
-
-def test_datasets_of_text_bring_a_pretrained_model() -> None:
-    assert is_pretrained(RunConfig("amazon", "erm", 9))
-    assert not is_pretrained(RunConfig("amazon", "erm", 9, model_options={"pretrained": False}))
-    assert not is_pretrained(RunConfig("rotated-digits", "erm", 9))
-
-
-def test_warm_up_then_another_schedule() -> None:
-    rates = [_factor(config(steps=10, schedule="warmup:4"), t) for t in range(6)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    both = config(steps=10, schedule="warmup:4,cosine")
-    assert _factor(both, 5) == pytest.approx((1 + math.cos(math.pi / 2)) / 2)
-    assert _factor(both, 1) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)) / 2)
-    assert _factor(config(steps=10, schedule="warmup:2,linear"), 5) == 0.5
-    assert _factor(config(steps=10, schedule="warmup:2,step:0.5:3"), 6) == 0.25
-    for wrong in ("warmup", "warmup:0", "warmup:x", "warmup:-1", "warmup:2,cos", "cos"):
-        with pytest.raises(InputError, match=r"schedule|warmup"):
-            config(schedule=wrong)
 
 
 def test_a_warm_up_is_resumed_to_the_same_bits(tmp_path: Path) -> None:
@@ -129,31 +107,27 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-GIVEN = ["--data", "size=32", "--batch-size", "4", "--device", "cpu", "--model", BACKBONE, "--steps", "6"]
+GIVEN: dict[str, Any] = {"data_options": {"size": 32}, "batch_size": 4, "device": "cpu", "steps": 6}
+GIVEN |= {"model": BACKBONE, "progress": False}
 
 
 @needs_timm
-def test_a_head_is_trained_on_features_that_are_kept(
-    images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_head_is_trained_on_features_that_are_kept(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Computed once, for all algorithms and held-out domains; the run then predicts from image files."""
     computed: list[int] = []
     plain = frozen._computed
     monkeypatch.setattr(frozen, "_computed", lambda *a: computed.append(1) or plain(*a))
-    monkeypatch.setattr(frozen, "_last", {})
-    given = ["pics", *GIVEN, "--freeze-backbone"]
     for algorithm, out in (("erm", ["oslo", "rome"]), ("coral", ["lima"])):
-        assert main(["train", algorithm, *given, "--held-out", *out, "--out", f"r-{algorithm}"]) == 0
         monkeypatch.setattr(frozen, "_last", {})  # as in another process
+        shoal.train(algorithm, "pics", held_out=out, out=f"r-{algorithm}", freeze_backbone=True, **GIVEN)
     assert len(computed) == 1
-    assert "pretrained" not in capsys.readouterr().err  # a new head is trained: 0.001
-    assert read_config(images / "r-erm").model_options == {"frozen": True}
-    training = prepare(read_config(images / "r-erm"), "cpu")
+    config = read_config(images / "r-erm")
+    assert (config.model_options, config.lr) == ({"frozen": True}, 1e-3)
+    training = prepare(config, "cpu")
     trained = load_file(images / "r-erm" / "model.safetensors")
     moved = {n for n, v in training.model.state_dict().items() if not torch.equal(trained[n], v)}
     assert moved == {"head.weight", "head.bias"}
-    assert main(["predict", "r-erm", "pics/lima/dark", "--out", "p.csv"]) == 0
-    assert len((images / "p.csv").read_text().splitlines()) == 11
+    assert len(shoal.load("r-erm").predict("pics/lima/dark")) == 10
     # The features of the cache are those of the images.
     again: Any = training.data.examples
     raw: Any = shoal.data.sets.load("image-folder", folder="pics", size=32, augment=False).examples
@@ -161,33 +135,28 @@ def test_a_head_is_trained_on_features_that_are_kept(
     torch.testing.assert_close(training.model.eval().features(x), again.x[:3], rtol=1e-4, atol=1e-5)
     # A changed image has other features.
     Image.new("RGB", (40, 40), (200, 0, 0)).save(images / "pics/lima/dark/0.png")
-    prepare(read_config(images / "r-erm"), "cpu")
+    monkeypatch.setattr(frozen, "_last", {})
+    prepare(config, "cpu")
     assert len(computed) == 2
 
 
 @needs_timm
-def test_compare_takes_weights_and_model_options(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_takes_weights_and_model_options(images: Path) -> None:
     from shoal.models import build
 
     theirs = build(BACKBONE, input_shape=(3, 32, 32), classes=9, seed=5)
     torch.save(theirs.features.body.state_dict(), "w.pt")
-    few = ["--algorithms", "erm", "--seeds", "1", "--search", "2", "--held-out", "oslo", "--jobs", "1"]
-    given = ["compare", "pics", *GIVEN, *few, "--weights", "w.pt", "--model-set", "dropout=0.1"]
-    assert main([*given, "--plan", "--out", "out"]) == 0
-    shown = capsys.readouterr().err
-    assert "The model is pretrained: learning rate 5e-05, with a warmup of 1 step" in shown
-    plan = json.loads((images / "out" / "image-folder.plan.json").read_text())
-    every = [RunConfig.from_dict(one["config"]) for one in plan]
-    assert every[0].algorithm == "majority"  # what any of them must beat
-    runs = [r for r in every if r.algorithm == "erm"]
+    few: dict[str, Any] = {"algorithms": "erm", "seeds": 1, "search": 2, "held_out": "oslo", "jobs": 1}
+    found = shoal.compare("pics", **GIVEN, **few, weights="w.pt", model_options={"dropout": 0.1}, out="out")
+    runs = [r.config for r in found.records if r.config.algorithm == "erm"]
     assert {(r.weights, r.model_options["dropout"], r.schedule) for r in runs} == {("w.pt", 0.1, "warmup:1")}
-    assert runs[0].optimizer_options["lr"] == 5e-5
-    assert 1e-5 <= runs[1].optimizer_options["lr"] <= 10**-3.5
+    first, second = sorted((r.lr for r in runs), key=lambda lr: lr != 5e-5)
+    assert first == 5e-5
+    assert 1e-5 <= second <= 10**-3.5
 
 
-def test_what_cannot_be_frozen_is_said(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["train", "erm", "pics", "--freeze-backbone", "--out", "x"]
-    assert main(given) == 2
-    assert "--freeze-backbone requires a timm model" in capsys.readouterr().err
-    assert main([*given, "--model", "small-cnn"]) == 2
-    assert "frozen" in capsys.readouterr().err
+@pytest.mark.parametrize("model", [None, "small-cnn"])
+def test_what_cannot_be_frozen_is_said(model: str | None, images: Path) -> None:
+    with pytest.raises(InputError, match=r"frozen|freeze"):
+        shoal.train("erm", "pics", freeze_backbone=True, model=model, out="x", progress=False)
+    assert not Path("x").exists()

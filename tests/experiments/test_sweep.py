@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import ATTEMPTS, InProcess, Store, Streams, Workers, execute, settle
+from shoal.experiments.execute import Store, Streams, Workers, execute
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import run
 
@@ -115,7 +115,7 @@ def test_runs_that_take_turns_are_stopped_together(streams: Streams, tmp_path: P
         if config.label == "1":
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match="The same command resumes"):
+    with pytest.raises(KeyboardInterrupt):
         execute(wanted, store, streams, tell=stop)
     assert len(list((tmp_path / "working").glob("*/checkpoints/step-*"))) >= 2
     assert store.missing(wanted) == wanted
@@ -147,16 +147,9 @@ def test_a_run_that_fails_is_written_down_and_tried_again(tmp_path: Path) -> Non
     assert record.error != "before"
 
 
-def test_one_that_succeeds_later_leaves_no_failure(tmp_path: Path) -> None:
-    store, (config,) = Store(tmp_path), configs(1)
-    store.fail(config, "it had no data")
-    assert execute([config], store, InProcess("cpu")).failed == {}
-    assert [record.status for record in store.all()] == ["finished"]
-
-
 def test_workers_that_are_killed(tmp_path: Path) -> None:
     """Twice, at random instants after a checkpoint; runs go on from there and end the same."""
-    wanted, kills, stop = configs(2, 800), list[int](), threading.Event()
+    wanted, kills, stop = configs(2, 600), list[int](), threading.Event()
 
     def kill() -> None:
         chance, last = random.Random(3), 0.0
@@ -185,40 +178,6 @@ def test_workers_that_are_killed(tmp_path: Path) -> None:
     assert len(kills) == 2
     assert [numbers(r) for r in store.found(wanted)] == [numbers(run(c, "cpu")) for c in wanted]
     assert len(list(tmp_path.glob("*.json"))) == len(wanted)
-
-
-def test_a_run_that_takes_its_process_down_is_given_up(tmp_path: Path) -> None:
-    done, outcome = threading.Event(), []
-    (config,) = configs(1, 10**6)
-
-    def watch() -> None:
-        outcome.append(execute([config], Store(tmp_path), ONE))
-        done.set()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    killed = set[int]()
-    while not done.wait(0.1):
-        for child in set(children()) - killed:
-            if (tmp_path / "working").exists():
-                killed.add(child)
-                os.kill(child, signal.SIGKILL)
-    thread.join()
-    assert len(killed) >= ATTEMPTS
-    assert f"ended {ATTEMPTS} times" in outcome[0].failed[config.identity]
-    assert not outcome[0].records
-
-
-def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    """A worker that was killed after it had saved it, and the next one that gets the run."""
-    store, (config,) = Store(tmp_path), configs(1)
-    store.name()
-    stamps = []
-    for _ in range(2):
-        assert settle(config, store, "cpu", lambda step, note: None, {}) is None
-        state = store.path(config).stat()
-        stamps.append((state.st_ino, state.st_mtime_ns))
-    assert stamps[0] == stamps[1]
 
 
 @contextlib.contextmanager
@@ -285,7 +244,7 @@ sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 from test_sweep import QUICK, TWO, Store, configs, execute
 if __name__ == "__main__":
-    execute(configs(2, 1200), Store(Path(sys.argv[1])), TWO, how=QUICK)
+    execute(configs(2, 600), Store(Path(sys.argv[1])), TWO, how=QUICK)
     print("finished")
 """
 
@@ -296,7 +255,7 @@ def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     command = [sys.executable, str(script), str(tmp_path / "runs"), str(Path(__file__).parent)]
-    wanted, store = configs(2, 1200), Store(tmp_path / "runs")
+    wanted, store = configs(2, 600), Store(tmp_path / "runs")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     driver = subprocess.Popen(command, start_new_session=True, **pipes)
     while not newest_checkpoint(store.folder):

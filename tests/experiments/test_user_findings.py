@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from test_compare_rule import result
 
+import shoal
 from shoal.api.source import find_source
-from shoal.cli import main
+from shoal.cli.app import main
 from shoal.data import sets
 from shoal.data.example import write_images
 from shoal.errors import InputError
-from shoal.experiments import baselines, compare
-from shoal.experiments.config import RunConfig, differences
+from shoal.experiments import baselines
+from shoal.experiments.config import RunConfig
 from shoal.experiments.diagnose import columns_of
 from shoal.report import charts
 from shoal.report import compare as each
@@ -35,34 +36,6 @@ def test_equal_averages_are_equal_in_whatever_order_they_were_added() -> None:
     about = found["recommendation"]
     assert about["take"] == about["best"] == "logistic-regression"
     assert "-0.0" not in each.text(found)
-
-
-def test_the_best_is_not_said_to_be_better_than_a_control_that_is_ahead() -> None:
-    found = result({"fish:regrouped": [[0.9]] * 3, "erm": [[0.8]] * 3, "fish": [[0.7], [0.6], [0.7]]})
-    why = each.recommended(found)[2]
-    assert why.startswith(
-        "It has the best average among algorithms other than controls, and no algorithm is simpler."
-    )
-    assert "The next best, fish, is worse by 13.3 percentage points, standard error 3.3" in why
-
-
-def test_the_recommendation_comes_first_in_terminal_and_markdown() -> None:
-    found = result({"erm": [[0.8]] * 3, "fish": [[0.7]] * 3})
-    said = each.recommended(found)
-    assert each.text(found).splitlines()[: len(said)] == said
-    lines = each.markdown(found).splitlines()
-    assert lines[2 : 2 + len(said)] == [f"- {line}" for line in said]
-
-
-def test_the_units_of_an_error_are_said_with_it() -> None:
-    found = result({"erm": [[0.8]] * 3}, "mse") | {"units": "errors are in units of x"}
-    assert each.recommended(found)[1].endswith("it was 0.8000 (errors are in units of x).")
-
-
-def test_rows_that_cannot_take_part_are_one_line_for_each_reason() -> None:
-    found = result({"erm": [[0.8]]}) | {"unable": {"fish": "needs a", "coral": "needs a", "vrex": "needs b"}}
-    lines = [line for line in each.words(found) if line.startswith("Not compared")]
-    assert lines == ["Not compared: fish, coral (needs a).", "Not compared: vrex (needs b)."]
 
 
 def test_one_far_off_row_leaves_the_others_their_scale() -> None:
@@ -91,38 +64,24 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Path(name).write_text("\n".join(lines))
 
 
-OPTIONS = ["--label", "ill", "--domain", "site"]
-SMALL = [
-    *OPTIONS,
-    "--algorithms",
-    "erm",
-    "--seeds",
-    "1",
-    "--search",
-    "1",
-    "--steps",
-    "5",
-    "--batch-size",
-    "8",
-]
-SMALL += ["--device", "cpu", "--jobs", "1"]
-
-
 @pytest.mark.usefixtures("patients")
 def test_columns_of_every_kind_are_diagnosed() -> None:
-    data = sets.load("table", file="one.csv", label="ill", domain="site", test="oslo")
+    data = sets.load("table", file="one.csv", label="ill", domain="site", held_out="oslo")
     names = {part.name: part.names for part in columns_of(data, data.examples.x)}  # type: ignore[attr-defined]
     assert set(names) == {"age", "sex", "visit", "smoker"}
     assert names["sex"] == ("= f", "= m")
 
 
+SMALL: dict[str, Any] = {"label": "ill", "domain": "site", "algorithms": "erm", "seeds": 1, "search": 1}
+SMALL |= {"steps": 5, "batch_size": 8, "device": "cpu", "jobs": 1}
+
+
 @pytest.mark.usefixtures("patients", "in_process")
-def test_commands_for_two_tables_do_not_share_a_folder(capsys: Captured) -> None:
+def test_the_commands_of_a_comparison_work_and_two_tables_do_not_share_a_folder(capsys: Captured) -> None:
     folders = []
     for name in ("one.csv", "two.csv"):
-        assert main(["compare", name, *SMALL, "--no-baselines", "--held-out", "oslo"]) == 0
-        shown = capsys.readouterr().out
-        commands = [line.strip() for line in shown.splitlines() if line.startswith("  shoal ")]
+        found = shoal.compare(name, **SMALL, baselines=False, held_out="oslo", progress=False)
+        commands = [line.strip() for line in str(found).splitlines() if line.startswith("  shoal ")]
         assert [line.split()[1] for line in commands] == ["train", "predict", "score", "export"]
         folders.append(shlex.split(commands[0])[-1])
         assert main([*shlex.split(commands[0])[1:], "--device", "cpu"]) == 0
@@ -133,19 +92,11 @@ def test_commands_for_two_tables_do_not_share_a_folder(capsys: Captured) -> None
 
 @pytest.mark.usefixtures("patients", "in_process")
 def test_progress_counts_all_runs_and_shows_no_escape_sequence(capsys: Captured) -> None:
-    assert main(["compare", "one.csv", *SMALL]) == 0
-    shown = capsys.readouterr()
-    lines = [line for line in shown.err.splitlines() if line.startswith("[")]
-    total = len(lines)
-    assert lines[-1].startswith(f"[{total}/{total}] erm, held out: ")
-    assert ", seed 0: accuracy " in lines[-1]
-    assert "\x1b" not in shown.err + shown.out
-
-
-def test_a_held_out_domain_of_one_class_is_named_with_the_results() -> None:
-    found = result({"erm": [[0.8]] * 3}) | {"warned": {"d1": "all examples are of one class"}}
-    assert "Warning, held-out domains: 'd1' (all examples are of one class)." in each.words(found)
-    assert compare.Layout(("d1",), None, 2, 2).warned == {}
+    assert "\x1b" not in str(shoal.compare("one.csv", **SMALL))
+    shown = capsys.readouterr().err
+    last = [line for line in shown.splitlines() if line.startswith("[")][-1]
+    assert re.match(r"\[(\d+)/\1\] erm, held out: ", last)
+    assert "\x1b" not in shown
 
 
 def test_what_is_neither_a_path_nor_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,12 +107,6 @@ def test_what_is_neither_a_path_nor_a_dataset(tmp_path: Path, monkeypatch: pytes
             find_source(name)
 
 
-def test_what_differs_in_the_options_of_the_data_is_named() -> None:
-    one = RunConfig("table", "erm", 60, {"file": "long/path/to/patients.csv", "label": "ill", "test": []})
-    two = replace(one, data_options={**one.data_options, "test": "oslo"})
-    assert differences(one, two) == "data_options test [], not 'oslo'"
-
-
 def test_images_have_a_majority_class_to_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("PIL")
     monkeypatch.chdir(tmp_path)
@@ -169,7 +114,9 @@ def test_images_have_a_majority_class_to_beat(tmp_path: Path, monkeypatch: pytes
     for extra in range(3):
         copy = Path("photos/sketch/square") / f"more{extra}.png"
         shutil.copy(next(Path("photos/night/square").glob("*.png")), copy)
-    record = baselines.run(RunConfig("image-folder", "majority", 1, {"folder": "photos", "test": "sketch"}))
+    record = baselines.run(
+        RunConfig("image-folder", "majority", 1, {"folder": "photos", "held_out": "sketch"})
+    )
     sizes = {path.name: len(list(path.iterdir())) for path in Path("photos/sketch").iterdir()}
     first = sorted(sizes)[0]  # the others' classes are equally frequent
     assert record.score("test") == pytest.approx(sizes[first] / sum(sizes.values()))

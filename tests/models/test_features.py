@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import os
 import pickle
@@ -139,14 +138,6 @@ class TestModelsOfOthers:
         model = seeded(lambda: get_model(name, num_classes=3, **more))
         assert check(model, layer, images(2)).is_output
 
-    @pytest.mark.usefixtures("timm")
-    def test_small_ones_of_torchvision(self) -> None:
-        from torchvision.models import DenseNet, VisionTransformer
-
-        check(seeded(lambda: DenseNet(4, (1, 1), 8, num_classes=3)), "classifier", images(2))
-        vit = seeded(lambda: VisionTransformer(64, 16, 1, 2, 16, 32, num_classes=3))
-        check(vit, "heads.head", images(2))
-
     @pytest.mark.parametrize(
         ("name", "layer", "options"),
         [
@@ -242,13 +233,6 @@ class TestOwnModels:
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.LayerNorm(3))
         assert FeatureExtractor(model).find(images(2, (4,))).layer == "2"
 
-    def test_a_linear_layer_alone(self) -> None:
-        with FeatureExtractor(model := nn.Linear(4, 3)) as extractor:
-            for x in (images(2, (4,)), images(3, (4,))):
-                model(x)
-                assert torch.equal(extractor.features, x)
-        assert extractor.linear is model
-
     def test_frozen_weights_and_no_graph(self) -> None:
         model = seeded(Own).requires_grad_(False)
         extractor = FeatureExtractor(model)
@@ -264,15 +248,6 @@ class TestOwnModels:
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3), nn.ReLU(inplace))
         found = FeatureExtractor(model).find(images(2, (4,)))
         assert (found.layer, found.is_output) == ("2", False)
-
-    def test_inference_mode(self) -> None:
-        """As in a validation that comes before the training."""
-        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-        extractor = FeatureExtractor(model)
-        with torch.inference_mode():
-            x = images(2, (4,)) + 1
-            model(x)
-            assert torch.equal(extractor.features, model[:2](x))
 
     @pytest.mark.parametrize("count", [1, 2])
     def test_a_loss_beside_the_logits(self, count: int) -> None:
@@ -295,14 +270,6 @@ class TestOwnModels:
         for how in ("pair", "then another"):
             with pytest.raises(InputError, match=r"layer 'layer' is executed 2 times"):
                 FeatureExtractor(Shared(how)).find(x)
-
-    @pytest.mark.parametrize("how", ["training", "logits", "features too"])
-    def test_two_outputs_and_one_that_counts(self, how: str) -> None:
-        model = seeded(lambda: TwoHeads(how)).train()
-        with FeatureExtractor(model) as extractor:
-            model(x := images(2, (4,)))
-            assert extractor.layer == "one"
-            assert torch.equal(extractor.features, model.body(x).relu())
 
     @pytest.mark.parametrize("how", ["pair", "sum"])
     def test_two_heads_must_be_told_apart(self, how: str) -> None:
@@ -343,12 +310,6 @@ class TestNamedLayers:
                 assert torch.equal(extractor.features, model[:2](x).flatten(1))
         assert not extractor.is_output
 
-    def test_an_output_that_is_overwritten(self) -> None:
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5, True), nn.Linear(8, 3))
-        extractor = FeatureExtractor(model, "0")
-        model(x := images(2, (4,)))
-        assert torch.equal(extractor.features, model[0](x))
-
     def test_every_token_of_an_example(self) -> None:
         model = nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(28, 3))
         with FeatureExtractor(model, "0") as extractor:
@@ -368,17 +329,12 @@ class TestBadInput:
             ("bodi", r"features: Own has no layer 'bodi'\. Did you mean 'body'"),
             ("zzz", r"features: Own has no layer 'zzz' \(such as 'body', 'dropout'"),
             ("", r"features: Own has no layer ''"),
-            (["fc"], r"layer of FeatureExtractor must be text or None"),
             ("unused", r"features: layer 'unused' is not executed in a forward pass of Own"),
         ],
     )
     def test_layers_that_cannot_be(self, layer: Any, message: str) -> None:
         with pytest.raises(InputError, match=message):
             FeatureExtractor(Own(), layer).find(images(2, (4,)))
-
-    def test_no_model(self) -> None:
-        with pytest.raises(InputError, match="model of FeatureExtractor must be a Module"):
-            FeatureExtractor("resnet18")  # type: ignore[arg-type]
 
     def test_whole_numbers(self) -> None:
         model = nn.Sequential(Rounded(), nn.Embedding(10, 4), nn.Flatten(), nn.Linear(16, 2))
@@ -398,14 +354,6 @@ class TestBadInput:
         with pytest.raises(InputError, match=r"features must be one tensor, .*layer 'lstm' gives 3"):
             FeatureExtractor(Recurrent(), "lstm").find(x)
         assert FeatureExtractor(Recurrent()).find(x).width == 8
-
-    def test_other_rows_than_examples(self) -> None:
-        class Transposed(nn.Sequential):
-            def forward(self, x: Tensor) -> Tensor:
-                return self[1](self[0](x.transpose(0, 1)).mean(0))
-
-        with pytest.raises(InputError, match=r"a row per example: layer '0' gives 5 rows for an output of 2"):
-            FeatureExtractor(Transposed(nn.Linear(4, 8), nn.Linear(8, 2)), "0").find(images(2, (5, 4)))
 
     def test_before_any_pass_and_after_the_end(self) -> None:
         extractor = FeatureExtractor(model := Own())
@@ -428,18 +376,6 @@ class TestBadInput:
         for _ in range(2):
             with pytest.raises(InputError, match="several linear layers"):
                 two(x)
-
-    def test_nothing_is_left_of_the_pass_before(self) -> None:
-        class Sometimes(Own):
-            def forward(self, x: Any, shift: Tensor | None = None) -> Tensor:
-                return super().forward(x) if len(x) > 2 else x[:, :3]
-
-        extractor = FeatureExtractor(model := Sometimes())
-        model(images(3, (4,)))
-        assert extractor.features.shape == (3, 8)
-        model(images(2, (4,)))
-        with pytest.raises(InputError, match="layer 'fc' was not executed"):
-            _ = extractor.features
 
 
 class TestHooks:
@@ -495,26 +431,6 @@ class TestHooks:
         other.model(-x)
         assert torch.equal(other.features, model.body(-x))
 
-    def test_one_that_is_forgotten_takes_its_hooks_along(self) -> None:
-        extractor = FeatureExtractor(model := Own())
-        model(images(2, (4,)))
-        assert hooks(model) == 2
-        del extractor
-        gc.collect()
-        assert hooks(model) == 0
-
-    def test_open_again(self) -> None:
-        extractor = FeatureExtractor(model := seeded(Own).eval())
-        model(x := images(2, (4,)))
-        extractor.close()
-        extractor.attach()
-        extractor.attach()
-        assert hooks(model) == 2
-        model(-x)
-        assert torch.equal(extractor.take(), model.body(-x))
-        with pytest.raises(InputError, match="not executed"):
-            extractor.take()
-
     @pytest.mark.parametrize("found_first", [False, True])
     @pytest.mark.parametrize("in_place", [False, True])
     def test_compiled_models(self, in_place: bool, found_first: bool) -> None:
@@ -537,18 +453,6 @@ class TestHooks:
             (wanted,) = torch.autograd.grad(plain.body(x).square().sum(), plain.body[0].weight)
             torch.testing.assert_close(slope, wanted)
 
-    def test_a_model_compiled_and_used_before(self) -> None:
-        torch.compiler.reset()
-        model = torch.compile(seeded(Own).eval(), backend="aot_eager")
-        model(x := images(6, (4,)))
-        extractor = FeatureExtractor(model)
-        model(x)
-        with pytest.raises(InputError, match=r"needs torch\.compiler\.reset\(\)"):
-            _ = extractor.features
-        torch.compiler.reset()
-        model(x)
-        torch.testing.assert_close(extractor.features, model._orig_mod.body(x))
-
     def test_distributed_data_parallel(self) -> None:
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         store = torch.distributed.HashStore()
@@ -564,15 +468,6 @@ class TestHooks:
             assert extractor.layer == "fc"
         finally:
             torch.distributed.destroy_process_group()
-
-    def test_autocast(self) -> None:
-        model = seeded(Own).eval()
-        extractor = FeatureExtractor(model)
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(x := images(6, (4,)))
-            wanted = model.body(x)
-        assert output.dtype == torch.bfloat16
-        assert torch.equal(extractor.features, wanted)
 
     def test_gradient_checkpointing(self) -> None:
         class Checkpointed(Own):
@@ -706,14 +601,6 @@ class TestTraining:
             build("fishr", Own(), cross_entropy, Task(2, 3))
         assert build("fishr", Own(), cross_entropy, Task(2, 3), features="fc").extractor.linear is not None
 
-    def test_fishr_needs_one_position(self) -> None:
-        train = {name: (images(8, (3, 4)), images(8, (3, 2))) for name in "ab"}
-        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
-        with pytest.raises(
-            InputError, match=r"once to each example, and layer '2' is applied to 3 positions"
-        ):
-            shoal.fit("fishr", model, train, steps=1, progress=False)
-
     @pytest.mark.parametrize("name", ALGORITHMS)
     def test_a_model_without_a_linear_layer(self, name: str) -> None:
         model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -730,26 +617,4 @@ class TestTraining:
             shoal.fit(
                 "coral", model, data(lambda n: images(n, (4,))), steps=1, callbacks=[Stop()], progress=False
             )
-        assert not hooks(model)
-
-    def test_no_hooks_where_a_training_is_refused(self) -> None:
-        with pytest.raises(InputError, match="domains_per_step") as refused:
-            shoal.fit(
-                "coral",
-                model := seeded(Own),
-                data(lambda n: images(n, (4,))),
-                steps=1,
-                domains_per_step=1,
-                progress=False,
-            )
-        assert refused.tb is not None  # and with it all that was made
-        assert not hooks(model)
-
-    def test_a_warm_start_of_a_compiled_model(self) -> None:
-        """Its passes come first, and must not be compiled without what records the features."""
-        torch.compiler.reset()
-        model = torch.compile(seeded(Own), backend="aot_eager")
-        train = data(lambda n: images(n, (4,)))
-        run = shoal.fit("coral", model, train, steps=2, warm_start=2, progress=False, device="cpu")
-        assert run.algorithm.extractor.layer == "fc"
         assert not hooks(model)

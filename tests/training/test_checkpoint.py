@@ -2,18 +2,14 @@
 
 import hashlib
 import io
-import json
-import math
 import os
 import pickle
 import random
-import resource
 import struct
 import subprocess
 import sys
 import warnings
-import zipfile
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shoal.errors import InputError
-from shoal.training.checkpoint import ABOUT, Checkpoints, load_weights, pack, unpack
+from shoal.training.checkpoint import Checkpoints, load_weights, pack, unpack
 
 
 def same(a: Any, b: Any) -> bool:
@@ -94,45 +90,6 @@ def test_any_tree_comes_back(tree: Any) -> None:
     assert pack(tree) == content
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_type_of_tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    tensor = torch.ones(shape).to(dtype)
-    assert same(unpack(pack(tensor)), tensor)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *(math.inf, -math.inf, math.nan, -0.0, 5e-324, 0.1, 1e22, 1.0),
-        *(2**63, -(2**64), 10**600, -(10**500), 0, True),
-        struct.unpack("d", struct.pack("Q", 0xFFF8_0000_0000_0007))[0],
-    ],
-    ids=lambda value: repr(value) if isinstance(value, float) else hex(value)[:20],
-)
-def test_numbers_are_exact(value: Any) -> None:
-    assert same(unpack(pack([value, {"x": value}])), [value, {"x": value}])
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"tensor": "a", "a": torch.zeros(1)},
-        {"dict": [["a", 1]]},
-        [{"tuple": [1]}, {"int": "0x1"}, {"float": "7ff0000000000000"}, {"str": "61"}],
-        {"bytes": ["x", "float8_e4m3fn", [1]]},
-        {"1": "text", 1: "number"},
-        {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}, "a/b_": torch.ones(2)},
-        {"": torch.zeros(1), "__metadata__": torch.ones(1), "shoal": {"": torch.ones(2)}},
-        dict(zip(["\ud800", "\udfff", "?"], torch.eye(3), strict=True)),
-        {"b": 1, "a": 2, 3: {2: (), 1: ((),)}},
-        {True: 1, None: 2, (1, 2): 3},
-    ],
-)
-def test_nothing_is_taken_for_a_mark(tree: Any) -> None:
-    assert same(unpack(pack(tree)), tree)
-
-
 def test_memory_layout_does_not_matter() -> None:
     base = torch.arange(24.0).reshape(4, 6)
     tree = {
@@ -152,11 +109,6 @@ def test_memory_layout_does_not_matter() -> None:
         assert torch.equal(back[name], tensor.detach()), name
     back["base"].zero_()
     assert torch.equal(back["again"], base)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_tensors_come_to_the_cpu() -> None:
-    assert same(unpack(pack([torch.ones(3, device="cuda"), 1])), [torch.ones(3), 1])
 
 
 def test_what_becomes_plain() -> None:
@@ -195,52 +147,19 @@ class Foo:
     pass
 
 
-Point = namedtuple("Point", "x y")
-itself: list[Any] = []
-itself.append(itself)
-
-
 @pytest.mark.parametrize(
-    ("tree", "message"),
+    ("tree", "where"),
     [
-        (
-            {"optimizer": {"state": {0: {"exp_avg": Foo()}}}},
-            "^optimizer/state/0/exp_avg: a Foo cannot be saved",
-        ),
-        ({"a": [1, (2, Foo)]}, "^a/1/1: a type cannot"),
-        (Foo(), "^the state: a Foo cannot"),
-        ({"a": np.zeros(2)}, "^a: a ndarray cannot .*torch.from_numpy"),
-        ({"a": b"x"}, "^a: a bytes cannot"),
-        ({"a": 1j}, "^a: a complex cannot"),
-        ({"a": {1}}, "^a: a set cannot"),
-        ({"a": Point(1, 2)}, "^a: a Point cannot"),
-        ({"a": np.longdouble(1)}, "^a: a longdouble cannot"),
-        ({"a": torch.zeros(2, device="meta")}, "^a: a Tensor cannot .*have data"),
-        ({"a": torch.eye(2).to_sparse()}, "^a: a Tensor cannot .*dense"),
-        ({"a": itself}, "must not contain itself"),
+        ({"optimizer": {"state": {0: {"exp_avg": Foo()}}}}, "optimizer/state/0/exp_avg: a Foo"),
+        ({"a": [1, (2, Foo)]}, "a/1/1: a type"),
+        ({"a": np.zeros(2)}, "a: a ndarray"),
+        ({"a": {1}}, "a: a set"),
+        ({"a": torch.zeros(2, device="meta")}, "a: a Tensor"),
     ],
 )
-def test_what_cannot_be_saved_is_named(tree: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+def test_what_cannot_be_saved_is_named(tree: Any, where: str) -> None:
+    with pytest.raises(InputError, match=where):
         pack(tree)
-
-
-def test_other_tools_read_it() -> None:
-    tree = {"fc.weight": torch.ones(2), "n": 1}
-    assert same(torch.load(io.BytesIO(pack(tree)), weights_only=True), tree)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"\0" * 8, b"\xff" * 40, pickle.dumps({"a": 1}), b"PK\x03\x04 garbage"),
-        safetensors.torch.save({"a": torch.zeros(2)}),
-        pack({"a": torch.zeros(99)})[:-200],
-    ],
-)
-def test_what_is_no_checkpoint(content: bytes) -> None:
-    with pytest.raises(InputError, match="not a checkpoint of Shoal"):
-        unpack(content)
 
 
 # Checkpoints
@@ -282,20 +201,12 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     assert checkpoints.latest() == 12_345_678_901
 
 
-def test_what_it_is_about_is_read_without_torch(tmp_path: Path) -> None:
-    path = Checkpoints(tmp_path).save(5, state(5), about={"step": 3, "seconds": 0.5})
-    with zipfile.ZipFile(path) as file:
-        assert json.loads(file.read(ABOUT)) == {"step": 3, "seconds": 0.5}
-    assert loaded_step(Checkpoints(tmp_path)) == 5
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
-    checkpoints = Checkpoints(tmp_path, keep)
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
     for step in range(1, 6):
         checkpoints.save(step, state(step))
         assert checkpoints.latest() == step
-    assert names(tmp_path) == [f"step-{step:010d}" for step in range(6 - keep, 6)]
+    assert names(tmp_path) == [f"step-{step:010d}" for step in (4, 5)]
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -309,36 +220,10 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     leftovers = [".step-0000000001-0123456789abcdef.pt.x1", ".best-0000000001-0123456789abcdef.x2"]
     for name in others + leftovers:
         (tmp_path / name).write_text("x")
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path)
     assert checkpoints.load() is None
-    checkpoints.save(1, state(1))
-    path = checkpoints.save(2, state(2))
-    assert {p.name for p in tmp_path.iterdir()} == {*others, path.name}
-
-
-def test_the_same_step_again(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=3)
-    first = checkpoints.save(7, state(1))
-    content = first.read_bytes()
-    assert checkpoints.save(7, state(1)) == first
-    second = checkpoints.save(7, state(7))
-    assert [*tmp_path.iterdir()] == [second]
-    first.write_bytes(content)  # as after a kill between the two; the one written last counts
-    for older, newer in [(first, second), (second, first)]:
-        os.utime(older, (1, 1))
-        os.utime(newer, (2, 2))
-        loaded = checkpoints.load()
-        assert loaded is not None
-        assert loaded.path == newer
-
-
-def test_what_cannot_be_deleted_stays(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    stubborn = tmp_path / "step-0000000001-0123456789abcdef-0123456789abcdef.pt"
-    (stubborn / "in it").mkdir(parents=True)
-    checkpoints.save(2, state(2))
-    assert stubborn.exists()
-    assert loaded_step(checkpoints) == 2
+    paths = [checkpoints.save(step, state(step)) for step in (1, 2)]
+    assert {p.name for p in tmp_path.iterdir()} == {*others, *(path.name for path in paths)}
 
 
 def test_the_best_is_written_once(tmp_path: Path) -> None:
@@ -369,22 +254,6 @@ def test_a_best_goes_with_the_last_that_refers_to_it(tmp_path: Path) -> None:
     assert found == [[1], [1], [1, 3], [3], [3], []]
     checkpoints.save(7, state(7), (3, weights(3)))
     assert same(checkpoints.load().best, weights(3))  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [((-1, {}), "step=-1"), ((1, {}, (-2, {})), "step=-2"), ((1, {"a": Foo()}), "^state/a: a Foo")],
-)
-def test_save_refuses(tmp_path: Path, args: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Checkpoints(tmp_path).save(*args)
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("keep", [0, -1, True, 1.5])
-def test_keep_is_at_least_one(tmp_path: Path, keep: Any) -> None:
-    with pytest.raises(InputError, match="keep="):
-        Checkpoints(tmp_path, keep)
 
 
 # Damage
@@ -427,38 +296,6 @@ def test_a_flipped_bit_anywhere_is_found(tmp_path: Path) -> None:
         assert loaded_step(checkpoints) == 1
 
 
-def named_right(folder: Path, step: int, content: bytes, kind: str = "step", best: str = "0" * 16) -> Path:
-    parts = [kind, f"{step:010d}", *([best] if kind == "step" else [])]
-    path = folder / f"{'-'.join(parts)}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"garbage", pack({"a": 1}), pack([1]), pack({"step": 9, "best": None})),
-        pack({"step": 9, "best": None, "state": [1]}),
-        pack({"step": 8, "best": None, "state": {}}),
-        safetensors.torch.save({"a": torch.zeros(2)}),
-    ],
-)
-def test_whole_but_no_checkpoint(tmp_path: Path, content: bytes) -> None:
-    checkpoints, _, _ = saved(tmp_path)
-    path = named_right(tmp_path, 9, content)
-    with pytest.warns(UserWarning, match=f"{path.name} is damaged"):
-        loaded = checkpoints.load()
-    assert loaded is not None
-    assert loaded.step == 2
-    assert path.exists()
-
-
-def test_a_folder_named_like_a_checkpoint(tmp_path: Path) -> None:
-    checkpoints, _, _ = saved(tmp_path)
-    (tmp_path / "step-0000000009-0123456789abcdef-0123456789abcdef.pt").mkdir()
-    assert loaded_step(checkpoints) == 2
-
-
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "other"])
 def test_a_damaged_best_is_damage(tmp_path: Path, damage: str) -> None:
     checkpoints, path, _ = saved(tmp_path)
@@ -477,27 +314,11 @@ def test_a_damaged_best_is_damage(tmp_path: Path, damage: str) -> None:
     assert loaded_step(checkpoints) == 2
 
 
-def test_all_damaged(tmp_path: Path) -> None:
-    checkpoints, path, _ = saved(tmp_path)
-    for file in tmp_path.glob("step-*"):
-        file.write_bytes(b"x")
-    with pytest.raises(
-        InputError, match=rf"none of the 2 checkpoints in {tmp_path} can be read.*{path.name}"
-    ):
-        checkpoints.load()
-    assert len([*tmp_path.glob("step-*")]) == 2
-
-
-def test_going_on_from_before_a_damaged_one(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path, keep=1)
-    path = checkpoints.save(100, state(100))
-    path.write_bytes(b"damaged")
-    for step in (50, 75):
-        checkpoints.save(step, state(step))
-        assert loaded_step(checkpoints) == step
-    checkpoints.save(100, state(100))
-    assert names(tmp_path) == ["step-0000000100"]
-    assert loaded_step(checkpoints) == 100
+def named_right(folder: Path, step: int, content: bytes, kind: str = "step", best: str = "0" * 16) -> Path:
+    parts = [kind, f"{step:010d}", *([best] if kind == "step" else [])]
+    path = folder / f"{'-'.join(parts)}-{hashlib.sha256(content).hexdigest()[:16]}.pt"
+    path.write_bytes(content)
+    return path
 
 
 class Malicious:
@@ -543,47 +364,6 @@ def test_a_pickle_is_never_run(tmp_path: Path) -> None:
 
 
 # A full disk and kills
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
-    saved(tmp_path)
-    before = sorted(tmp_path.iterdir())
-    code = """if True:
-        import resource, signal, sys, torch
-        from pathlib import Path
-        from shoal.training.checkpoint import Checkpoints
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        checkpoints = Checkpoints(Path(sys.argv[1]))
-        for best in (None, (3, {"w": torch.zeros(100_000)})):
-            try:
-                checkpoints.save(3, {"w": torch.zeros(100_000)}, best)
-            except OSError as error:
-                print("refused", error.errno)
-        """
-    answer = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
-    )
-    assert answer.stdout.count("refused") == 2
-    assert sorted(tmp_path.iterdir()) == before
-    assert loaded_step(Checkpoints(tmp_path)) == 2
-
-
-def test_a_disk_that_fills_after_the_best(tmp_path: Path) -> None:
-    """The best weights fit and the checkpoint does not: they go, or every attempt would leave some."""
-    checkpoints, _, _ = saved(tmp_path)
-    before = names(tmp_path)
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limit[1]))
-    try:
-        with pytest.raises(OSError):
-            checkpoints.save(3, {"w": torch.zeros(100_000)}, (3, weights(3)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    assert loaded_step(checkpoints) == 2
-    assert names(tmp_path) == before
-    checkpoints.save(4, state(4), (2, weights(2)))
-    assert names(tmp_path) == ["best-0000000002", "step-0000000002", "step-0000000004"]
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:
@@ -725,11 +505,3 @@ def test_no_weights(tmp_path: Path, name: str, content: bytes | None, message: s
         load_weights(tmp_path / name)
     assert "\n" not in str(caught.value)
     assert name in str(caught.value)
-
-
-def test_a_folder_is_no_weights(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a folder"):
-        load_weights(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="cannot be read"):
-        load_weights(tmp_path / "file" / "w.pt")

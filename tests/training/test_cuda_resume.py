@@ -35,7 +35,7 @@ def fit(folder: Path | None = None, **options: Any) -> shoal.Fit:
     data = {n: (torch.randn(60, 4) + y[:, None], y) for n in ("a", "b", "c")}
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     given: dict[str, Any] = {
-        **{"steps": 40, "batch_size": 8, "domains_per_step": 2, "eval_every": 10, "log_every": 20},
+        **{"steps": 40, "batch_size": 8, "domains_per_step": 2, "eval_every": 10},
         **{"device": "cuda", "progress": False, "validation": {"v": data["a"]}, "deterministic": True},
     }
     return shoal.fit("fish", model, data, folder=folder, **given | options)
@@ -80,7 +80,7 @@ def test_captured_then_eager() -> None:
 
 
 def test_other_strides() -> None:
-    check({"checkpoint_every": 3, "log_every": 7}, {}, bits=True)
+    check({"checkpoint_every": 3}, {}, bits=True)
 
 
 def test_cpu_then_cuda() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from shoal.gradients import pcgrad
 from shoal.models import FeatureModel, parameter_groups
 from shoal.models.layers import find_layers
 from shoal.training.callbacks import Callback, State
-from shoal.vision import load_timm
+from shoal.vision import allow_torchvision, load_timm
 
 STEPS, META_LR = 5, 0.3
 ALGORITHMS = ("erm", "fish", "pcgrad")
@@ -127,30 +126,6 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
         assert torch.equal(a, b), name
 
 
-class Stop(Callback):
-    """Stops a training in the middle, as a crash does."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_checkpoint(self, state: State) -> None:
-        if state.phase == "train" and state.step == self.step:
-            raise KeyboardInterrupt
-
-
-def interrupted(algorithm: str, folder: Path, make: Callable[[], nn.Module], **options: Any) -> nn.Module:
-    """The model of a training that was stopped after two steps and resumed, from other initial weights."""
-    given = {"folder": folder, "checkpoint_every": 2, **options}
-    with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, make(), callbacks=[Stop(2)], **given)
-    model = make()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(1.0)
-    fit(algorithm, model, resume=True, **given)
-    return model
-
-
 class TestLayers:
     def layers(self, model: nn.Module, head: nn.Module) -> list[list[str]]:
         found = find_layers(model, head)
@@ -205,6 +180,7 @@ class TestLayers:
 
     def test_of_transformers(self) -> None:
         transformers = pytest.importorskip("transformers")
+        allow_torchvision()
         config = transformers.BertConfig(
             hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8
         )
@@ -282,21 +258,14 @@ class TestLearningRates:
 
     def test_the_record_has_the_rate_of_the_rest(self) -> None:
         record = fit("erm", Net(), head_lr=0.2, layer_decay=0.5).record["config"]
-        assert record["optimizer_options"]["lr"] == 0.05
+        assert record["lr"] == 0.05
         assert (record["head_lr"], record["layer_decay"]) == (0.2, 0.5)
-
-    @pytest.mark.parametrize("algorithm", ["erm", "fish"])
-    def test_resumed(self, algorithm: str, tmp_path: Path) -> None:
-        options = {"head_lr": 0.2, "layer_decay": 0.5}
-        model = Net()
-        fit(algorithm, model, **options)
-        assert_equal(model, interrupted(algorithm, tmp_path, Net, **options))
 
     @pytest.mark.parametrize("option", ["head_lr", "layer_decay", "l2_sp"])
     def test_a_model_without_a_head(self, option: str) -> None:
         model = nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()).double()
         train = {name: (x[:, None], y) for name, (x, y) in TRAIN.items()}
-        with pytest.raises(InputError, match=rf"{option}=0.5: Sequential has no head"):
+        with pytest.raises(InputError, match=rf"{option}: .*no head"):
             shoal.fit("erm", model, train, steps=1, device="cpu", progress=False, **{option: 0.5})
         with pytest.raises(InputError, match="x is missing"):
             parameter_groups(model, 0.1)
@@ -304,16 +273,15 @@ class TestLearningRates:
 
 class TestL2SP:
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    @pytest.mark.parametrize("beta", [None, 0.07, 0.0])
-    def test_as_by_hand(self, algorithm: str, beta: float | None) -> None:
+    def test_as_by_hand(self, algorithm: str) -> None:
         model, batches = Net(), Batches()
         other = copy.deepcopy(model)
-        fit(algorithm, model, l2_sp=0.3, l2_sp_head=beta, callbacks=[batches])
+        fit(algorithm, model, l2_sp=0.3, callbacks=[batches])
         before = {p: p.detach().clone() for p in other.parameters()}
         own = set(other.fc.parameters())
 
         def pull(p: nn.Parameter) -> Tensor:
-            return (0.3 if beta is None else beta) * p if p in own else 0.3 * (p - before[p])
+            return 0.3 * (p if p in own else p - before[p])
 
         by_hand(algorithm, other, torch.optim.Adam(other.parameters(), 0.05), batches.found, pull=pull)
         assert_same(model, other)
@@ -325,51 +293,13 @@ class TestL2SP:
         fit(algorithm, other, l2_sp=0.0)
         assert_equal(one, other)
 
-    def test_it_is_clipped_with_the_rest(self) -> None:
-        model, batches = Net(), Batches()
-        other = copy.deepcopy(model)
-        options = {"optimizer": lambda p: torch.optim.SGD(p, 0.5), "clip": 0.05}
-        fit("erm", model, l2_sp=1.0, callbacks=[batches], **options)
-        params, before = list(other.parameters()), [p.detach().clone() for p in other.parameters()]
-        for step in batches.found:
-            x, y = (torch.cat(parts) for parts in zip(*step, strict=True))
-            own = set(other.fc.parameters())
-            distances = [p if p in own else p - b for p, b in zip(params, before, strict=True)]
-            penalty = sum((d.square().sum() for d in distances), torch.zeros(())) / 2
-            found = torch.autograd.grad(plain_loss(other, x, y) + penalty, params)
-            norm = torch.cat([g.flatten() for g in found]).norm()
-            with torch.no_grad():
-                for p, g in zip(params, found, strict=True):
-                    p -= 0.5 * g * min(1.0, 0.05 / norm)
-        assert_same(model, other)
-
     def test_a_large_weight_keeps_the_model_where_the_warm_start_left_it(self) -> None:
         warm, model = Net(), Net()
         options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.1)}
         fit("erm", warm, domains_per_step=1, steps=4, **options)
-        fit("fish", model, warm_start=4, l2_sp=10.0, l2_sp_head=0.0, steps=20, **options)
+        fit("fish", model, warm_start=4, l2_sp=10.0, steps=20, **options)
         assert not torch.equal(warm.fc.weight, Net().fc.weight)
         free = copy.deepcopy(warm)
         fit("fish", free, steps=20, **options)
         moved = [(m.stem.weight - warm.stem.weight).norm() for m in (model, free)]
         assert moved[0] < 0.3 * moved[1]
-
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_pieces(self, algorithm: str) -> None:
-        one, other = Net(), Net()
-        fit(algorithm, one, l2_sp=0.3)
-        fit(algorithm, other, l2_sp=0.3, accumulate=3)
-        assert_same(one, other)
-
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    @pytest.mark.parametrize("warm", [{}, {"warm_start": 3}], ids=["cold", "warm"])
-    def test_resumed(self, algorithm: str, warm: dict[str, Any], tmp_path: Path) -> None:
-        model = Net()
-        fit(algorithm, model, l2_sp=0.3, **warm)
-        assert_equal(model, interrupted(algorithm, tmp_path, Net, l2_sp=0.3, **warm))
-
-    def test_resumed_with_another_weight_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(KeyboardInterrupt):
-            fit("erm", Net(), l2_sp=0.3, callbacks=[Stop(2)], folder=tmp_path, checkpoint_every=2)
-        with pytest.raises(InputError, match=r"l2_sp was 0\.3, now 0\.1"):
-            fit("erm", Net(), l2_sp=0.1, folder=tmp_path, checkpoint_every=2, resume=True)

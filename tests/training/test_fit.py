@@ -1,14 +1,13 @@
 """``shoal.fit`` from input to selected weights; wrong input is refused before the first step."""
 
 import gc
-import inspect
 import json
 import multiprocessing
 import pickle
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from shoal.experiments.record import RunRecord
 from shoal.models import FeatureModel
 from shoal.training.callbacks import CallbackError
 from shoal.training.evaluate import Evaluator, Scores, sample
-from shoal.training.options import Options
 from shoal.training.stopping import Diverged
 
 
@@ -105,11 +103,6 @@ class TestInput:
             assert_same(run.model, runs[0].model)
             assert run.history == runs[0].history
 
-    def test_a_mixture_of_forms(self) -> None:
-        run = fit(train={"plain": Noisy(0), "tensors": domain(1)}, steps=60)
-        assert run.scores("train").names == ("plain", "tensors")
-        assert run.accuracy("train") > 0.9
-
     def test_a_data_object_holds_its_own_splits(self) -> None:
         data = as_domain_data(split(0, 1), None, split(5))
         assert fit(train=data).history == fit(train=split(0, 1), test=split(5)).history
@@ -155,11 +148,6 @@ class TestResult:
         often, seldom = (fit(model=network(dropout=0.5), train=train, eval_every=e) for e in (1, 10))
         assert_same(often.model, seldom.model)
 
-    def test_eval_splits_and_limit(self) -> None:
-        run = fit(test=split(5), eval_splits=("test",), eval_limit=7)
-        assert set(run.selected.scores) == {"test"}
-        assert run.scores().sizes == (7,)
-
     def test_progress_is_told(self) -> None:
         told: list[tuple[int, str]] = []
         fit(steps=120, eval_every=60, progress=lambda step, note: told.append((step, note)))
@@ -169,10 +157,6 @@ class TestResult:
         assert told[0] == (1, "")
         assert "d0" in dict(told)[50]
         assert "train" in told[-1][1]
-
-    def test_silence(self, capfd: pytest.CaptureFixture[str]) -> None:
-        fit(progress=False)
-        assert capfd.readouterr() == ("", "")
 
     def test_random_state_outside_is_untouched(self) -> None:
         torch.manual_seed(11)
@@ -184,12 +168,6 @@ class TestResult:
         assert np.random.get_state()[1].tolist() == before[1]
         assert random.getstate() == before[2]
 
-    def test_what_was_drawn_outside_does_not_matter(self) -> None:
-        torch.manual_seed(1)
-        one = fit(model=network(dropout=0.5))
-        torch.manual_seed(2)
-        assert_same(fit(model=network(dropout=0.5)).model, one.model)
-
     def test_workers_change_nothing(self) -> None:
         train = {"a": Noisy(0), "b": Noisy(1)}
         runs = [
@@ -197,7 +175,6 @@ class TestResult:
                 model=network(dropout=0.2),
                 train=train,
                 test={"t": Noisy(5)},
-                eval_splits=("test",),
                 workers=w,
             )
             for w in (0, 2)
@@ -274,14 +251,6 @@ class TestSelection:
         assert len(run.history) == best + 5 < len(scores)
         assert run.selected.step == (run.history[best] if select == "best" else run.last).step
 
-    def test_the_lower_error_is_better(self) -> None:
-        train = {n: (x, x[:, :1] * 2 - 1) for n, (x, _) in split(0, 1).items()}
-        run = fit(model=network(outputs=1), train=train, validation=train, steps=50)
-        assert run.selected.scores["validation"].average == min(
-            p.scores["validation"].average for p in run.history
-        )
-        assert run.selected.scores["validation"].average < run.history[0].scores["validation"].average
-
 
 class TestWarmStart:
     @pytest.mark.parametrize(("warm", "steps"), [(7, 7), (0.5, 8), (0.01, 1), (1.0, 15)])
@@ -318,37 +287,6 @@ class TestWarmStart:
         scores = [p.scores["validation"].average for p in run.warm_up]
         assert len(scores) == scores.index(max(scores)) + 6
         assert run.scores("validation").average == max(scores) > scores[-1]
-
-    @pytest.mark.parametrize("select", ["best", "last", None])
-    def test_which_of_its_weights_go_on(self, select: Any) -> None:
-        """Against a training of ERM that is stopped by hand at each step that is evaluated."""
-        x, y = domain(1)
-        validation = {"v": (x, 1 - y)}
-
-        def maker(rate: float) -> Any:
-            return lambda p: torch.optim.Adam(p, rate)
-
-        scores, stopped = [], []
-        for steps in (2, 4, 6, 7):
-            model = network()
-            fit("erm", model, validation=validation, steps=steps, domains_per_step=1, select="last",
-                optimizer=maker(0.1))  # fmt: skip
-            with torch.no_grad():
-                scores.append(float((model(x).argmax(1) == 1 - y).float().mean()))
-            stopped.append(model)
-        rates = iter([1e-9, 0.1])  # of the main training, which hardly moves, and of the warm start
-        model = network()
-        options: dict[str, Any] = {"eval_every": 2, "steps": 1, "select": "last", "warm_select": select}
-        run = fit(model=model, validation=validation, warm_start=7, **options,
-                  optimizer=lambda p: maker(next(rates))(p))  # fmt: skip
-        assert scores.index(max(scores)) < 3  # else the best would be the last
-        expected = stopped[scores.index(max(scores))] if select == "best" else stopped[-1]
-        for name, value in expected.state_dict().items():
-            torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=1e-6)
-        assert [p.step for p in run.warm_up] == ([2, 4, 6, 7] if select == "best" else [7])
-
-    def test_none(self) -> None:
-        assert fit().warm_up == []
 
 
 def evaluate(model: nn.Module, examples: Any, domains: Domains, **options: Any) -> Scores:
@@ -438,40 +376,6 @@ class TestDiverged:
         assert steps == list(range(1, len(steps) + 1))
         assert np.isfinite([p.loss for p in caught.value.history]).all()
 
-    def test_at_once(self) -> None:
-        train = {n: (x, x[:, :1]) for n, (x, _) in split(0, 1).items()}
-        with pytest.raises(Diverged) as caught:
-            fit("erm", nn.Linear(2, 1), train, steps=40, optimizer=lambda p: torch.optim.SGD(p, 1e30))
-        assert caught.value.history == []
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "steps is missing"),
-        ({"steps": 1, "bath_size": 3}, "unknown option 'bath_size'. Did you mean 'batch_size'"),
-        ({"steps": 0}, "steps must be a whole number of at least 1, got 0"),
-        ({"steps": 1.5}, "steps must be .*got 1.5"),
-        ({"steps": True}, "steps must be .*got True"),
-        ({"steps": 1, "batch_size": 0}, "batch_size must be .*got 0"),
-        ({"steps": 1, "domains_per_step": -1}, "domains_per_step must be .*got -1"),
-        ({"steps": 1, "patience": 0}, "patience must be .*got 0"),
-        ({"steps": 1, "eval_every": 0}, "eval_every must be .*got 0"),
-        ({"steps": 1, "eval_limit": 0}, "eval_limit must be .*got 0"),
-        ({"steps": 1, "lr": float("nan")}, "lr must be positive.*got nan"),
-        ({"steps": 1, "select": "worst"}, "select must be .*got 'worst'"),
-        ({"steps": 1, "warm_start": 0}, "warm_start must be .*got 0"),
-        ({"steps": 1, "warm_start": 1.5}, "warm_start must be .*got 1.5"),
-        ({"steps": 1, "warm_start": True}, "warm_start must be .*got True"),
-        ({"steps": 1, "warm_start": "plato"}, "warm_start must be .*got 'plato'"),
-        ({"steps": 1, "optimizer": "adam"}, "optimizer must be a function"),
-        ({"steps": 1, "eval_splits": ("tset",)}, "eval_splits must be a list of .*'test'.*got .*'tset'"),
-    ],
-)
-def test_options_are_checked(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        shoal.fit("fish", network(), split(0, 1), **given)
-
 
 def shifted(n: int) -> tuple[Tensor, Tensor]:
     x, y = domain(n)
@@ -491,72 +395,46 @@ def numbers(n: int) -> tuple[Tensor, Tensor]:
 
 SGD = torch.optim.SGD
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "one domain, fish": ({"train": split(0)}, "Fish compares domains .*'d0'"),
-    "one domain, idgm": ({"algorithm": "idgm", "train": split(0)}, "IDGM compares domains .*'d0'"),
-    "one domain a step": ({"domains_per_step": 1}, "domains_per_step must be at least 2, got 1"),
-    "too many domains a step": ({"domains_per_step": 4}, "domains_per_step=4 but there are 3 domains"),
+    "one domain": ({"train": split(0)}, "Fish compares domains .*'d0'"),
+    "one domain a step": ({"domains_per_step": 1}, "domains_per_step.*1"),
+    "too many domains a step": ({"domains_per_step": 4}, "domains_per_step=4.* 3 "),
     "more batches a step than domains to keep something for": (
         {"algorithm": "groupdro", "draw": "pooled", "domains_per_step": 4},
-        "GroupDRO keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
-    ),
-    "the same, regrouped": (
-        {"algorithm": "groupdro", "draw": "regrouped", "domains_per_step": 4},
-        "domains_per_step=4",
-    ),
-    "the same, with a discriminator": (
-        {"algorithm": "dann", "model": two_parts(), "draw": "pooled", "domains_per_step": 4},
-        "DANN keeps something for each of 3 domains; domains_per_step=4 must be at most 3",
+        "GroupDRO .*3 domains; domains_per_step=4",
     ),
     "features of a layer that is not there": (
         {"algorithm": "coral", "settings": {"features": "head"}},
-        "features: Sequential has no layer 'head'",
+        "features.*'head'",
     ),
-    "features as a list": (
-        {"algorithm": "coral", "settings": {"features": ["0"]}},
-        "features of CORAL must be text or None",
-    ),
-    "features for what uses none": ({"settings": {"features": "0"}}, "unknown setting of Fish: 'features'"),
     "empty domain": (
         {"train": split(0, 1) | {"none": (torch.empty(0, 2), torch.empty(0).long())}},
         "'.*none' has no",
     ),
-    "labels from 1": (
-        {"train": {"a": shifted(0), "b": shifted(1)}},
-        "from 1 to 2; with classes=2.*subtract 1",
-    ),
+    "labels from 1": ({"train": {"a": shifted(0), "b": shifted(1)}}, "from 1 to 2"),
     "label too large": ({"classes": 2, "test": {"t": shifted(1)}}, "labels range from 1 to 2.*classes=2"),
-    "nan": (
-        {"train": {"a": domain(0), "b": with_nan()}},
-        "example 3 of domain 'b' .example 43 of all. has a feature that is nan",
-    ),
-    "nan in test": ({"test": {"t": with_nan()}}, "example 3 of domain 't' .* has a feature that is nan"),
-    "meta_lr 0": (
-        {"settings": {"meta_lr": 0}},
-        "meta_lr of Fish must be a number above 0 and at most 1, got 0",
-    ),
-    "meta_lr -1": ({"settings": {"meta_lr": -1}}, "meta_lr of Fish must be .*got -1"),
-    "lr 0": ({"lr": 0}, "lr must be positive.*got 0"),
-    "lr -1": ({"lr": -1}, "lr must be positive.*got -1"),
-    "optimizer's lr 0": ({"optimizer": lambda p: SGD(p, lr=0)}, "lr=0"),
+    "nan": ({"train": {"a": domain(0), "b": with_nan()}}, "example 3 of domain 'b' .*nan"),
+    "nan in test": ({"test": {"t": with_nan()}}, "example 3 of domain 't' .*nan"),
     "optimizer's lr -1": ({"optimizer": lambda p: SGD(p, lr=-1)}, "optimizer.*learning rate.*-1"),
     "shapes": (
         {"model": network(outputs=1), "train": {"a": numbers(0), "b": numbers(1)}},
-        r"output has shape \(2, 1\) and the targets \(2,\).*squeeze",
+        r"\(2, 1\).*\(2,\)",
     ),
-    "too few outputs": ({"model": network(outputs=3), "classes": 2}, r"output has shape \(2, 3\).*classes=2"),
-    "unknown algorithm": ({"algorithm": "fsh"}, "unknown algorithm 'fsh'. Did you mean 'fish'"),
-    "unknown draw": ({"draw": "domain"}, "draw must be .*got 'domain'. Did you mean 'domains'"),
-    "train is a list": ({"train": [domain(0), domain(1)]}, "train must map names .*got list"),
-    "no domain": ({"train": {}}, "train is empty; it must map names"),
-    "test is a pair": ({"test": domain(0)}, "test must map names .*got tuple"),
-    "best of nothing": ({"select": "best"}, "select='best'.*validation"),
+    "too few outputs": ({"model": network(outputs=3), "classes": 2}, r"\(2, 3\).*classes=2"),
+    "one output for classes": ({"model": network(outputs=1)}, "one output"),
+    "float64 for a float32 model": (
+        {"train": {n: (x.double(), y) for n, (x, y) in split(0, 1).items()}},
+        "torch.float64",
+    ),
+    "unknown algorithm": ({"algorithm": "fsh"}, "'fsh'. Did you mean 'fish'"),
+    "train is a list": ({"train": [domain(0), domain(1)]}, "train must.*got"),
+    "no domain": ({"train": {}}, "train is empty"),
+    "test is a pair": ({"test": domain(0)}, "test must.*got"),
+    "best of nothing": ({"select": "best"}, "validation"),
     "patience with nothing": ({"patience": 3}, "patience .*validation"),
-    "plateau of nothing": ({"warm_start": "plateau"}, "warm_start='plateau'.*validation"),
-    "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must be a function"),
+    "optimizer instance": ({"optimizer": SGD(network().parameters(), 0.1)}, "optimizer must"),
     "optimizer makes none": ({"optimizer": lambda p: None}, "optimizer must .*got NoneType"),
     "nothing to train": ({"model": network().requires_grad_(False)}, "no parameter that requires a gradient"),
-    "capture on a CPU": ({"capture": True}, "capture=True .*not on a CUDA device"),
-    "too few workers": ({"workers": -1, "warm_start": 2}, "workers.*-1"),
+    "capture on a CPU": ({"capture": True}, "capture=True .*CUDA"),
 }
 
 
@@ -589,31 +467,6 @@ def test_numpy_arrays_in_float64_train_a_float32_model() -> None:
     assert not run.model.training
 
 
-def test_a_model_that_cannot_take_the_data_is_named_before_training() -> None:
-    x, y = domain(0)
-    with pytest.raises(
-        InputError, match=r"cannot take two training examples \(x of shape \(2, 2\), torch.float64"
-    ):
-        fit("erm", network(), train={"a": (x.double(), y)}, steps=1, progress=False)
-
-
-def test_one_output_with_integer_labels_is_refused() -> None:
-    with pytest.raises(InputError, match="one output and the labels are whole numbers"):
-        fit("erm", torch.nn.Linear(2, 1), train={"a": domain(0)}, steps=1, progress=False)
-
-
-def test_the_signature_has_every_option() -> None:
-    """With the same defaults: an editor shows what there is."""
-    known = inspect.signature(shoal.fit).parameters
-    for each in fields(Options):
-        own, default = known[each.name], each.default
-        if each.default_factory is not MISSING:
-            default = each.default_factory()
-        assert own.kind is own.KEYWORD_ONLY
-        assert own.default == (own.empty if default is MISSING else default), each.name
-    assert not any(p.kind is p.VAR_KEYWORD for p in known.values())
-
-
 class TestUse:
     def test_predicts(self) -> None:
         run = fit(test=split(3))
@@ -630,11 +483,6 @@ class TestUse:
         assert again.record["config"]["dataset"] == "python"
         with pytest.raises(InputError, match="contains a run"):
             run.save(tmp_path / "kept")
-
-    def test_is_exported(self, tmp_path: Path) -> None:
-        run = fit()
-        run.export(tmp_path / "w.safetensors", "safetensors")
-        assert (tmp_path / "w.safetensors").exists()
 
     def test_is_a_table(self) -> None:
         pytest.importorskip("pandas")
@@ -654,5 +502,5 @@ class TestUse:
         run = fit("erm", optimizer=torch.optim.RMSprop, folder=tmp_path / "run", warm_start=2)
         record = RunRecord.from_dict(json.loads((tmp_path / "run" / "record.json").read_text()))
         assert record.history == tuple(json.loads(json.dumps(p.to_dict())) for p in run.history)
-        assert record.config.optimizer_options == {"class": "RMSprop", "lr": 0.01}
+        assert record.config.optimizer_options == {"class": "RMSprop"}
         assert (record.config.steps, record.config.warm_start, record.status) == (10, 2, "finished")

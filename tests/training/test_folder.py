@@ -21,16 +21,6 @@ from shoal.training.checkpoint import Checkpoints
 from shoal.training.folder import RunFolder
 
 
-def test_what_lies_in_it(tmp_path: Path) -> None:
-    folder = RunFolder(str(tmp_path / "runs" / "a"))
-    assert folder.path == tmp_path / "runs" / "a"
-    assert folder.path.is_dir()
-    assert not [*folder.path.iterdir()]
-    files = [folder.config, folder.metrics, folder.record, folder.checkpoints, folder.model]
-    names = ["config.yaml", "metrics.jsonl", "record.json", "checkpoints", "model.safetensors"]
-    assert files == [folder.path / name for name in names]
-
-
 def test_started_and_finished(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     with folder:
@@ -78,26 +68,6 @@ def test_locked_within_the_block(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is in use by"), ours:
             pass
     assert (tmp_path / ".lock").read_text() == f"{os.getpid()} {socket.gethostname()}\n"
-
-
-def test_freed_by_an_error(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), RunFolder(tmp_path):
-        raise KeyError
-    with RunFolder(tmp_path):
-        pass
-
-
-def test_an_unnamed_holder(tmp_path: Path) -> None:
-    with RunFolder(tmp_path):
-        (tmp_path / ".lock").write_text("")
-        with pytest.raises(InputError, match="is in use by another process; wait"), RunFolder(tmp_path):
-            pass
-
-
-def test_a_lock_that_cannot_be_opened(tmp_path: Path) -> None:
-    (tmp_path / ".lock").mkdir()
-    with pytest.raises(InputError, match="cannot be created or written to"), RunFolder(tmp_path):
-        pass
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,23 +129,6 @@ def test_a_killed_holder_frees_it(tmp_path: Path) -> None:
             os.kill(worker, 0)
         finally:
             os.kill(worker, signal.SIGKILL)
-
-
-def test_another_process_is_refused(tmp_path: Path) -> None:
-    code = """if True:
-        import sys
-        from shoal.training.folder import RunFolder
-        try:
-            with RunFolder(sys.argv[1]):
-                print("taken")
-        except ValueError as error:
-            print(error)
-        """
-    with RunFolder(tmp_path):
-        answer = subprocess.run(
-            [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True
-        )
-    assert f"in use by process {os.getpid()}" in answer.stdout
 
 
 def test_a_forked_process_does_not_free_it(tmp_path: Path) -> None:

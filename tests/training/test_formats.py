@@ -12,17 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import shoal
-from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.optim import Fish
-from shoal.tensors import like
 from shoal.training import formats
 from shoal.training.engine import Engine
-from shoal.training.formats import Choice, Format, channels_last, fastest, lay_out
+from shoal.training.formats import Format, lay_out
 from shoal.training.loop import Training
-from shoal.training.options import Options
-
-CHANNELS_LAST = Format("channels-last", "fp32")
+from shoal.training.options import complete
 
 
 def images(size: int = 12, dtype: torch.dtype = torch.float64) -> dict[str, tuple[Tensor, Tensor]]:
@@ -149,26 +145,6 @@ def test_inputs_and_weights_are_laid_out_while_it_trains() -> None:
     assert result.record["config"]["memory_format"] == "channels-last"
 
 
-def test_saved_weights_load_into_a_contiguous_model(tmp_path: Path) -> None:
-    model, other = network().float(), network().float()
-    data = images(dtype=torch.float32)
-    shoal.fit(
-        "erm",
-        model,
-        data,
-        steps=2,
-        memory_format="channels-last",
-        folder=tmp_path,
-        device="cpu",
-        progress=False,
-    )
-    loaded = shoal.load(tmp_path, model=other)
-    assert difference(model, loaded.model) == 0
-    assert all(p.is_contiguous() for p in loaded.model.parameters())
-    x = data["a"][0]
-    assert torch.equal(model.eval()(x), loaded.model.eval()(x))
-
-
 @pytest.mark.parametrize("name", ["fish", "erm", "dann"])
 def test_a_resumed_run_is_bit_identical(tmp_path: Path, name: str) -> None:
     class Stop(shoal.Callback):
@@ -183,17 +159,6 @@ def test_a_resumed_run_is_bit_identical(tmp_path: Path, name: str) -> None:
         fit(name, network(), folder=tmp_path / "parts", callbacks=[Stop()], **options)
     fit(name, parts, folder=tmp_path / "parts", resume=True, callbacks=[shoal.Callback()], **options)
     assert difference(whole, parts) == 0
-
-
-def test_another_format_is_another_training(tmp_path: Path) -> None:
-    class Stop(shoal.Callback):
-        def on_checkpoint(self, state: Any) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit("erm", network(), folder=tmp_path, checkpoint_every=1, callbacks=[Stop()])
-    with pytest.raises(InputError, match="memory_format was None, now 'channels-last'"):
-        fit("erm", network(), folder=tmp_path, checkpoint_every=1, resume=True, memory_format="channels-last")
 
 
 def test_a_model_that_cannot_is_trained_as_it_is() -> None:
@@ -214,17 +179,6 @@ def test_auto_on_the_cpu_is_contiguous_and_tries_nothing(monkeypatch: pytest.Mon
     found = result.record["environment"]
     assert (found["memory_format"], found["precision"]) == ("contiguous", "fp32")
     assert "trial" not in found
-
-
-def test_usual_records_say_nothing_of_it() -> None:
-    assert not {"memory_format", "precision", "trial"} & set(fit("erm", network()).record["environment"])
-
-
-def test_the_simplest_of_the_fast_ones() -> None:
-    a, b, c = Format(), CHANNELS_LAST, Format("channels-last", "bf16")
-    assert fastest({a: 1.0, b: 0.97, c: 0.96}) == a
-    assert fastest({a: 1.1, b: 0.97, c: 0.96}) == b
-    assert fastest({a: 46.3, b: 33.1, c: 23.0}) == c
 
 
 class Clock:
@@ -270,7 +224,7 @@ class TestTrial:
         assert first["format"]["precision"] == "bf16"
 
     def test_leaves_everything_as_it_was(self, clock: Clock) -> None:
-        options = Options(
+        options = complete(
             steps=4, batch_size=6, memory_format="auto", precision="auto", device="cpu", progress=False
         )
         made = Training(
@@ -287,76 +241,6 @@ class TestTrial:
         assert torch.equal(torch.get_rng_state(), random)
         assert made.engine.optimizer.state_dict() == state
         assert all(p.grad is None for p in made.model.parameters())
-
-    def test_a_resumed_run_tries_nothing(self, clock: Clock, tmp_path: Path) -> None:
-        class Stop(shoal.Callback):
-            def on_checkpoint(self, state: Any) -> None:
-                if state.step == 3:
-                    raise KeyboardInterrupt
-
-        options: dict[str, Any] = {"memory_format": "auto", "precision": "auto", "checkpoint_every": 3}
-        whole, parts = network().float(), network().float()
-        data = images(dtype=torch.float32)
-        options |= {"steps": 5, "device": "cpu", "progress": False}
-        shoal.fit("fish", whole, data, folder=tmp_path / "whole", **options)
-        with pytest.raises(KeyboardInterrupt):
-            shoal.fit(
-                "fish", network().float(), data, folder=tmp_path / "parts", callbacks=[Stop()], **options
-            )
-        clock.seconds = dict.fromkeys(clock.seconds, 1.0)  # another choice would be made now
-        clock.tried.clear()
-        again = shoal.fit(
-            "fish",
-            parts,
-            data,
-            folder=tmp_path / "parts",
-            resume=True,
-            callbacks=[shoal.Callback()],
-            **options,
-        )
-        assert not clock.tried
-        assert again.record["environment"]["precision"] == "bf16"
-        assert difference(whole, parts) == 0
-
-    def test_formats_that_fail_are_left_out(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(setup: Training, batches: Any, timed: bool) -> float:
-            found = clock(setup, batches, timed)
-            if clock.tried[-1][0]:
-                raise RuntimeError("no such kernel")
-            return found
-
-        monkeypatch.setattr(formats, "_seconds", fails)
-        with pytest.warns(UserWarning, match="in which it fails: no such kernel"):
-            result = fit("erm", network(), memory_format="auto", precision="auto")
-        found = result.record["environment"]
-        assert (found["memory_format"], found["precision"]) == ("contiguous", "bf16")
-        assert "channels-last fp32 fails" in found["trial"]
-
-
-@pytest.mark.parametrize("name", ["erm", "fish", "idgm", "dann", "mixup", "sam"])
-def test_what_is_timed_works_for_every_kind(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(formats, "candidates", lambda setup: [Format(), CHANNELS_LAST])
-    plain, other = network(), network()
-    fit(name, plain, optimizer=torch.optim.SGD, lr=0.1)
-    result = fit(name, other, optimizer=torch.optim.SGD, lr=0.1, memory_format="auto")
-    assert result.record["environment"]["trial"].count(" ms") == 2
-    assert difference(plain, other) < 1e-12
-
-
-def test_like_and_nests() -> None:
-    x = torch.randn(2, 3, 4, 5)
-    last = channels_last({"a": [x, x[0]], "b": 1})
-    assert last["a"][0].is_contiguous(memory_format=torch.channels_last)
-    assert last["a"][1].is_contiguous()
-    assert torch.equal(last["a"][0], x)
-    assert last["b"] == 1
-    assert like(x, x) is x
-    assert like(x, last["a"][0]).stride() == last["a"][0].stride()
-    assert torch.equal(like(x, last["a"][0]), x)
-    one = torch.randn(4, 3, 1, 1)
-    assert like(one, one.to(memory_format=torch.channels_last)) is one
-    assert Choice.from_state(Choice(CHANNELS_LAST, "x").state_dict()) == Choice(CHANNELS_LAST, "x")
 
 
 def test_gradients_are_laid_out_as_the_parameters() -> None:

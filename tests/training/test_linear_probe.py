@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +13,8 @@ from algorithms.every_algorithm import network as toy_network
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training.callbacks import Callback, State
-from shoal.training.options import Options
 from training.finetuning import assert_close, data, erm, examples, fish, fit, frozen, network
-from training.test_resume import BY_CRASH, captured, check
+from training.test_resume import captured
 
 
 def probed(model: FeatureModel, steps: int) -> FeatureModel:
@@ -52,42 +49,12 @@ def test_the_rest_is_frozen_and_in_evaluation_mode() -> None:
 
     look, model = Look(), network(nn.BatchNorm1d(6), dropout=0.5)
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    run = fit("fish", model, warm_start="head:6", eval_every=2, warm_select="best", callbacks=[look])
+    run = fit("fish", model, warm_start="head:6", eval_every=2, callbacks=[look])
     assert look.seen == [(False, False, True)] * 6  # also after evaluations
     changed = {k for k, v in before.items() if not torch.equal(v, look.after[k])}
     assert changed == {"head.weight", "head.bias"}
     assert all(p.requires_grad for p in run.model.parameters())
     assert not torch.equal(run.model.features[0].weight, before["features.0.weight"])
-
-
-def test_with_batchnorm_as_by_hand() -> None:
-    run = fit("erm", network(nn.BatchNorm1d(6)), warm_start="head:5", select="last")
-    by_hand = probed(network(nn.BatchNorm1d(6)), 5)
-    erm(by_hand, data(), 12)
-    assert_close(run.model, by_hand)
-
-
-def test_the_best_of_the_probe_goes_on() -> None:
-    """``warm_select="best"``, against a probe that is stopped by hand at each evaluation."""
-    turned = data(turned=True)
-    which = turned.splits["validation"].examples()
-    x, y = turned.examples.batch(torch.from_numpy(which.astype("int64")))  # type: ignore[attr-defined]
-    models = {steps: probed(network(), steps) for steps in (3, 6, 7)}
-    scores = {s: float((m(x).argmax(1) == y).double().mean()) for s, m in models.items()}
-    best = max(scores, key=lambda s: scores[s])
-    assert best != 7
-    run = fit("erm", None, turned, warm_start="head:7", warm_select="best", select="last", steps=3)
-    by_hand = models[best]
-    erm(by_hand, turned, 3)
-    assert_close(run.model, by_hand)
-
-
-def test_how_many_steps() -> None:
-    def steps(warm: Any, total: int) -> int:
-        return Options(steps=total, warm_start=warm).warm_steps(1000)[0]
-
-    assert [steps("head", n) for n in (1, 9, 10, 57, 5000)] == [1, 1, 1, 5, 500]
-    assert steps("head:500", 3) == 500
 
 
 def test_what_was_frozen_before_stays_so() -> None:
@@ -111,21 +78,8 @@ def test_a_plain_network_and_an_algorithm_with_features() -> None:
     assert len(run.warm_up) == 1
 
 
-@BY_CRASH
-def test_resumed(tmp_path: Path, act: Any) -> None:
-    """In the probe, at its last step, at the first step after it, and later."""
-    check(tmp_path, [2, 4, 5, 9], act, warm_start="head:4", steps=7)
-
-
-def test_resumed_with_its_best(tmp_path: Path) -> None:
-    from training.test_resume import TURNED, send
-
-    options: dict[str, Any] = {"warm_start": "head:7", "warm_select": "best", "validation": TURNED}
-    check(tmp_path, [3, 7, 9], send(signal.SIGTERM), algorithm="coral", **options)
-
-
 def test_captured_is_as_eager() -> None:
-    options: dict[str, Any] = {"warm_start": "head:20", "steps": 20, "eval_every": 10, "log_every": 10}
+    options: dict[str, Any] = {"warm_start": "head:20", "steps": 20, "eval_every": 10}
     whole = fit("fish", **options)
     with captured():
         run = fit("fish", **options)
@@ -155,12 +109,10 @@ def frozen_head() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Any, str, str]] = {
-    "no head": (no_head, "head", "warm_start='head' trains only the head: Sequential has no head"),
-    "not its output": (Odd, "head:3", "warm_start='head:3' trains only the head: Odd has no head"),
+    "no head": (no_head, "head", "warm_start.*Sequential has no head"),
+    "not its output": (Odd, "head:3", "warm_start.*Odd has no head"),
     "nothing else": (lambda: nn.Linear(4, 2).double(), "head", "Linear has no other parameters"),
     "frozen": (frozen_head, "head", "no parameter of it requires a gradient"),
-    "no steps": (network, "head:0", "warm_start must be .*'head' or 'head:STEPS' .*got 'head:0'"),
-    "no number": (network, "head:many", "warm_start must be .*got 'head:many'"),
 }
 
 

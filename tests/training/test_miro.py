@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,6 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.penalties import miro
-from shoal.training.callbacks import Callback, State
-from shoal.training.loop import Training
-from shoal.training.options import Options
 
 LR, WEIGHT, STEPS = 0.05, 0.3, 4
 
@@ -41,7 +37,7 @@ def domains() -> dict[str, tuple[Tensor, Tensor]]:
 
 def fit(algorithm: str, network: nn.Module, **options: Any) -> Any:
     usual: dict[str, Any] = {"steps": STEPS, "batch_size": 6, "miro": WEIGHT, "progress": False}
-    usual |= {"optimizer": torch.optim.SGD, "lr": LR, "eval_splits": ()}
+    usual |= {"optimizer": torch.optim.SGD, "lr": LR}
     return shoal.fit(algorithm, network, domains(), **{**usual, **options})
 
 
@@ -127,23 +123,6 @@ def test_fish() -> None:
     equal(network, naive)
 
 
-def test_pcgrad() -> None:
-    network, naive = model(), Naive()
-    fit("pcgrad", network)
-    for step in batches("domains"):
-        found = [naive.gradient(x, y) for x, y in step]
-        flat = [torch.cat([t.flatten() for t in g]) for g in found]
-        cut = [
-            a - min(0.0, (a @ b).item()) / (b @ b) * b for a, b in ((flat[0], flat[1]), (flat[1], flat[0]))
-        ]
-        mean, at, parts = sum(cut) / 2, 0, []
-        for p in naive.params:
-            parts.append(mean[at : at + p.numel()].view_as(p).to(p.dtype))
-            at += p.numel()
-        naive.apply(parts)
-    equal(network, naive)
-
-
 @pytest.mark.parametrize("algorithm", ["erm", "fish", "coral", "mixup", "sam", "dann"])
 def test_in_pieces(algorithm: str) -> None:
     weights = []
@@ -166,48 +145,6 @@ def test_nothing_of_it_is_left_and_it_acts() -> None:
              strict=True)).item() for m in (network, plain)]  # fmt: skip
     assert moved[0] < moved[1]
     assert run.record["config"]["miro"] == WEIGHT
-
-
-def test_the_variances_learn() -> None:
-    training = Training(
-        "erm", model(), as_data(), Options(steps=30, batch_size=6, miro=WEIGHT, progress=False)
-    )
-    assert training.miro is not None
-    before = [b.detach().clone() for b in training.miro.variances]
-    training.run()
-    assert all(not b.equal(a) for a, b in zip(before, training.miro.variances, strict=True))
-    rates = sorted({group["lr"] for group in training.engine.optimizer.param_groups})
-    assert rates == pytest.approx([1e-3, 1e-2])
-
-
-def as_data() -> Any:
-    from shoal.api.fit import as_domain_data
-
-    return as_domain_data(domains(), None, None)
-
-
-class Stop(Callback):
-    def on_step(self, state: State) -> None:
-        if state.step == 3:
-            raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("algorithm", ["erm", "fish"])
-def test_resumed_in_the_middle(algorithm: str, tmp_path: Path) -> None:
-    whole = model(batchnorm=True)
-    same: dict[str, Any] = {"steps": 6, "optimizer": torch.optim.Adam, "checkpoint_every": 1}
-    fit(algorithm, whole, **same)
-    network = model(batchnorm=True)
-    with pytest.raises(KeyboardInterrupt):
-        fit(algorithm, network, folder=tmp_path / "run", callbacks=[Stop()], **same)
-    torch.manual_seed(5)
-    again = model(batchnorm=True)
-    with torch.no_grad():  # whatever weights the model comes with, the checkpoint has the pretrained ones
-        for p in again.parameters():
-            p.add_(1.0)
-    fit(algorithm, again, folder=tmp_path / "run", resume=True, **same)
-    for name, value in whole.state_dict().items():
-        assert value.equal(again.state_dict()[name]), name
 
 
 @pytest.mark.parametrize("algorithm", ["idgm", "iga", "mldg"])

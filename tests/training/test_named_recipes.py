@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ from shoal.errors import InputError
 from shoal.experiments.baselines import SPACES
 from shoal.experiments.compare import plan
 from shoal.experiments.config import RunConfig
-from shoal.training.options import Options
+from shoal.options import TrainingOptions, declared
+from shoal.training.options import complete
 from shoal.training.recipes import find_recipe, recipes
 
 
@@ -24,8 +24,8 @@ from shoal.training.recipes import find_recipe, recipes
 def test_every_recipe_is_made_of_known_parts(name: str) -> None:
     recipe = recipes()[name]
     assert recipe.algorithm in registry.names()
-    assert recipe.options.keys() <= {f.name for f in fields(Options)} & {f.name for f in fields(RunConfig)}
-    Options(steps=100, **recipe.options)
+    assert recipe.options.keys() <= declared(TrainingOptions).keys()
+    complete(**recipe.options)
     assert name not in registry.names()
     assert name not in SPACES
 
@@ -35,12 +35,6 @@ def test_by_name() -> None:
     assert find_recipe("LP_FT") is recipes()["lp-ft"]
     assert find_recipe("fish") is None
     assert find_recipe(nn.Linear) is None
-
-
-def test_what_is_given_wins() -> None:
-    recipe, defaults = recipes()["swad"], {"average": None, "steps": 0}
-    assert recipe.fill({"average": None, "steps": 5}, defaults) == {"average": "swad", "steps": 5}
-    assert recipe.fill({"average": "sma", "steps": 5}, defaults) == {"average": "sma", "steps": 5}
 
 
 def _domains(seed: int) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

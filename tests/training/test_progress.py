@@ -1,11 +1,7 @@
 """The progress line on a terminal and in a log, by a clock that the tests turn."""
 
 import io
-import math
-import os
-import shutil
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -16,7 +12,7 @@ from torch import nn
 import shoal
 from shoal.training import progress as progress_module
 from shoal.training.evaluate import Evaluator
-from shoal.training.progress import Progress, columns, cut, losses_note
+from shoal.training.progress import Progress, columns
 
 
 class Clock:
@@ -92,38 +88,6 @@ class TestTerminal:
         assert len(terminal.drawn()) == 3
         assert max(map(columns, terminal.drawn())) < wide
 
-    def test_numbers_stay_where_it_is_narrow(
-        self, clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("COLUMNS", "40")
-        progress = Progress("fishr on camelyon17, seed 3", 2000, stream=terminal)
-        clock.now += 10
-        progress.update(500, "oslo 0.31")
-        assert terminal.drawn() == ["fishr on c…  500/2,000 steps  0:30 left"]
-
-    def test_follows_the_size_of_the_window(
-        self, clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.delenv("COLUMNS")
-        sizes = iter([(100, 24), (70, 24)])
-        monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size(next(sizes)))
-        progress = Progress("train", 100, stream=terminal)
-        for step in (1, 2):
-            clock.now += 1
-            progress.update(step, "x" * 200)
-        assert [columns(text) for text in terminal.drawn()] == [99, 69]
-
-    def test_asks_the_terminal_that_it_draws_on(self, clock: Clock, terminal: Terminal) -> None:
-        pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
-        near, far = pty.openpty()
-        termios.tcsetwinsize(far, (24, 70))
-        with os.fdopen(near, "rb", buffering=0) as reader, os.fdopen(far, "w", encoding="utf-8") as stream:
-            progress = Progress("train", 100, stream=stream)
-            clock.now += 1
-            progress.update(1, "x" * 200)
-            drawn = reader.read(1000).decode()
-        assert columns(drawn.removeprefix("\r\x1b[K")) == 69
-
     def test_control_characters_do_not_reach_the_terminal(self, clock: Clock, terminal: Terminal) -> None:
         progress = Progress("a\x1b[2Jb\r\n", 100, stream=terminal)
         clock.now += 1
@@ -140,16 +104,6 @@ class TestTerminal:
         progress.update(50, "東京 0.31")
         assert old.drawn() == ["[##########----------] train  50/100 steps  0:01 left  ?? 0.31"]
 
-    def test_a_terminal_that_cannot_redraw_gets_plain_lines(
-        self, clock: Clock, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("TERM", "dumb")
-        progress = Progress("train", 100, stream=terminal)
-        clock.now += 5
-        progress.update(50)
-        progress.close()
-        assert terminal.getvalue() == "train  50/100 steps  0:05 left\n"
-
     def test_a_terminal_that_went_away_does_not_stop_the_training(
         self, clock: Clock, terminal: Terminal
     ) -> None:
@@ -162,10 +116,6 @@ class TestTerminal:
             progress.update(1)
             progress.update(100)
             progress.close()
-
-    def test_nothing_drawn_nothing_cleared(self, clock: Clock, terminal: Terminal) -> None:
-        Progress("train", 100, stream=terminal).close()
-        assert terminal.getvalue() == ""
 
 
 class TestLog:
@@ -197,13 +147,6 @@ class TestLog:
     def test_a_short_training_prints_nothing(self, clock: Clock) -> None:
         assert self.run(clock, 4, 4) == []
 
-    def test_lines_have_no_control_characters(self, clock: Clock) -> None:
-        stream = io.StringIO()
-        progress = Progress("a\x1b[1m", 10, stream=stream)
-        clock.now += 6
-        progress.update(1, "b\nc\u2028")
-        assert stream.getvalue() == "a?[1m  1/10 steps  0:54 left  b?c?\n"
-
     def test_not_shown(self, clock: Clock) -> None:
         stream = Terminal()
         progress = Progress("train", 10, False, stream)
@@ -211,13 +154,6 @@ class TestLog:
         progress.update(10)
         progress.close()
         assert stream.getvalue() == ""
-
-    def test_no_standard_error(self, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sys.stderr", None)
-        progress = Progress("train", 10)
-        clock.now += 60
-        progress.update(5)
-        progress.close()
 
 
 class TestTimeLeft:
@@ -241,18 +177,6 @@ class TestTimeLeft:
             clock.now += 0.1
             progress.update(step)
         assert progress._left(clock.now, 1000) == pytest.approx(900.0)
-
-    def test_unknown_until_a_step_is_done(self, clock: Clock) -> None:
-        progress = Progress("train", 1000, stream=io.StringIO(), start=5)
-        assert self.left(clock, progress, 5) == "train  5/1,000 steps"
-        assert self.left(clock, progress, 6) == "train  6/1,000 steps  33:08:00 left"
-
-    @pytest.mark.parametrize("steps", [0, 5])
-    def test_no_steps_or_too_many(self, clock: Clock, terminal: Terminal, steps: int) -> None:
-        progress = Progress("train", steps, stream=terminal)
-        clock.now += 1
-        progress.update(7)
-        assert "done in 0:01" in terminal.getvalue()
 
 
 class TestPhase:
@@ -279,23 +203,6 @@ class TestPhase:
             time.sleep(0.3)
         assert "evaluating validation 3,200/10,000" in terminal.drawn()[0]
 
-    def test_the_last_evaluation_is_not_the_end(self, terminal: Terminal) -> None:
-        progress = Progress("train", 100, stream=terminal, start=100)
-        with progress.phase("evaluating"):
-            time.sleep(0.2)
-        assert "done in" not in terminal.getvalue()
-        progress.update(100)
-        time.sleep(0.11)
-        progress.update(100)
-        assert "done in" in terminal.getvalue()
-
-    def test_what_is_short_is_not_said(self, terminal: Terminal) -> None:
-        progress = Progress("train", 100, stream=terminal)
-        for _ in range(5):
-            with progress.phase("evaluating"):
-                pass
-        assert terminal.getvalue() == ""
-
     def test_in_a_log(self, clock: Clock) -> None:
         stream = io.StringIO()
         progress = Progress("train", 100, stream=stream)
@@ -304,18 +211,6 @@ class TestPhase:
             while not stream.getvalue():
                 time.sleep(0.01)
         assert stream.getvalue() == "train  0/100 steps  reading data, 0:06\n"
-
-    def test_no_thread_where_nothing_is_shown(self) -> None:
-        threads = threading.active_count()
-        with Progress("train", 100, False).phase("evaluating") as tell:
-            tell("evaluating", 1, 2)
-            assert threading.active_count() == threads
-
-    def test_an_error_ends_it(self, terminal: Terminal) -> None:
-        threads = threading.active_count()
-        with pytest.raises(KeyError), Progress("train", 100, stream=terminal).phase("evaluating"):
-            raise KeyError
-        assert threading.active_count() == threads
 
     def test_in_a_training(self, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
         """Reading, training, averages and evaluation."""
@@ -335,36 +230,3 @@ class TestPhase:
         assert "evaluating train 0/80" in text
         assert "evaluating train 30/80" in text
         assert "2/2 steps" in text
-
-
-class TestLossesNote:
-    def test_all_in_order_if_they_fit(self) -> None:
-        assert losses_note({"oslo": 0.31, "lima": 0.349}, 40) == "oslo 0.31 lima 0.35"
-        assert losses_note({}, 40) == ""
-
-    def test_the_worst_if_not(self) -> None:
-        losses = {f"d{i}": i / 10 for i in range(14)} | {"nan": math.nan}
-        assert losses_note(losses, 32) == "nan nan d13 1.30 … (13 more)"
-
-    def test_numbers(self) -> None:
-        losses = {"a": 0.0, "b": 0.00123, "c": 999.0, "d": 123456.0, "e": -0.5, "f": math.inf, "g": math.nan}
-        assert losses_note(losses, 100) == "a 0.00 b 0.0012 c 999.00 d 1.2e+05 e -0.50 f inf g nan"
-
-    def test_a_name_too_long_is_cut_and_its_number_kept(self) -> None:
-        assert losses_note({"hospital in oslo": 0.3}, 12) == "hospit… 0.30"
-        assert losses_note({"hospital in oslo": 0.3, "b": 0.1}, 24) == "hospita… 0.30 … (1 more)"
-
-    @pytest.mark.parametrize("width", range(45))
-    def test_never_wider(self, width: int) -> None:
-        for names in (["東京", "大阪", "🐟🐟🐟"], ["a" * 30], [""], [str(i) for i in range(2000)]):
-            assert columns(losses_note(dict.fromkeys(names, 0.5), width)) <= width
-
-    def test_control_characters_are_replaced(self) -> None:
-        assert losses_note({"a\x1b\n": 0.5, "": 1.0, "\udcff": 2.0}, 80) == "a?? 0.50 (no name) 1.00 ? 2.00"
-
-
-def test_cut() -> None:
-    assert cut("東京", 4) == "東京"
-    assert cut("東京", 3) == "東…"
-    assert cut("東京", 2) == cut("東京", 1) == "…"
-    assert cut("東京", 0) == ""

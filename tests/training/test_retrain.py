@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,16 @@ import torch
 from torch import Tensor, nn
 
 import shoal
-from shoal.cli import main
 from shoal.data import DomainData
 from shoal.errors import InputError
 from shoal.experiments.record import RunRecord
-from shoal.trained import train_command
-from shoal.training import loop
 from shoal.training.averaging import interpolate
 from shoal.training.callbacks import PHASES, Callback, State
 from shoal.training.retraining import with_validation
-from shoal.training.stopping import Diverged, Interrupted
+from shoal.training.stopping import Diverged
 from training.finetuning import assert_close, data, erm, fish, fit, frozen, network, union
-from training.test_ema import naive as exponential
-from training.test_resume import Crash, assert_same, captured, crash, outcome, send
+from training.test_averaging import exponential
+from training.test_resume import captured
 
 pytestmark = pytest.mark.filterwarnings("ignore:wise_ft interpolates", "ignore:average='swad", "ignore:swad")
 
@@ -102,50 +98,25 @@ def test_the_warm_start_is_repeated() -> None:
         assert [p.step for p in run.warm_up] == [5]
 
 
-@pytest.mark.parametrize(
-    "warm", [{"warm_start": "plateau"}, {"warm_start": 7, "warm_select": "best"}], ids=str
-)
-def test_the_best_step_of_the_warm_start(warm: dict[str, Any]) -> None:
-    given = data(turned=True)
-    run = fit("erm", None, given, retrain=True, select="last", steps=3, **warm)
-    scores = [p.scores["validation"].average for p in run.warm_up]
-    best = run.warm_up[scores.index(max(scores))].step
-    assert best < run.warm_up[-1].step
-    by_hand = network()
-    erm(by_hand, union(turned=True), best, slots=1)
-    erm(by_hand, union(turned=True), 3)
-    assert_close(run.model, by_hand)
-
-
 @LOOPS
-@pytest.mark.parametrize("average", ["sma", "ema", "swad-paper"])
+@pytest.mark.parametrize("average", ["sma", "ema:0.8", "swad"])
 def test_averages(algorithm: str, loop: Any, average: str) -> None:
-    """Of the retraining: sma from the same start on, swad over the steps that it found."""
+    """Of the retraining: sma from the same start on, after swad over the steps that it found."""
     options: dict[str, Any] = {"average": average, "eval_every": 1, "steps": 20}
-    options |= {"average_decay": 0.8} if average == "ema" else {}
-    turned = average == "swad-paper"
+    turned = average == "swad"
     search = fit(algorithm, None, data(turned), **options)
     run = fit(algorithm, None, data(turned), retrain=True, **options)
     first, last = 2, search.selected.step
     if turned:
         first, last = (int(word) for word in search.rule.split(" of steps ")[1].split(" (")[0].split(" to "))
     seen = followed(loop, union(turned), last)
-    if average == "ema":
-        wanted = {k: exponential([w[k] for w in seen], 0.8) for k in seen[0]}
+    if average == "ema:0.8":
+        mean = exponential([list(w.values()) for w in seen], 0.8)
+        wanted = dict(zip(seen[0], mean, strict=True))
     else:
         wanted = {k: torch.stack([w[k] for w in seen[first - 1 :]]).mean(0) for k in seen[0]}
     assert_close(run.model, wanted)
     assert f"(the search: {search.rule})" in run.rule
-
-
-def test_weights_from_before_the_averaging() -> None:
-    given = data(turned=True)
-    options: dict[str, Any] = {"average": "sma", "average_start": 12, "eval_every": 1}
-    assert fit("erm", None, given, **options).selected.step < 12
-    assert (
-        "retrained with the validation data, last step (the search"
-        in fit("erm", None, given, retrain=True, **options).rule
-    )
 
 
 def test_interpolated_by_the_alpha_of_the_search() -> None:
@@ -157,12 +128,6 @@ def test_interpolated_by_the_alpha_of_the_search() -> None:
     assert run.record["interpolation"] == search.record["interpolation"]
     end = fit("erm", None, given, retrain=True, select="last").model.state_dict()
     assert_close(run.model, interpolate(network().state_dict(), end, alpha))
-
-
-def test_stopped_by_patience() -> None:
-    options: dict[str, Any] = {"patience": 2, "eval_every": 1, "steps": 40, "select": "last"}
-    run = fit("erm", None, data(turned=True), retrain=True, **options)
-    assert run.selected.step == run.history[-1].step < 40
 
 
 class Counts(Callback):
@@ -193,15 +158,6 @@ def test_phases() -> None:
     assert [a["step"] for a in run.agreement] == [0, 2, 4]
 
 
-def test_what_an_algorithm_schedules_is_not_scaled() -> None:
-    """IRM's penalty sets in at the same step as in the search."""
-    given = data(turned=True)
-    options: dict[str, Any] = {"settings": {"start": 0.5}, "steps": 20, "eval_every": 4}
-    run = fit("irm", None, given, retrain=True, **options)
-    assert run.selected.step < 20
-    assert run.algorithm.task.steps == 20
-
-
 def test_a_schedule_is_not_scaled() -> None:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12)
@@ -214,7 +170,7 @@ def test_a_schedule_is_not_scaled() -> None:
 
 
 def test_captured_is_as_eager() -> None:
-    options: dict[str, Any] = {"warm_start": "head:20", "steps": 20, "eval_every": 10, "log_every": 10}
+    options: dict[str, Any] = {"warm_start": "head:20", "steps": 20, "eval_every": 10}
     whole = fit("fish", retrain=True, **options)
     with captured():
         run = fit("fish", retrain=True, **options)
@@ -259,7 +215,6 @@ class TestUnion:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no validation": ({"validation": None}, r"retrain=True .*require validation data"),
     "other domains": ({}, r"retrain=True needs validation examples of the training domains"),
-    "no truth": ({"retrain": 1}, "retrain must be true or false"),
 }
 
 
@@ -286,110 +241,3 @@ def test_a_retraining_that_diverges(tmp_path: Path) -> None:
 
     with pytest.raises(Diverged, match=r"retraining: the loss .*step 2"):
         fit("erm", loss=loss, retrain=True, callbacks=[Count()])
-
-
-# Stops
-
-
-def stopped(folder: Path, calls: int, act: Any, **options: Any) -> None:
-    count = itertools.count(1)
-
-    def tell(step: int, note: str) -> None:
-        if next(count) == calls:
-            act(step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "CHUNK", 1)
-        with pytest.raises((Crash, Interrupted)):
-            fit(folder=folder, **options | {"progress": tell})
-
-
-def check(folder: Path, stops: list[int], act: Any, **options: Any) -> None:
-    usual: dict[str, Any] = {"algorithm": "fish", "model": None, "steps": 6, "checkpoint_every": 1}
-    usual |= {"retrain": True, "eval_every": 2, "select": "last"} | options
-
-    def given() -> dict[str, Any]:
-        return {**usual, "model": network(nn.BatchNorm1d(6), dropout=0.2)}
-
-    whole = fit(folder=folder / "whole", **given())
-    expected = outcome(folder / "whole")
-    for calls in stops:
-        there = folder / f"stopped-{calls}"
-        stopped(there, calls, act, **given())
-        assert not (there / "record.json").exists()
-        if calls % 2:  # again, soon after
-            stopped(there, 1, act, resume=True, **given())
-        assert_same(fit(folder=there, resume=True, **given()), whole)
-        assert outcome(there) == expected, f"stopped at {calls}"
-
-
-@pytest.mark.parametrize("act", [crash, send(signal.SIGTERM)], ids=["crash", "signal"])
-def test_resumed_in_every_phase(tmp_path: Path, act: Any) -> None:
-    """In the search, at its last step, in the repeated warm start, at its last step, and after it."""
-    check(tmp_path, [1, 2, 5, 8, 9, 10, 11, 14], act, warm_start="head:2")
-
-
-RESUMED: dict[str, dict[str, Any]] = {
-    "best": {"select": "best"},
-    "sma": {"average": "sma", "average_start": 2},
-    "ema": {"average": "ema", "warm_start": 3},
-    "swad": {"average": "swad", "eval_every": 1},
-    "wise": {"wise_ft": "validation", "warm_start": "head:2"},
-    "dann": {"algorithm": "dann"},
-    "best warm start": {"warm_start": 4, "warm_select": "best"},
-    "miro, rates by layer": {"miro": 0.1, "head_lr": 0.1, "layer_decay": 0.5, "warm_start": "head:2"},
-    "rare checkpoints": {"checkpoint_every": None},
-}
-
-
-@pytest.mark.parametrize("options", RESUMED.values(), ids=RESUMED.keys())
-def test_resumed(tmp_path: Path, options: dict[str, Any]) -> None:
-    check(tmp_path, [3, 7], send(signal.SIGTERM), **options)
-
-
-def test_stopped_after_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"retrain": True, "steps": 4}
-    whole = fit("fish", folder=tmp_path / "whole", **options)
-    with monkeypatch.context() as patch:
-        patch.setattr("shoal.training.journal.Journal.finish", lambda *_: crash(0))
-        with pytest.raises(Crash):
-            fit("fish", folder=tmp_path / "stopped", **options)
-    assert_same(fit("fish", folder=tmp_path / "stopped", resume=True, **options), whole)
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
-
-
-def test_another_training_is_refused(tmp_path: Path) -> None:
-    stopped(tmp_path, 3, send(signal.SIGTERM), retrain=True)
-    with pytest.raises(InputError, match="retrain was True, now None"):
-        fit(folder=tmp_path, resume=True)
-
-
-# The command line
-
-
-def test_train_and_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (
-        "train fish rotated-digits --steps 4 --batch-size 4 --warm-start head:2 --retrain "
-        "--checkpoint-every 1 --eval-every 2 --device cpu --json --predictions --out"
-    )
-    assert main([*text.split(), str(tmp_path / "whole")]) == 0
-    names = sorted(path.name for path in (tmp_path / "whole" / "predictions").iterdir())
-    assert names
-    assert not any("_split:val" in name for name in names)
-    there = str(tmp_path / "stopped")
-    count = itertools.count(1)
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "CHUNK", 1)
-        note = "shoal.training.monitoring.Monitor.note"
-        patch.setattr(note, lambda self: (next(count) == 8 and send(signal.SIGTERM)(0)) or "")
-        assert main([*text.split(), there]) == 143
-    assert main(["show", there]) == 0
-    assert main(["resume", there]) == 0
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
-    capsys.readouterr()
-    assert main(["show", there]) == 0
-    assert "retrained with the validation data" in capsys.readouterr().out
-    record = RunRecord.from_dict(json.loads((tmp_path / "stopped" / "record.json").read_text()))
-    assert "--retrain --" in train_command(record.config)

@@ -34,7 +34,7 @@ from shoal.data import Domains
 from shoal.errors import InputError
 from shoal.models import FeatureModel
 from shoal.training.loop import Training
-from shoal.training.options import Options
+from shoal.training.options import complete
 from shoal.training.stopping import Diverged
 
 S, STEPS = 3, 4
@@ -210,7 +210,7 @@ def same() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name in ("erm", "fish"):
         for variant in ("odd", "pieces"):
             yield f"{name}, tracked, {variant}", lambda n=name, o=VARIANTS[variant]: tracked(n, **o)
-    yield "averaged", lambda: outcome("fish", network(), average="sma", average_start=2)
+    yield "averaged", lambda: outcome("fish", network(), average="sma:2")
     yield "warm start", lambda: outcome("fish", network(), warm_start=3, batch_size=9)
     tuned: dict[str, Any] = {"warm_start": "head:3", "average": "ema", "wise_ft": 0.5, "retrain": True}
     yield "fine-tuned", lambda: outcome("fish", network(), validation=domains(0, 1), **tuned)
@@ -225,13 +225,10 @@ def apart() -> Iterator[tuple[str, Callable[[], Any]]]:
     for name in KINDS:
         yield (
             f"{name}, statistics",
-            lambda n=name: outcome(
-                n, network(nn.BatchNorm1d(8)), batch_size=9, average="sma", average_start=2
-            ),
+            lambda n=name: outcome(n, network(nn.BatchNorm1d(8)), batch_size=9, average="sma:2"),
         )
         for value in (math.nan, math.inf) if name in FEW else (math.nan,):
             yield f"{name}, {value}", lambda n=name, v=value: bad(n, v)
-            yield f"{name}, {value} skipped", lambda n=name, v=value: bad(n, v, on_nan="skip")
     yield "masks", masks
     yield "one example", lambda: refused(batch_size=1)
     yield "five pieces", lambda: refused(batch_size=9, accumulate=5)
@@ -241,9 +238,7 @@ def tracked(name: str, **options: Any) -> dict[str, Any]:
     """How well gradients agree, of which each process has a share of every batch."""
     given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "track_every": 1} | options
     model = network()
-    training = Training(
-        name, model, as_domain_data(domains(0, 1, 2), None, None), Options(track_layers=True, **given)
-    )
+    training = Training(name, model, as_domain_data(domains(0, 1, 2), None, None), complete(**given))
     training.run()
     return {"weights": state(model), "agreement": training.agreement}
 
@@ -253,7 +248,7 @@ def kept(name: str, **options: Any) -> dict[str, Any]:
     settings = ACTIVE.get(name, {})
     given = {"steps": STEPS, "lr": 0.05, "device": "cpu", "progress": False, "settings": settings} | options
     parts = as_domain_data(domains(0, 1, 2), None, None)
-    training = Training(name, network(), parts, Options(**given))
+    training = Training(name, network(), parts, complete(**given))
     training.run()
     optimizers = {"the user's": training.engine.optimizer, **training.engine.auxiliary}
     return {
@@ -271,9 +266,8 @@ def bad(name: str, value: float, **options: Any) -> dict[str, Any]:
     model = network(nn.BatchNorm1d(8))
     found: dict[str, Any] = {}
     try:
-        given = {"steps": 5, "loss": Bad(value, BAD_STEP), "log_every": 1, "settings": ACTIVE.get(name, {})}
-        run = fit(counting(name), model, **given | options)
-        found |= {"history": [p.to_dict() for p in run.history], "algorithm": state(run.algorithm)}
+        given = {"steps": 5, "loss": Bad(value, BAD_STEP), "settings": ACTIVE.get(name, {})}
+        fit(counting(name), model, **given | options)
     except Diverged as error:
         found |= {"message": str(error), "step": error.step, "what": error.quantity, "domain": error.domain}
     return found | {"weights": state(model)}
@@ -288,7 +282,7 @@ def masks() -> Any:
 def refused(**options: Any) -> str:
     try:
         given = {"steps": 1, "device": "cpu", "progress": False} | options
-        Training("erm", network(), as_domain_data(domains(0, 1), None, None), Options(**given))
+        Training("erm", network(), as_domain_data(domains(0, 1), None, None), complete(**given))
     except InputError as error:
         return str(error)
     return "accepted"
@@ -311,14 +305,7 @@ class Slow(nn.Module):
 
 
 def in_folder(folder: Path, resume: bool = False) -> dict[str, Any]:
-    options = {
-        "steps": 60,
-        "eval_every": 20,
-        "checkpoint_every": 5,
-        "average": "sma",
-        "log_every": 5,
-        "eval_batch": 4,
-    }
+    options = {"steps": 60, "eval_every": 20, "checkpoint_every": 5, "average": "sma", "eval_batch": 4}
     return outcome("fish", Slow(), folder=folder, resume=resume, validation=domains(3), **options)
 
 

@@ -89,7 +89,7 @@ class DANN(Algorithm):
         discriminator_steps: Annotated[int, Range(1, 100, search=log2(0, 3))] = 1,
         gradient_penalty: Annotated[float, Range(0, search=log10(-2, 1))] = 0.0,
         discriminator_lr: Annotated[float, RATE] = 1e-3,
-        discriminator_weight_decay: Annotated[float, Range(0, search=log10(-6, -2))] = 0.0,
+        discriminator_weight_decay: Annotated[float, Range(0, 1e6, search=log10(-6, -2))] = 0.0,
         beta1: Annotated[float, Range(0, below=1, search=choice(0.0, 0.5))] = 0.5,
         width: Annotated[int, Range(1, 2**14, search=log2(6, 10))] = 256,
         depth: Annotated[int, Range(1, 100, search=choice(3, 4, 5))] = 3,

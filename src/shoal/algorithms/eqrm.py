@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -49,7 +50,7 @@ class EQRM(Algorithm):
         task: Task,
         *,
         quantile: Annotated[float, Range(above=0, below=1, search=uniform(0.5, 0.99))] = 0.75,
-        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=START)] = 0.5,
+        start: Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=START)] = 0.5,
         quantile_lr: Annotated[float | None, Range(above=0, most=1e6, search=log10(-7, -5))] = None,
         batch_norm: BatchNorm = "pooled",
     ) -> None:

@@ -12,7 +12,7 @@ from shoal.algorithms.base import Algorithm, Batches, Engine, Log, Loss
 from shoal.data.batch import Task
 from shoal.errors import InputError
 from shoal.optim import Fish as FishOptimizer
-from shoal.settings import Range, choice
+from shoal.settings import Count, Range, choice
 
 
 class Fish(Algorithm):
@@ -47,8 +47,7 @@ class Fish(Algorithm):
         task: Task,
         *,
         meta_lr: Annotated[float, Range(above=0, most=1, search=choice(0.05, 0.1, 0.5))] = 0.5,
-        inner_state: Literal["carry", "reset"]
-        | Annotated[int, Range(1, what="a number of meta-steps")] = "carry",
+        inner_state: Literal["carry", "reset"] | Count = "carry",
         buffers: Literal["walk", "interpolate"] = "walk",
     ) -> None:
         super().__init__(model, loss, task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ class Fishr(Penalised):
         task: Task,
         *,
         weight: Annotated[float, Range(0, search=log10(1, 4))] = 1000.0,
-        start: Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=START)] = 0.3,
+        start: Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=START)] = 0.3,
         ramp: Steps = 0,
         ema: Annotated[float, Range(0, below=1, search=uniform(0.9, 0.99))] = 0.95,
         batch_norm: BatchNorm = "pooled",

@@ -58,7 +58,7 @@ class IDGM(Algorithm):
         start: Steps = 0,
         ramp: Steps = 0,
         method: Method = "exact",
-        softening: Annotated[float, Range(0)] = 0.0,
+        softening: Annotated[float, Range(0, 1e6)] = 0.0,
     ) -> None:
         super().__init__(model, loss, task)
         self.trust = trust

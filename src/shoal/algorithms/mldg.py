@@ -47,7 +47,7 @@ class MLDG(Algorithm):
         *,
         beta: Annotated[float, Range(0, search=log10(-1, 1))] = 1.0,
         inner_lr: Annotated[float, Range(0, search=log10(-2, 0))] = 0.1,
-        held_out: Annotated[int, Range(1, search=choice(1, 2))] = 2,
+        held_out: Annotated[int, Range(1, 1000, search=choice(1, 2))] = 2,
         order: Literal["first", "exact"] = "first",
     ) -> None:
         super().__init__(model, loss, task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -16,12 +17,12 @@ from shoal.settings import Range, checked, log10
 from shoal.tensors import widest
 
 USUAL_STEPS = 5000
-STEPS = Range(0, what="a number of steps")
-SHARE = Range(0, 2, what="a fraction of the training")
+STEPS = Range(0, 10**9)
+SHARE = Range(0, 2)
 """More than 1 is after its end: never."""
 Steps = Annotated[int, STEPS] | Annotated[float, SHARE]
 LateSteps = (
-    Annotated[int, STEPS] | Annotated[float, SHARE._replace(search=log10(0, 4)._replace(of=USUAL_STEPS))]
+    Annotated[int, STEPS] | Annotated[float, replace(SHARE, search=log10(0, 4)._replace(of=USUAL_STEPS))]
 )
 """Searched as DomainBed does for IRM and VREx: 1 to 10,000 steps of 5,000."""
 BatchNorm = Literal["pooled", "per-domain"]

@@ -9,12 +9,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
-from shoal.api.source import Source, find_source, make_folder
+from typing_extensions import Unpack
+
+from shoal.api.result import Result
+from shoal.api.source import Source, datasets_in, find_source, listed_names, make_folder
+from shoal.api.train import OF_BASELINES, model_fields
 from shoal.errors import InputError, TableWarning, check_names
 from shoal.files import check_output, dump_json, read_json, write_atomically
-from shoal.settings import Count, Range, Rate, checked
+from shoal.options import (
+    CompareOptions,
+    DataOptions,
+    ModelOptions,
+    Names,
+    TrainingOptions,
+    as_flags,
+    declared,
+    public,
+    with_defaults,
+)
+from shoal.settings import Few, Positive, Range
 
 if TYPE_CHECKING:
     import pandas
@@ -25,26 +40,23 @@ if TYPE_CHECKING:
     from shoal.experiments.record import RunRecord
 
 HOME = "shoal-compare"
-Few = Annotated[int, Range(1, 1000)]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Result):
     """The result of :func:`compare`; ``print`` shows it.
 
     ``recommendation["take"]`` is the recommended algorithm.
 
     Attributes:
-        result: rows, trials and everything else as plain data; for a plan, its file and number of runs.
+        result: rows, trials and everything else as plain data.
         records: record of each run that did not fail.
         folder: folder of the runs and results.
         text: text that ``print`` shows.
     """
 
     result: dict[str, Any]
-    """Rows, trials and all that was found, as plain data; of a plan, its file and its number of runs."""
     records: Sequence[RunRecord]
-    """One for every run that came to its end."""
     folder: Path
     text: str
 
@@ -64,12 +76,14 @@ class Comparison:
     def _repr_html_(self) -> str:
         from shoal.report import compare as view
 
-        return view.as_html(self._results)
+        return view.as_html(self.result)
 
     @property
-    def _results(self) -> dict[str, Any]:
-        if "rows" not in self.result:
-            raise InputError("this comparison is only planned and has no results yet.")
+    def problems(self) -> list[str]:
+        return [f"{name}: {why}" for name, why in self.failed.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the results as plain data."""
         return self.result
 
     def to_frame(self) -> pandas.DataFrame:
@@ -78,7 +92,7 @@ class Comparison:
         import pandas
 
         rows = []
-        for row in self._results["rows"]:
+        for row in self.result["rows"]:
             worst, over = row["worst"] or {}, row["over_domains"] or {}
             rows.append(
                 {name: row[name] for name in ("algorithm", "rank")}
@@ -103,14 +117,14 @@ class Comparison:
             return self.report(path)
         if ending not in view.FILES:
             raise InputError(f"{str(path)!r} must end in .md, .csv, .json or .html.")
-        write_atomically(path, view.FILES[ending](self._results).encode(errors="backslashreplace"))
+        write_atomically(path, view.FILES[ending](self.result).encode(errors="backslashreplace"))
         return path
 
     def figure(self) -> Any:
         """Return a matplotlib figure of every algorithm on every held-out domain."""
         from shoal.report import compare as view
 
-        return view.figure(self._results)
+        return view.figure(self.result)
 
     def report(self, path: str | Path) -> Path:
         """Write an HTML report of this comparison.
@@ -118,57 +132,23 @@ class Comparison:
         Args:
             path: file to write.
         """
-        write_page(self.folder, Path(path), self._results["identities"])
+        write_page(self.folder, Path(path), self.result["identities"])
         return Path(path)
 
 
-@checked
+@public("steps", "batch_size", "lr", "model", "metric", "device", "jobs")
 def compare(
     data: Any,
     *,
-    label: str | None = None,
-    domain: str | None = None,
-    group: str | None = None,
-    task: Literal["classification", "regression"] | None = None,
-    columns: Sequence[str] | None = None,
-    drop: Sequence[str] = (),
-    kinds: Mapping[str, str] | None = None,
-    decimal: Literal[".", ","] | None = None,
-    day_first: bool | None = None,
-    data_options: Mapping[str, Any] | None = None,
-    algorithms: str | Sequence[str] | None = None,
+    algorithms: Names | None = None,
     baselines: bool = True,
-    held_out: str | Sequence[str] | None = None,
+    held_out: Names | None = None,
     folds: Annotated[int, Range(2, 1000)] | None = None,
     seeds: Few = 3,
     search: Few = 3,
-    budget: Annotated[float, Range(above=0)] | None = None,
-    criterion: Literal["mean", "worst"] = "mean",
-    metric: str | None = None,
-    steps: Count | None = None,
-    batch_size: Count | None = None,
-    domains_per_step: Count | None = None,
-    model: str | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    weights: str | Path | None = None,
-    freeze_backbone: bool = False,
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam",
-    lr: Rate | None = None,
-    schedule: str | None = None,
-    eval_every: Count | None = None,
-    eval_limit: Count | None = None,
-    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = None,
-    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
+    budget: Positive | None = None,
     out: str | Path | None = None,
-    device: str | None = None,
-    jobs: Few | None = None,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
-    gpus_per_run: float | None = None,
-    cpus_per_run: float | None = None,
-    progress: bool = True,
-    run: bool = True,
-    plan: bool = False,
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Compare algorithms on held-out domains and recommend one.
 
@@ -183,17 +163,6 @@ def compare(
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
             domains) or a Hugging Face dataset; these are written to ``out`` once.
-        label: column to predict.
-        domain: column with the domain of each row.
-        group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
-            the same split.
-        task: classification or regression (default: inferred from the label).
-        columns: columns to use as features (default: all except those in drop).
-        drop: columns to ignore.
-        kinds: kind of each column whose inferred kind is wrong: numeric, boolean, date, categorical or text.
-        decimal: decimal mark, for columns where it is ambiguous.
-        day_first: whether 3/4/2020 is in April, for columns where it is ambiguous.
-        data_options: options of the dataset.
         algorithms: algorithms to compare, or all (default: all; for your own data a selection with controls,
             and for pretrained models recipes such as erm++); fish:regrouped is the control of Fish with
             random grouping.
@@ -202,45 +171,12 @@ def compare(
             domain).
         folds: number of groups in which domains are held out (default: one domain at a time if there are at
             most 10, otherwise 10 groups).
-        seeds: number of seeds, starting at 0.
-        search: number of hyperparameter trials per algorithm and seed: the defaults, then random search
-            (default: 3).
+        seeds: number of seeds.
+        search: number of hyperparameter trials per algorithm and seed: the defaults, then random search.
         budget: time budget in minutes; to meet it, first the number of trials is reduced, then seeds, then
             folds.
-        criterion: rank and recommend by the mean over held-out domains, or by the worst domain.
-        metric: metric for selection and comparison, such as AUC or "macro F1" (default: the dataset's
-            metric).
-        steps: number of training steps per run (default: 1000; for a table, based on its size).
-        batch_size: number of examples per batch (default: 32; for a table, based on its size).
-        domains_per_step: number of domains per step (default: all if there are at most 16, otherwise 5).
-        model: name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's
-            model).
-        model_options: options of the model.
-        weights: file of initial weights: .safetensors, or a .pt file that contains only weights; for timm
-            models, parameter names of timm or torchvision.
-        freeze_backbone: train only the head, on features computed once without image augmentation.
-        optimizer: optimizer.
-        lr: learning rate (default: 0.001; for pretrained models 5e-05, or 0.0002 with LoRA, after a warmup).
-        schedule: learning rate schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or
-            warmup:50,cosine.
-        eval_every: number of steps between evaluations (default: a tenth of the steps).
-        eval_limit: maximum number of examples per split to evaluate on, a random sample (default: all).
-        precision: precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default:
-            fp32; auto for pretrained models).
-        memory_format: memory format of images and convolutions; auto: whichever is faster on CUDA (default:
-            contiguous; auto for pretrained models).
         out: folder for runs and results (default: shoal-compare; for your own data, a folder in it).
-        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
-        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
-            several).
-        engine: run on this machine or on a Ray cluster.
-        address: address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start Ray on this
-            machine).
-        gpus_per_run: GPUs per run on Ray, such as 0.25 (default: 1, or 0 without GPUs).
-        cpus_per_run: CPUs per run on Ray (default: 1).
-        progress: show progress on stderr.
-        run: if ``False``, start no runs and show the results of finished ones.
-        plan: write the plan of runs and exit; later calls with this folder must match it.
+        **options: options of every run, see :class:`~shoal.options.CompareOptions`.
 
     Examples:
         >>> import numpy as np
@@ -261,59 +197,42 @@ def compare(
 
     if together():
         raise InputError("compare starts its own processes; run it without torchrun.")
-    where_run: dict[str, Any] = {
-        "address": address,
-        "gpus_per_run": gpus_per_run,
-        "cpus_per_run": cpus_per_run,
-    }
-    executor = make_executor(engine, device=device, jobs=jobs, **where_run)
+    if "settings" in options:
+        raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
+    full = with_defaults(options, CompareOptions)
+    device, jobs, progress = full["device"], full["jobs"], bool(full["progress"])
+    executor = make_executor(full["engine"], device=device, jobs=jobs)
     asked, everyone = _algorithms(algorithms)
-    table: dict[str, Any] = {
-        "label": label,
-        "domain": domain,
-        "group": group,
-        "task": task,
-        "drop": list(drop),
-    }
-    table |= {"kinds": kinds, "decimal": decimal, "day_first": day_first}
-    given = {**(data_options or {}), **({} if columns is None else {"columns": list(columns)})}
-    source = find_source(data, data_options=given, folder=out, home=HOME, **table)
-    with _shown(progress) as say:
+    of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
+    with datasets_in(options.get("data_dir")), _shown(progress) as say:
+        source = find_source(data, folder=out, home=HOME, **of_data)
         (dataset,) = _spelled([source.dataset], "datasets")
-        names = [held_out] if isinstance(held_out, str) else list(held_out or ())
-        where = protocol.layout(dataset, source.options, names, metric)
-        groups = protocol.folds(where.left_out, folds)
+        metric: Any = options.get("metric")
+        where = protocol.layout(dataset, source.options, listed_names(held_out), metric)
+        groups = protocol.folds(where.held_out, folds)
         where = replace(where, domains=where.domains + 1 - max(map(protocol.size_of, groups)))
-        if domains_per_step is not None and domains_per_step > where.domains:
+        per_step = options.get("domains_per_step")
+        if per_step is not None and per_step > where.domains:
             raise InputError(
-                f"domains_per_step={domains_per_step}, but there are only {where.domains} training domains."
+                f"{per_step} is more than the {where.domains} training domains.", "domains_per_step"
             )
-        steps = steps or int(where.usual["steps"])
+        given: dict[str, Any] = {n: v for n, v in options.items() if n in declared(TrainingOptions)}
+        steps = given.get("steps") or int(where.usual["steps"])
+        usual = {"batch_size": where.usual["batch"], "eval_every": max(1, steps // 10)}
         base = RunConfig(
             dataset=dataset,
             algorithm=protocol.BASELINE,
-            steps=steps,
             data_options=source.options,
-            model=model,
-            model_options=_model_options(model, model_options, freeze_backbone),
-            weights=None if weights is None else str(weights),
-            optimizer=optimizer,
-            batch_size=batch_size or where.usual["batch"],
-            domains_per_step=domains_per_step,
-            eval_every=eval_every or max(1, steps // 10),
-            eval_limit=eval_limit,
-            precision=precision,
-            memory_format=memory_format,
             holdout=where.holdout,
-            metric=metric,
+            **{**usual, **given, **model_fields(options), "steps": steps},
         )
-        base, rate_note = with_rate(with_format(base), lr, schedule)
+        base, rate_note = with_rate(with_format(base), base.lr, base.schedule)
         if not algorithms:
-            usual = protocol.PRETRAINED if source.own and is_pretrained(base) else where.usual["algorithms"]
-            asked, everyone = _algorithms(usual)
+            rows = protocol.PRETRAINED if source.own and is_pretrained(base) else where.usual["algorithms"]
+            asked, everyone = _algorithms(rows)
         unable = protocol.unable(asked, where)
         able = [name for name in asked if name not in unable]
-        design = protocol.Design(base, able, where.left_out, seeds, search, folds)
+        design = protocol.Design(base, able, where.held_out, seeds, search, folds, tuple(given))
         refused = protocol.refused(design.configs(), device)
         if refused and (not everyone or len(refused) == len(able)):
             raise next(iter(refused.values()))
@@ -334,19 +253,17 @@ def compare(
         job = _Job(source, design, where, folder, Store(folder / "runs"), device, jobs, say)
         with job.disk():
             job.fit_budget(budget)
-            if plan:
-                return job.planned()
-            failed = job.execute(executor, progress, unable) if run else {}
-            return job.results(criterion, failed, unable)
+            how = {name: full[name] for name in ("workers", "compile", "deterministic")}
+            return job.results(job.execute(executor, progress, unable, how), unable)
 
 
-def _algorithms(asked: str | Sequence[str] | None) -> tuple[list[str], bool]:
+def _algorithms(asked: Names | None) -> tuple[list[str], bool]:
     """Names as the registry spells them, each once, and whether ``all`` was among them."""
     from shoal.algorithms import registry
     from shoal.data.sampler import Draw
     from shoal.experiments.compare import parted
 
-    names = [asked] if isinstance(asked, str) else list(asked or ())
+    names = listed_names(asked)
     check_names("draw", [way for name in names if (way := parted(name)[1])], get_args(Draw))
     every = registry.names() if "all" in names else []
     named = _spelled([name for name in names if name != "all"], "algorithms")
@@ -363,16 +280,6 @@ def _spelled(names: Sequence[str], what: str) -> list[str]:
         if what != "algorithms" or find_recipe(own) is None:
             (registry if what == "algorithms" else sets.registry).module(own)
     return list(dict.fromkeys(name.lower().replace("_", "-") for name in names))
-
-
-def _model_options(model: str | None, options: Mapping[str, Any] | None, frozen: bool) -> dict[str, Any]:
-    if frozen and not (options or {}).get("frozen", True):
-        raise InputError(
-            "freeze_backbone= contradicts frozen=False in model_options=; specify only one of them."
-        )
-    if frozen and model is None:
-        raise InputError("freeze_backbone= requires a timm model, such as model='mobilenetv2_100'.")
-    return {**(options or {}), **({"frozen": True} if frozen else {})}
 
 
 def _folder(source: Source, named: bool) -> Path:
@@ -454,13 +361,8 @@ class _Job:
             self.configs = self.design.configs()
             if less := self.design.reductions(full):
                 self.say(f"to meet the budget of {minutes:g} minutes: {less}")
-        check_plan(self.plan_file, self.configs)
         make_folder(self.folder, self.source.given)
         check_output(self.folder / f"{self.name}.csv", [self.source.given])
-
-    @property
-    def plan_file(self) -> Path:
-        return self.folder / f"{self.design.base.dataset}.plan.json"
 
     @property
     def name(self) -> str:
@@ -481,16 +383,9 @@ class _Job:
             f"{missing:,} remaining.{time}"
         )
 
-    def planned(self) -> Comparison:
-        """Writes the plan and runs nothing."""
-        missing = len(self.store.missing(self.configs))
-        content = [{"identity": c.identity, "config": c.to_dict()} for c in self.configs]
-        write_atomically(self.plan_file, dump_json(content))
-        result = {"plan": str(self.plan_file), "runs": len(content)}
-        text = f"{self.counted(missing)} Written to {self.plan_file}."
-        return Comparison(result, [], self.folder, text)
-
-    def execute(self, executor: Any, progress: bool, unable: Mapping[str, str]) -> dict[str, str]:
+    def execute(
+        self, executor: Any, progress: bool, unable: Mapping[str, str], how: Mapping[str, Any]
+    ) -> dict[str, str]:
         """Does what is missing; returns the errors of runs that failed, by their identity."""
         from shoal.experiments.display import run_shown
 
@@ -503,16 +398,16 @@ class _Job:
         if progress:
             print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
             self.say(self.counted(missing))
-        return run_shown(self.configs, self.store, executor, quiet=not progress).failed
+        return run_shown(self.configs, self.store, executor, how, quiet=not progress).failed
 
-    def results(self, criterion: str, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
+    def results(self, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
         """Writes the results down, with a page for data of the user's own."""
         from shoal.experiments.compare import results
         from shoal.report import compare as view
         from shoal.report import plots
 
         configs, records = self.configs, self.store.found(self.configs)
-        result = results(configs, records, criterion=criterion, failed=failed)
+        result = results(configs, records, failed=failed)
         result |= {"unable": unable, "excluded": dict(self.where.excluded), "warned": dict(self.where.warned)}
         result["identities"] = sorted({c.identity for c in configs})
         if self.source.own:
@@ -543,8 +438,9 @@ class _Job:
 
     def next(self, result: Mapping[str, Any]) -> str:
         """Commands that train the recommended row on every domain, then predict, score and export."""
+        from shoal.experiments.baselines import is_one
         from shoal.experiments.compare import many, usual_settings
-        from shoal.trained import train_command
+        from shoal.training.recipes import find_recipe
 
         about = result["recommendation"] or {}
         if not about.get("majority", {"better": True})["better"]:  # then nothing is recommended
@@ -553,41 +449,26 @@ class _Job:
         if (chosen := usual_settings(self.configs, result["trials"], take)) is None:
             return ""
         config, times, trials = chosen
-        data = {k: v for k, v in config.data_options.items() if k not in ("test", "seed")}
-        whole = replace(config, data_options=data, seed=0, holdout=None, select="best")
-        old = shlex.split(train_command(replace(whole, data_options={})).splitlines()[0])
-        words = [*old[:3], *self.source.words, "--held-out", "none", *old[4:]]
-        folder = words[-1] = f"runs/{config.algorithm}-{whole.identity[:8]}"  # another file has another
+        data = {k: v for k, v in config.data_options.items() if k not in ("held_out", "seed")}
+        whole = replace(config, data_options=data, seed=0, holdout=None, label="")
+        name = str(take if find_recipe(take) else config.algorithm)  # a recipe sets options that have no flag
+        folder = f"runs/{name}-{whole.identity[:8]}"  # another file has another
+        options = {**declared(ModelOptions), **declared(TrainingOptions)}
+        known = [name for name, each in options.items() if "train" in each.option.commands.split()]
+        known = [name for name in known if name in OF_BASELINES] if is_one(config) else known
+        flags = {name: value for name, value in whole.given().items() if name in known}
+        words = ["shoal", "train", name, *self.source.words]
+        words += as_flags({"held_out": "none", **flags, "out": folder})
         kind = Path(self.source.given).suffix if Path(self.source.given).is_file() else ""
-        commands = [words, ["shoal", "predict", folder, f"NEW{kind}"]]
+        commands: list[list[str]] = [words, ["shoal", "predict", folder, f"NEW{kind}"]]
         commands += [["shoal", "score", folder, f"LABELLED{kind}"], ["shoal", "export", folder]]
         how = f"with the hyperparameters selected in {times} of {many(trials, 'split')}"
         first = f"To train {take} on all domains, {how}, and then predict, score and export:"
         return "\n" + "\n  ".join([first, *map(shlex.join, commands)])
 
 
-def check_plan(path: Path, configs: Sequence[RunConfig]) -> None:
-    """Refuses other runs than those of a plan that was written before."""
-    if not path.exists():
-        return
-    try:
-        if not isinstance(runs := read_json(path), list):
-            raise TypeError("it holds no list")
-        before = {run["identity"] for run in runs}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{str(path)!r} is not a plan ({error}); move or remove it.") from error
-    now = {config.identity for config in configs}
-    if before != now:
-        raise InputError(
-            f"{str(path)!r} contains a different plan: {len(now - before)} of these {len(now)} runs are "
-            "not in it, "
-            f"and {len(before - now)} of its {len(before)} are not among these. "
-            "Use the options that it was written with, use another out=, or remove it."
-        )
-
-
 def write_page(folder: Path, path: Path, runs: Sequence[str]) -> str:
     """The page of these runs of a folder; returns where it is."""
-    from shoal.api.report import report
+    from shoal.api.report import write_report
 
-    return str(report(folder, path, only=runs).path)
+    return str(write_report(folder, path, only=runs).path)

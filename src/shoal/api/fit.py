@@ -4,43 +4,34 @@ from __future__ import annotations
 
 import functools
 import html
-import inspect
-import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import nn
+from typing_extensions import Unpack
 
 from shoal.algorithms import Algorithm, Loss
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.examples import understand, warn_of
-from shoal.data.sampler import Draw
-from shoal.errors import InputError, check_names, unknown_name
-from shoal.experiments.config import OPTIMIZERS, RunConfig
+from shoal.errors import InputError, unknown_name
+from shoal.experiments.config import RunConfig
 from shoal.experiments.record import PYTHON, RunRecord
-from shoal.files import write_atomically
 from shoal.losses import BINARY, find_terms
 from shoal.models.batchnorm import freeze_batchnorm
-from shoal.settings import coerce
+from shoal.options import FitOptions, TrainingOptions, declared, public
 from shoal.training import predictions as written
-from shoal.training.callbacks import Callback
 from shoal.training.card import beside
-from shoal.training.engine import Precision
 from shoal.training.evaluate import Scores
 from shoal.training.folder import RunFolder
 from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
-from shoal.training.metrics import METRICS, Own
-from shoal.training.options import OptimizerMaker, Options, ScheduleMaker, Split
+from shoal.training.metrics import METRICS
+from shoal.training.options import OPTIMIZERS, complete
 from shoal.training.processes import Processes
 from shoal.training.recipes import find_recipe
 from shoal.training.summary import describe, summary
@@ -48,11 +39,8 @@ from shoal.training.summary import describe, summary
 if TYPE_CHECKING:
     import pandas
 
-    from shoal.export import Exported
+    from shoal.api.export import Exported
     from shoal.trained import Trained
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @dataclass
@@ -85,7 +73,7 @@ class Fit:
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Everything measured, as plain data: what ``record.json`` in a run's folder holds."""
     _beside: Callable[[], dict[str, bytes]] = field(default=dict, repr=False)
-    _folder: Any = field(default=None, repr=False)
+    _trained: Trained | None = field(default=None, repr=False)
 
     @property
     def last(self) -> Point:
@@ -155,44 +143,30 @@ class Fit:
 
     def trained(self) -> Trained:
         """Return the model with its preprocessing, as :func:`shoal.load` does."""
-        from shoal.trained import About, Trained
+        from shoal.trained import Trained
 
-        if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="shoal-")
-            self._write(Path(self._folder.name))
-        place = Path(self._folder.name)
-        return Trained(self.model, About.read(place / "inputs.json"), place, self.record)
+        if self._trained is None:
+            self._trained = Trained.in_memory(self.model, self._beside(), self.record)
+        return self._trained
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, folder: str | Path) -> Path:
         """Save the model, its preprocessing, model card and record to a folder, for :func:`shoal.load`.
 
         Args:
-            path: new folder.
+            folder: new folder.
         """
-        folder = Path(path).expanduser()
-        if RunFolder(folder).started or RunFolder(folder).finished:
-            raise InputError(f"path={str(path)!r} contains a run; choose another folder.")
-        self._write(folder)
-        return folder
+        return self.trained().save(folder)
 
-    def _write(self, folder: Path) -> None:
-        weights = {k: v.detach().cpu().clone().contiguous() for k, v in self.model.state_dict().items()}
-        files = {**self._beside(), "model.safetensors": save(weights)}
-        for name, content in files.items():
-            write_atomically(folder / name, content)
-        write_atomically(folder / "record.json", json.dumps(self.record, default=dict).encode())
-
-    def export(self, path: str | Path, format: str = "onnx", *, prepared: bool = False) -> Exported:
-        """Export the model for use without Shoal; see :func:`shoal.export.export`.
+    def export(
+        self, out: str | Path, *, format: Literal["onnx", "torch-export", "safetensors"] | None = None
+    ) -> Exported:
+        """Export the model for use without Shoal; see :func:`shoal.export`.
 
         Args:
-            path: file to write.
-            format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"``.
-            prepared: for ONNX of a table model, take preprocessed inputs instead of raw columns.
+            out: file to write.
+            format: ``"onnx"``, ``"torch-export"`` or ``"safetensors"`` (default: by the file extension).
         """
-        from shoal.export import export
-
-        return export(self.trained(), path, format, prepared=prepared)
+        return self.trained().export(out, format=format)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per evaluation, split and domain."""
@@ -208,7 +182,7 @@ class Fit:
 
     def __getstate__(self) -> dict[str, Any]:
         made = self._beside()
-        return {**self.__dict__, "_beside": functools.partial(dict, made), "_folder": None}
+        return {**self.__dict__, "_beside": functools.partial(dict, made), "_trained": None}
 
     def __repr__(self) -> str:
         scores = self.selected.scores.items()
@@ -226,21 +200,7 @@ class Fit:
         )
 
 
-def _named(function: Callable[P, R]) -> Callable[P, R]:
-    """``function``, with our words for keywords that it does not take or that are missing."""
-
-    @functools.wraps(function)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = inspect.signature(function).parameters
-        check_names("option", kwargs, known)
-        if "steps" not in kwargs:
-            raise InputError("steps is missing; set the number of training steps, such as steps=1000.")
-        return function(*args, **kwargs)
-
-    return wrapped
-
-
-@_named
+@public("steps", "batch_size", "lr", "settings", "seed", "metric", "device")
 def fit(
     algorithm: str | type[Algorithm],
     model: nn.Module,
@@ -251,57 +211,7 @@ def fit(
     task: Literal["classification", "ordinal", "dense", "multilabel", "regression"] | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
-    wandb: str | None = None,
-    steps: int,
-    batch_size: int = 32,
-    domains_per_step: int | None = None,
-    settings: Mapping[str, Any] = MappingProxyType({}),
-    optimizer: OptimizerMaker | None = None,
-    lr: float | None = None,
-    head_lr: float | None = None,
-    layer_decay: float | None = None,
-    loss: Loss | None = None,
-    classes: int | None = None,
-    draw: Draw | None = None,
-    seed: int = 0,
-    warm_start: int | float | str | None = None,
-    warm_select: Literal["best", "last"] | None = None,
-    patience: int | None = None,
-    eval_every: int | None = None,
-    eval_limit: int | None = None,
-    eval_splits: Sequence[str] = get_args(Split),
-    metric: str | Own | None = None,
-    select: Literal["best", "last"] | None = None,
-    device: str | torch.device | None = None,
-    workers: int = 0,
-    precision: Precision | Literal["auto"] | None = None,
-    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
-    clip: float | None = None,
-    accumulate: int = 1,
-    schedule: ScheduleMaker | None = None,
-    average: Literal["sma", "ema", "swad", "swad-paper"] | None = None,
-    average_start: int | None = None,
-    average_ratio: float | None = None,
-    average_decay: float | None = None,
-    wise_ft: float | Literal["validation"] | None = None,
-    miro: float | None = None,
-    l2_sp: float | None = None,
-    l2_sp_head: float | None = None,
-    retrain: bool = False,
-    on_nan: Literal["stop", "skip"] = "stop",
-    deterministic: bool = False,
-    compile: bool = False,
-    capture: bool | None = None,
-    eval_batch: int | None = None,
-    log_every: int = 50,
-    track_every: int | None = None,
-    track_layers: bool = False,
-    track_domains: int | None = None,
-    checkpoint_every: int | None = None,
-    keep: int = 2,
-    progress: bool | Callable[[int, str], None] = True,
-    predictions: bool | str = False,
-    callbacks: Sequence[Callback] = (),
+    **options: Unpack[FitOptions],
 ) -> Fit:
     """Train ``model`` in place with an algorithm and evaluate it on every domain. ::
 
@@ -309,14 +219,13 @@ def fit(
         print(run.accuracy("sketch"))
         labels = run.predict(new_images)
 
-    The options from ``steps`` on are the fields of :class:`~shoal.training.options.Options`. Random state
-    outside of the training is not changed.
+    Random state outside of the training is not changed.
 
     Args:
         algorithm: name of an algorithm (``shoal list algorithms``), subclass of
             :class:`~shoal.algorithms.Algorithm`, or recipe for a pretrained model (``"auto"``, ``"erm++"``,
-            ``"swad"``, ``"lp-ft"``, ``"miro"``). A recipe sets options that are left at their defaults;
-            ``"auto"`` also calls :func:`shoal.models.freeze_batchnorm` on the model.
+            ``"swad"``, ``"lp-ft"``, ``"miro"``). A recipe sets options that are not given; ``"auto"`` also
+            calls :func:`shoal.models.freeze_batchnorm` on the model.
         model: any network, with its initial weights; it is trained in place.
         train: datasets by domain name, each a pair of arrays or tensors, or a ``Dataset`` or list of examples
             as in :func:`~shoal.data.from_dataset`; or one :class:`~shoal.data.DomainData` with all splits.
@@ -332,164 +241,50 @@ def fit(
             ``regression``. ``multilabel`` is 0 or 1 for each of several labels, (B, L), or for one, (B,),
             with one logit each; it is inferred from a binary cross-entropy as ``loss``. ``ordinal`` is
             classification with ordered classes, which adds two metrics.
-        folder: folder for the log, checkpoints, trained weights and record, which ``shoal results`` and
+        folder: folder for the log, checkpoints, trained weights and record, which :func:`shoal.results` and
             ``shoal report`` read. Ctrl-C and SIGTERM then finish the step and save it.
         resume: resume from the latest checkpoint in the folder; all other arguments must be the same.
-        wandb: Weights & Biases project to log to, for a run with a folder.
-        steps: number of training steps, each on ``domains_per_step`` batches of ``batch_size`` examples.
-        batch_size: number of examples per batch.
-        domains_per_step: number of domains per step, S (default: all if there are at most 16, otherwise 5).
-        settings: hyperparameters of the algorithm, such as ``{"meta_lr": 0.1}``.
-        optimizer: optimizer class, such as ``torch.optim.SGD``, or function that creates an optimizer from
-            parameters, including its learning rate: ``lambda p: torch.optim.SGD(p, 0.1)`` (default: Adam).
-        lr: learning rate of the default optimizer (default: 1e-3) or of an optimizer class (default: its
-            own).
-        head_lr: learning rate of the head: that of a :class:`~shoal.models.FeatureModel`, or the last linear
-            layer. Parameter groups of the optimizer keep their other settings.
-        layer_decay: layer-wise learning rate decay: k layers below the head, the learning rate is multiplied
-            by ``layer_decay`` to the power of k; see :func:`shoal.models.layers.find_layers`. BEiT and others
-            use 0.65 to 0.9 for transformers.
-        loss: ``loss(output, y)``, a mean over examples (default: cross-entropy for classes, binary
-            cross-entropy for several labels, otherwise the squared error). Losses of torch, and a
-            ``functools.partial`` of a loss of ``torch.nn.functional``, may have class weights, label
-            smoothing and an ``ignore_index`` (labels that are neither trained nor scored); batches can then
-            be split exactly (``accumulate``, several processes), except with Mixup and Fishr. With any other
-            loss that is not the mean of the losses of the examples, batches cannot be split.
-        classes: number of classes (default: inferred from the data).
-        draw: how batches are sampled (default: as the algorithm requires); ``"regrouped"`` is the random
-            grouping of the paper.
-        seed: random seed of the order of the data and of all random numbers in the training, but not of the
-            initial weights.
-        warm_start: train with ERM first, on one batch per step: for a number of steps (500), for a fraction
-            of the data (0.1), or until validation stops improving (``"plateau"``). ``"head"`` and
-            ``"head:500"`` train only the head of the model (:func:`~shoal.models.head.find_head`), for a
-            tenth of ``steps`` or 500 steps, with the rest frozen and in evaluation mode: linear probing
-            before fine-tuning (Kumar et al., Fine-Tuning can Distort Pretrained Features, 2022).
-        warm_select: continue from the ``"best"`` weights of the warm start on validation, evaluated every
-            ``eval_every`` steps, or from its ``"last"`` (default: best for ``"plateau"``, otherwise last).
-        patience: stop after this number of evaluations without improvement on validation.
-        eval_every: number of steps between evaluations. By default there are as many evaluations (10, 5, 4, 2
-            or 1) as pass no more examples through the model than the training does; always 10 with
-            ``patience``, and 20 with SWAD.
-        eval_limit: maximum number of examples per split to evaluate on, evenly over its domains: a random
-            sample, stratified by class if labels are known without reading the examples, and the same for
-            every seed (default: all, but about 5,000 for ``train``).
-        eval_splits: splits to evaluate, of those in the data. ``"oracle"`` consists of held-out examples of
-            the test domains, ``"id_…"`` of the training domains, as in WILDS.
-        metric: metric for selection and early stopping: a name in :mod:`shoal.training.metrics`, or a
-            function of outputs, labels and groups (see :func:`~shoal.training.metrics.metric`) (default: the
-            metric of the dataset, otherwise accuracy or the mean squared error).
-        select: keep the ``"best"`` weights on validation (the default if there is validation data) or the
-            ``"last"``.
-        device: device (default: CUDA if available).
-        workers: number of processes that load examples; the batches do not depend on it.
-        precision: ``"fp32"`` (the default), ``"bf16"`` or ``"fp16"``; with ``accelerate launch``, the default
-            is its setting. ``"auto"``: fp32 or bf16, whichever is faster on CUDA (see
-            :mod:`shoal.training.formats`), otherwise fp32.
-        memory_format: memory format of images (B, c, h, w) and convolution weights during training:
-            ``"contiguous"`` (the default: unchanged), ``"channels-last"``, or ``"auto"`` for whichever is
-            faster on CUDA, otherwise contiguous. Results are equal up to rounding.
-        clip: maximum norm of the gradient; in Fish, of the gradient of each inner step.
-        accumulate: number of micro-batches that each batch is split into: less memory, the same gradient.
-        schedule: function that creates a learning rate scheduler from the optimizer; it is called once per
-            step.
-        average: average the weights: ``"sma"`` from ``average_start`` on; ``"ema"`` exponentially, with
-            ``average_decay`` (:class:`~shoal.training.averaging.EMA`); ``"swad"`` between a start and an end
-            determined by the validation loss, as in the code of its authors, or ``"swad-paper"``, as in their
-            paper. See :class:`~shoal.training.averaging.SWAD`.
-        average_start: step at which ``"sma"`` starts (default: a tenth of the training).
-        average_ratio: SWAD ends after 6 evaluations with a validation loss above this multiple of the loss at
-            its start (default: 1.3; its authors use 1.2 for VLCS).
-        average_decay: decay of ``"ema"`` (default: 0.999, less in the first steps).
-        wise_ft: interpolate between the initial weights (after a warm start) and the selected weights: α, the
-            fraction of the selected ones, or ``"validation"`` for the best of 0, 0.1, …, 1 on validation, the
-            largest in case of ties (Wortsman et al., Robust fine-tuning of zero-shot models, 2022). For
-            pretrained models: a new head needs ``warm_start="head"``.
-        miro: weight λ of the MIRO penalty, which keeps features close to those of the pretrained model, with
-            any algorithm; such as 0.1. It costs a forward pass of the pretrained model. See
-            :class:`~shoal.training.miro.Miro`.
-        l2_sp: weight α of the L2-SP penalty α/2 ‖θ − θ₀‖², with θ₀ the initial weights (after a warm start),
-            except for the head. Its gradient is added to each gradient that is applied. The paper uses 0.1
-            with SGD. See :class:`~shoal.training.fine_tuning.L2SP`.
-        l2_sp_head: weight β of the penalty β/2 ‖w‖² on the weights of the head, with ``l2_sp`` (default: α;
-            the paper uses 0.01).
-        retrain: after selection, train again from the initial weights on the training and validation examples
-            of the training domains, for as many steps as the selected weights were trained, including the
-            warm start; keep the last weights, or their average. The last step of ERM++ (see
-            :mod:`shoal.training.retraining`).
-        on_nan: ``"stop"`` at a step with a non-finite loss or gradient, or ``"skip"`` it; such a step is
-            never applied.
-        deterministic: use only deterministic kernels; slower on CUDA, no difference on the CPU.
-        compile: compile the model with ``torch.compile``.
-        capture: replay steps as CUDA graphs (default: if possible). The steps of evaluations do not change.
-        eval_batch: number of examples per batch in evaluation (default: up to 1,024, fewer if the largest
-            intermediate result of the model, measured on two examples, is large).
-        log_every: number of steps between log entries.
-        track_every: number of steps between measurements of the gradient agreement between domains (see
-            :mod:`shoal.training.agreement`); they do not change the training.
-        track_layers: measure gradient agreement per layer as well.
-        track_domains: number of domains that a measurement compares (default: those of a step, and 2 if a
-            step has one batch).
-        checkpoint_every: number of steps between checkpoints, in a run with a folder (default: at evaluations
-            and every five minutes).
-        keep: number of checkpoints to keep besides the best weights.
-        progress: show a progress line, or a function that is called with the step and a note from time to
-            time.
-        predictions: in a run with a folder, write the predictions of the selected weights for each evaluation
-            split except ``train``, in the format of the WILDS leaderboard; a string is the name of the
-            dataset in the file names.
-        callbacks: callbacks, see :class:`~shoal.training.callbacks.Callback`.
+        **options: options of the training, such as ``steps`` and ``lr``: see
+            :class:`~shoal.options.FitOptions`.
 
     Returns:
         Fit: the trained model with its scores.
     """
-    given = {name: value for name, value in locals().items() if name in OPTIONS}
+    given: Any = options
     label = None
     if (recipe := find_recipe(algorithm)) is not None:
-        algorithm, label, given = recipe.algorithm, recipe.name, recipe.fill(given, DEFAULTS)
-    options = Options(**given)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model must be an nn.Module, got {type(model).__name__}; build a model of Shoal with "
-            "shoal.models.build(NAME, input_shape=…, classes=…, seed=0)."
-        )
+        algorithm, label, given = recipe.algorithm, recipe.name, recipe.fill(given)
+    full = complete(**given)
     if recipe is not None and recipe.freeze_batchnorm:
         freeze_batchnorm(model)
-    folder = coerce(str | Path | None, folder, "folder")
-    resume, wandb = coerce(bool, resume, "resume"), coerce(str | None, wandb, "wandb")
-    data = as_domain_data(train, validation, test, task, classes=options.classes, loss=options.loss)
+    data = as_domain_data(train, validation, test, task, classes=full["classes"], loss=full["loss"])
     if data is not train:
         warn_of(data.notes)
     if folder is None:
-        if resume or wandb or options.predictions:
-            raise InputError("resume, wandb and predictions require folder=.")
-        return run(Training(algorithm, model, data, options, label))
+        if resume or full["wandb"] or full["predictions"]:
+            raise InputError("resume, wandb and predictions require folder.")
+        return run(Training(algorithm, model, data, full, label))
     kept = RunFolder(folder)
     # The main process answers for all, before it writes anything.
-    started, finished = Processes(options.device).told((kept.started, kept.finished))
+    started, finished = Processes(full["device"]).told((kept.started, kept.finished))
     if started and not resume:
         state = "a finished run" if finished else "a run that is not finished"
         raise InputError(
-            f"{str(folder)!r} contains {state}; choose another folder, or resume it with resume=True."
+            f"{str(folder)!r} contains {state}; choose another folder, or resume it with resume=True.",
+            "folder",
         )
-    training = Training(algorithm, model, data, options, label)
+    training = Training(algorithm, model, data, full, label)
     config = describe(training)
-    going_on = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
-    with Journal(
-        folder, training.processes, keep=options.keep, wandb=wandb, config=config, going_on=going_on
-    ) as journal:
+    hint = f"shoal.fit(…, folder={str(folder)!r}, resume=True)"
+    with Journal(folder, training.processes, wandb=full["wandb"], config=config, resume_hint=hint) as journal:
         journal.begin(config)
         result = run(training, journal)
-        if name := options.predictions:
+        if name := full["predictions"]:
             journal.hold()
             called = "data" if name is True else str(name)
-            written.write(training, Path(folder) / "predictions", called, ("seed", str(options.seed)))
+            written.write(training, Path(folder) / "predictions", called, ("seed", str(full["seed"])))
         journal.finish(model.state_dict(), result.record, result._beside)
     return result
-
-
-OPTIONS = {each.name for each in fields(Options)}
-DEFAULTS = {name: each.default for name, each in inspect.signature(fit).parameters.items()}
 
 
 def run(training: Training, journal: Journal | None = None) -> Fit:
@@ -520,30 +315,27 @@ def _config(training: Training) -> RunConfig:
     Data and models are not part of it: readers tell these runs apart by their folders.
     """
     optimizer = training.engine.optimizer
-    kind = type(getattr(optimizer, "inner", optimizer)).__name__
-    names = {theirs: ours for ours, theirs in OPTIMIZERS.items()}
     first = optimizer.param_groups[0]
     lr = training.rates.base if training.rates else first.get("initial_lr", first["lr"])
-    settings: dict[str, Any] = {"lr": float(lr)}
-    same = ["steps", "batch_size", "settings", "draw", "seed", "warm_start", "patience", "precision", "clip"]
-    same += ["accumulate", "average", "average_start", "average_ratio", "on_nan", "eval_limit", "warm_select"]
-    same += ["average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format", "retrain"]
-    same += ["head_lr", "layer_decay"]
     selects = training.selects.name if training.selects else None
-    plain = describe(training, where=False)
+    described = describe(training, where=False)
+    names = declared(TrainingOptions)
+    given = {name: value for name, value in described["options"].items() if name in names}
+    kind = type(getattr(optimizer, "inner", optimizer))
+    known = [name for name, each in OPTIMIZERS.items() if each is kind]
+    changes: dict[str, Any] = {"optimizer": known[0] if known else "adam", "lr": float(lr)}
+    if not known:
+        changes["optimizer_options"] = {**given["optimizer_options"], "class": kind.__name__}
+    changes |= {"metric": selects if selects in METRICS else None, "select": training.select}
+    changes |= {"domains_per_step": training.sampler.domains_per_step, "eval_every": training.eval_every}
+    if callable(training.options["schedule"]):
+        changes["schedule"] = None
     return RunConfig(
         dataset=PYTHON,
         algorithm=training.label,
-        data_options={"domains": plain["domains"]},
-        model=plain["model"],
-        optimizer=names.get(kind, "adam"),
-        optimizer_options=settings if kind in names else {"class": kind, **settings},
-        domains_per_step=training.sampler.domains_per_step,
-        eval_every=training.eval_every,
-        select=training.select,
-        metric=selects if selects in METRICS else None,
-        eval_splits=list(training.splits),
-        **{name: plain["options"][name] for name in same},
+        data_options={"domains": described["domains"]},
+        model=described["model"],
+        **{**given, **changes},
     )
 
 

@@ -1,32 +1,60 @@
-"""``shoal.soup``: the mean of the weights of several runs, as one model."""
+"""``shoal.soup``: the mean of the weights of several runs, as one model.
+
+References: Wortsman et al., Model soups, ICML 2022 (greedy: recipe 1); Ramé et al., Diverse Weight Averaging
+for Out-of-Distribution Generalization, NeurIPS 2022.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from torch import Tensor, nn
+
+from shoal.api.fit import as_domain_data
+from shoal.api.result import Result
 from shoal.api.source import datasets_in, make_folder
-from shoal.errors import InputError
+from shoal.data.batch import DomainData
+from shoal.errors import InputError, check_names, shown
+from shoal.experiments import baselines
+from shoal.experiments.config import RunConfig
+from shoal.experiments.record import PYTHON, RunRecord, read_record, selection_score
+from shoal.experiments.run import data_of
+from shoal.files import dump_yaml, read_bytes
+from shoal.models.backbones import Backbone
+from shoal.report.runs import number
+from shoal.report.tables import Table
 from shoal.settings import Range, checked
+from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Trained, find_weights, load, write_model
+from shoal.training.averaging import average_weights, has_batchnorm
+from shoal.training.card import card
+from shoal.training.checkpoint import load_weights
+from shoal.training.evaluate import Scores, snapshot
+from shoal.training.loop import Training
+from shoal.training.options import complete
+from shoal.training.processes import pick_device
+from shoal.training.progress import Progress
+from shoal.training.world import world
 
 if TYPE_CHECKING:
     import pandas
-    from torch import nn
 
-    from shoal.data.batch import DomainData
-    from shoal.experiments.record import RunRecord
-    from shoal.report.tables import Table
-    from shoal.soups import Measured
-    from shoal.trained import Trained
+UNIFORM, GREEDY = "uniform soup", "greedy soup"
+AllScores = dict[str, dict[str, Scores]]
+"""By the name of the weights, and by split."""
 
 
 @dataclass(frozen=True)
-class Soup:
+class Soup(Result):
     """The result of :func:`soup`: the average of the weights of several runs, saved as a run folder.
 
     Attributes:
@@ -34,41 +62,15 @@ class Soup:
         record: record of the soup, with one evaluation.
         runs: folders of all runs.
         used: folders of the runs that were averaged, in the order in which they were added.
-        rows: scores of every run, of the uniform soup and, if requested, of the greedy one.
+        scores: scores by split of every run, by its folder, of the uniform soup and, if requested, of the
+            greedy one; empty if the data are not known.
     """
 
     folder: Path
     record: RunRecord
-    """As any run has it, with one measurement."""
     runs: tuple[Path, ...]
-    """All that were given."""
     used: tuple[Path, ...]
-    """Those whose weights were averaged, in the order in which they were added."""
-    rows: tuple[Measured, ...]
-    """Scores of every run, of the uniform soup and, where it was asked for, of the greedy one."""
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the soup is greedy."""
-        return bool(self.record.config.settings["greedy"])
-
-    def table(self) -> Table:
-        """Return a table of every run and soup: validation, test, and the worst test domain."""
-        from shoal.experiments.record import judged
-        from shoal.report.runs import number
-        from shoal.report.tables import Table
-
-        splits = [s for s in ("validation", "test") if any(s in row.scores for row in self.rows)]
-        scores = {s: [row.scores[s].to_dict() for row in self.rows] for s in splits}
-        heads = [f"{split} {judged(each[0])[0]}" for split, each in scores.items()]
-        worst = [f"worst {scores['test'][0]['metric']}", "worst domain"] if "test" in scores else []
-        table = Table(["weights", *["used"] * self.greedy, *heads, *worst])
-        for n, row in enumerate(self.rows):
-            cells = [{True: "yes", False: "no", None: ""}[row.used]] * self.greedy
-            cells += [number(judged(each[n])[1]) for each in scores.values()]
-            name, value = row.worst or ("–", None)
-            table.add(row.name, *cells, *([number(value), name] if worst else []))
-        return table
+    scores: AllScores
 
     def load(self, model: nn.Module | None = None, device: str = "cpu") -> Trained:
         """Load the model.
@@ -77,51 +79,202 @@ class Soup:
             model: as in :func:`shoal.load`.
             device: device of the model.
         """
-        from shoal.trained import load
-
         return load(self.folder, model, device=device)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, as ``--json`` prints it."""
-        return {
-            "folder": str(self.folder),
-            "greedy": self.greedy,
-            "runs": [str(folder) for folder in self.runs],
-            "used": [str(folder) for folder in self.used],
-            "rows": [row.to_dict() for row in self.rows],
-            "record": self.record.to_dict(),
-        }
+        scores = {name: {s: v.to_dict() for s, v in each.items()} for name, each in self.scores.items()}
+        folders = {"runs": list(map(str, self.runs)), "used": list(map(str, self.used))}
+        return {"folder": str(self.folder), **folders, "scores": scores, "record": self.record.to_dict()}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per model, split and domain."""
         import pandas
 
         rows = [
-            (row.name, split, domain, scores.metric, value)
-            for row in self.rows
-            for split, scores in row.scores.items()
+            (name, split, domain, scores.metric, value)
+            for name, each in self.scores.items()
+            for split, scores in each.items()
             for domain, value in zip(scores.names, scores.values, strict=True)
         ]
         return pandas.DataFrame(rows, columns=["weights", "split", "domain", "metric", "score"])
 
     def __str__(self) -> str:
         done = f"{self.record.config.name}: {self.record.rule}. Saved in {self.folder}."
-        if self.rows:
-            return "\n".join([self.table().text(), "", done, *self._better()])
-        why = "runs of shoal.fit do not save their data. In Python, pass it to shoal.soup as 'data'"
-        return f"{done}\nThe soup was not evaluated: {why}."
+        if not self.scores:
+            return (
+                f"{done}\nIt was not evaluated: runs of shoal.fit do not save their data; pass it as data=."
+            )
+        first = next(iter(self.scores.values()))
+        splits = [split for split in ("validation", "test") if split in first]
+        heads = [f"{split} {selection_score(first[split].to_dict())[0]}" for split in splits]
+        table = Table(["weights", "used", *heads, *["worst test domain"] * ("test" in first)])
+        for name, scores in self.scores.items():
+            used = "" if name in (UNIFORM, GREEDY) else "yes" if Path(name) in self.used else "no"
+            cells = [number(scores[split].judged) for split in splits]
+            if test := scores.get("test"):
+                cells.append(f"{number(test.worst)} ({test.names[test.values.index(test.worst)]})")
+            table.add(name, used, *cells)
+        return f"{table.text()}\n\n{done}"
 
-    def _better(self) -> list[str]:
-        """What to know where the soup is not worth it."""
-        soup = self.rows[-1].scores.get("validation")
-        runs = [row for row in self.rows if row.used is not None]
-        better = [r.name for r in runs if soup and r.scores["validation"].better_than(soup)]
-        return [f"Better on validation than the soup: {', '.join(better)}."] if better else []
 
-    def _repr_html_(self) -> str:
-        import html
+def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
+    """The records of finished runs by folder; the runs must fit together."""
+    folders: list[Path] = []
+    for path in paths:
+        seeds = [file.parent for file in path.glob("seed-*/config.yaml")]
+        folders += sorted(seeds, key=lambda seed: (len(seed.name), seed.name)) or [path]
+    if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
+        got = ", ".join(map(str, folders)) or "none"
+        raise InputError(f"a soup requires two or more different runs, got {got}.", "runs")
+    folders = [find_weights(folder).parent for folder in folders]
+    runs = {folder: read_record(folder / RECORD) for folder in folders}
+    for folder, record in runs.items():
+        if record.status != "finished" or baselines.is_one(record.config):
+            raise InputError(f"{str(folder)!r} is not the finished training of a network.", "runs")
+    (first, ours), *others = ((folder, _traits(folder, record)) for folder, record in runs.items())
+    for folder, theirs in others:
+        for name in sorted({*ours, *theirs}):
+            if (a := ours.get(name)) != (b := theirs.get(name)):
+                which = f"{str(first)!r} and {str(folder)!r} differ in {name}: {shown(a)} and {shown(b)}"
+                raise InputError(f"{which}. A soup requires the same model and data.", "runs")
+    if len({_start(record) for record in runs.values()}) > 1 or not _start(runs[first]):
+        warnings.warn(
+            "these runs do not name the same pretrained weights. An average of weights is a good model only "
+            "if the runs were fine-tuned from the same initial weights.",
+            stacklevel=4,
+        )
+    return runs
 
-        return self.table().html() if self.rows else f"<p>{html.escape(str(self))}</p>"
+
+def _traits(folder: Path, record: RunRecord) -> dict[str, Any]:
+    """What all runs of a soup must have in common."""
+    config, about = record.config, About.read(folder / ABOUT).to_dict()
+    model, inputs = about.pop("model"), about.pop("inputs")
+    options = model.pop("options", None) or {}
+    parts = {"data": config.data_options, "protocol": config.protocol, "inputs": inputs}
+    parts["model option"] = options
+    named = {f"{part} {name}": value for part, each in parts.items() for name, value in each.items()}
+    free = ["protocol draw", "model option pretrained", "model option dropout"]
+    free += ["data file"] if "digest" in config.data_options else []  # the same file elsewhere
+    traits = {"dataset": config.dataset, "holdout": config.holdout, "model": model, **named, **about}
+    return {name: value for name, value in traits.items() if name not in free}
+
+
+def _start(record: RunRecord) -> str:
+    """The pretrained weights that a training started from, if any are recorded."""
+    return record.environment.get("weights", "")
+
+
+def choose(scores: Sequence[Scores], measure: Callable[[Sequence[int]], Scores]) -> list[int]:
+    """The greedy soup: the numbers of the runs in it, in the order in which they were added.
+
+    Runs are taken by their validation ``scores``, the best first. One is added if the score of the soup with
+    it, ``measure(numbers)``, is not worse than without.
+    """
+
+    def order(a: int, b: int) -> int:
+        return scores[b].better_than(scores[a]) - scores[a].better_than(scores[b])
+
+    best, *rest = sorted(range(len(scores)), key=functools.cmp_to_key(order))
+    chosen, score = [best], scores[best]
+    for run in rest:
+        found = measure([*chosen, run])
+        if not score.better_than(found):
+            chosen, score = [*chosen, run], found
+    return chosen
+
+
+def _average(folders: Sequence[Path]) -> dict[str, Tensor]:
+    return average_weights(load_weights(folder / WEIGHTS) for folder in folders)
+
+
+def _evaluate(
+    runs: Mapping[Path, RunRecord], training: Training, greedy: bool, progress: Progress
+) -> tuple[AllScores, list[Path]]:
+    """Scores of every run and soup, and the runs in the last, whose weights the model gets."""
+    folders, model = list(runs), training.model
+    splits = [split for split in training.splits if split != "train"]
+    if greedy and "validation" not in splits:
+        raise InputError("a greedy soup requires a validation split, and these data have none.", "greedy")
+    limit = runs[folders[0]].config.eval_limit
+
+    def scores_of(name: str, parts: Sequence[Path], splits: Sequence[str] = splits) -> dict[str, Scores]:
+        with progress.phase(f"evaluating {name}"):
+            model.load_state_dict(_average(parts))
+            model.train(len(parts) > 1)
+            if has_batchnorm(model):
+                training.selection.refresh()
+            model.eval()
+            evaluator = training.evaluator_of(splits, None if limit is None else dict.fromkeys(splits, limit))
+            with contextlib.closing(evaluator.loader):
+                return evaluator(model)
+
+    def validation(numbers: Sequence[int]) -> Scores:
+        return scores_of(GREEDY, [folders[n] for n in numbers], ["validation"])["validation"]
+
+    with world(training.device), contextlib.closing(training.selection):
+        scores = {str(folder): scores_of(str(folder), [folder]) for folder in folders}
+        scores[UNIFORM] = scores_of(UNIFORM, folders)
+        if not greedy:
+            return scores, folders
+        used = [folders[n] for n in choose([scores[str(f)]["validation"] for f in folders], validation)]
+        scores[GREEDY] = scores_of(GREEDY, used)
+        return scores, used
+
+
+def _record(runs: Mapping[Path, RunRecord], used: Sequence[Path], scores: AllScores) -> RunRecord:
+    """That of a run with one evaluation. Its configuration has what the runs have in common."""
+    first, *rest = (runs[folder].config.to_dict() for folder in used)
+    same = {name: value for name, value in first.items() if all(other[name] == value for other in rest)}
+    needed = {name: first[name] for name in ("dataset", "data_options", "steps")}
+    names, kind = {runs[folder].config.name for folder in used}, GREEDY if GREEDY in scores else UNIFORM
+    settings = {"greedy": kind == GREEDY, "runs": len(used), "digest": _digest(runs[f] for f in used)}
+    label = f"soup of {names.pop()}" if len(names) == 1 else "soup"
+    own = {"algorithm": "soup", "label": label, "settings": settings}
+    found = {split: one.to_dict() for split, one in scores.get(kind, {}).items()}
+    return RunRecord(
+        config=RunConfig(**{"optimizer_options": {}, **same, **needed, **own}),
+        status="finished",
+        history=({"step": first["steps"], "passes": 0, "loss": None, "scores": found},),
+        selected=0,
+        rule=f"mean of {len(used)} of {len(runs)} runs ({kind})",
+        seconds=0.0,
+        environment=runs[used[0]].environment,
+        notes=runs[used[0]].notes,
+    )
+
+
+def _digest(records: Iterable[RunRecord]) -> str:
+    checksums = sorted(record.files.get(WEIGHTS, "") for record in records)
+    return hashlib.sha256("".join(checksums).encode()).hexdigest()[:16]
+
+
+def _write(
+    folder: Path, runs: Mapping[Path, RunRecord], record: RunRecord, weights: Mapping[str, Tensor]
+) -> None:
+    """The folder of a run, which gets its name when all is in it."""
+    first, config = next(iter(runs)), record.config
+    about = About.read(first / ABOUT)
+    written: dict[str, Any] = {"run": config.to_dict(), "soup": list(map(str, runs))}
+    own = [name for name in runs[first].files if name.split("/")[0] in ("tokenizer", "encoder")]
+    files = {name: read_bytes(first / name, None) for name in own}
+    if record.chosen:
+        sizes = {
+            split: dict(zip(s["domains"], s["sizes"], strict=True)) for split, s in record.chosen.items()
+        }
+        text = card(record.to_dict(), about.to_dict(), written, {"train": {}, **sizes})
+        files["card.md"] = text.encode("utf-8", "backslashreplace")
+    if config.dataset == PYTHON:  # there is no dataset to load
+        written = {"algorithm": config.name, "options": {"steps": config.steps}}
+    files["config.yaml"] = dump_yaml(written).encode()
+    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".soup-"))
+    try:
+        write_model(place, weights, about, files, record.to_dict())
+        os.rename(place, folder)
+    except OSError as error:
+        raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @checked
@@ -135,7 +288,6 @@ def soup(
     data_dir: str | Path | None = None,
     device: str | None = None,
     workers: Annotated[int, Range(0, 1000)] = 0,
-    predictions: bool = False,
     progress: bool = True,
 ) -> Soup:
     """Average the selected weights of finished runs into one model. ::
@@ -145,16 +297,13 @@ def soup(
         print(soup)
         model = soup.load()
 
-    The Python equivalent of `shoal soup`. The runs must use the same model, data and held-out domains, and
-    should have started from the same pretrained weights. BatchNorm statistics are recomputed on training
-    data, unless they were frozen. The result is a run folder, accepted by every function and command that
-    takes one.
-
-    References: Wortsman et al., Model soups, ICML 2022 (greedy: recipe 1); Ramé et al., Diverse Weight
-    Averaging for Out-of-Distribution Generalization, NeurIPS 2022.
+    The runs must use the same model, data and held-out domains, and should have started from the same
+    pretrained weights. BatchNorm statistics are recomputed on training data, unless they were frozen. The
+    result is a run folder, accepted by every function and command that takes one.
 
     Args:
-        runs: folders of finished runs, or of several seeds, written by `shoal train` or `shoal.fit`.
+        runs: folders of finished runs, or of several seeds, written by :func:`shoal.train` or
+            :func:`shoal.fit`.
         greedy: add runs in the order of their validation scores, each only if the validation score of the
             soup does not decrease (default: average all runs).
         out: folder to write (default: a folder in runs/ named after the runs).
@@ -165,72 +314,44 @@ def soup(
         data_dir: folder that contains the datasets (default: $SHOAL_DATA).
         device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
         workers: number of processes that load examples.
-        predictions: write predictions in the format of the WILDS leaderboard.
         progress: show progress on stderr.
     """
-    from shoal import soups
-    from shoal.api.fit import as_domain_data
-    from shoal.errors import check_names
-    from shoal.experiments.record import PYTHON
-    from shoal.training.processes import together
-    from shoal.training.progress import Progress
-
-    if together():
-        raise InputError("soup runs in one process; run it without torchrun.")
-    began = time.monotonic()
     paths = [runs] if isinstance(runs, str | Path) else list(runs)
-    found = soups.read_ingredients([Path(path).expanduser() for path in paths])
-    first = found[0].config
+    found = _read_runs([Path(path).expanduser() for path in paths])
+    first, config = next(iter(found)), next(iter(found.values())).config
     if isinstance(data, Mapping):
         check_names("split of data:", data, ("train", "validation", "test"))
         data = as_domain_data(data.get("train", {}), data.get("validation"), data.get("test"))
-    unseen = first.dataset == PYTHON and data is None
-    if unseen and (greedy or predictions):
-        what = "a greedy soup" if greedy else "predictions="
-        raise InputError(
-            f"{what} needs the data of the runs, and runs of shoal.fit do not save it. In Python, pass it to "
-            "shoal.soup as 'data'."
-        )
-    if greedy and len(metrics := {run.config.metric for run in found}) > 1:
-        names = ", ".join(sorted(str(each or "the dataset's own") for each in metrics))
-        raise InputError(
-            "a greedy soup requires runs that were selected by the same metric; these were selected by "
-            f"{names}."
-        )
-    name = f"soup-{first.dataset}-{soups.digest_of(found)}" + "-greedy" * greedy
+    known = config.dataset != PYTHON or data is not None
+    if greedy and not known:
+        raise InputError("a greedy soup needs the data of the runs, which shoal.fit does not save.", "data")
+    name = f"soup-{config.dataset}-{_digest(found.values())[:8]}" + "-greedy" * greedy
     folder = Path(out).expanduser() if out is not None else Path("runs") / name
     if os.path.lexists(folder):
-        raise InputError(f"out={str(folder)!r} exists; choose another folder.")
-    soups.warn_of_start(found)
-    with _parent(folder, str(first.data_options.get("folder", ""))):
-        training = None
-        if unseen:
-            mixed = soups.mix_unseen(found)
-        else:
-            shown = Progress("soup", len(found) * (2 if greedy else 1) + 1, progress)
-            with datasets_in(data_dir):
-                with shown.phase("reading data"):
-                    training = soups.make_training(found, data, model, device, workers)
-                mixed = soups.mix(found, training, greedy, shown)
-        record = soups.make_record(found, mixed, greedy, training, began)
-        with soups.new_folder(folder) as place:
-            if predictions and training is not None:
-                soups.predict(training, record.config, place)
-            record = soups.write(place, found, mixed, record, training)
-    used = tuple(found[n].folder for n in mixed.used)
-    return Soup(folder, record, tuple(run.folder for run in found), used, tuple(mixed.rows))
-
-
-@contextlib.contextmanager
-def _parent(folder: Path, data: str) -> Iterator[None]:
-    """Makes the folder that ``folder`` will be in, before the work; it goes again where the work fails."""
-    parent = folder.parent
-    made = not parent.exists()
-    make_folder(parent, data, run=True)
-    try:
-        yield
-    except BaseException:
-        if made:
-            with contextlib.suppress(OSError):
-                parent.rmdir()
-        raise
+        raise InputError(f"{str(folder)!r} exists; choose another folder.", "out")
+    make_folder(folder.parent, str(config.data_options.get("folder", "")), run=True)
+    scores: AllScores = {}
+    used, weights = list(found), _average(list(found))
+    if known:
+        where = pick_device(device)
+        network = load(first, model, device=where).model
+        features = getattr(network, "features", None)
+        if isinstance(features, Backbone) and all(map(_start, found.values())):
+            features.has_weights()  # so that BatchNorm is frozen as it was in training
+        same: Any = {
+            n: getattr(config, n) for n in ("batch_size", "seed", "eval_limit", "precision", "metric")
+        }
+        same |= {"select": "last", "device": where, "workers": workers, "progress": False}
+        options = complete(steps=1, **same)
+        with datasets_in(data_dir):
+            data = data_of(config, where) if data is None else data
+            training = Training("erm", network, data, options)  # which evaluates; nothing is trained
+            scores, used = _evaluate(found, training, greedy, Progress("soup", len(found), progress))
+        weights = snapshot(network)
+    elif any(name.endswith("running_mean") for name in weights):
+        warnings.warn(
+            "BatchNorm statistics are averages over the runs; to recompute them, pass the data as data=.",
+            stacklevel=3,
+        )
+    _write(folder, found, _record(found, used, scores), weights)
+    return Soup(folder, read_record(folder / RECORD), tuple(found), tuple(used), scores)

@@ -8,13 +8,16 @@ import io
 import itertools
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import Unpack
+
 from shoal.errors import InputError, nearest, shown
 from shoal.files import write_atomically
+from shoal.options import DataOptions, Names, as_flags
 from shoal.terminal import Csv
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 TABLE, IMAGE_FOLDER = "table", "image-folder"
 """The datasets that read a user's own file or folder."""
 OF_TABLE = ("label", "domain", "group", "task", "decimal", "drop", "kinds", "day_first")
+"""Options of a table."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,9 @@ class Source:
     @property
     def words(self) -> list[str]:
         """What names these data on a command line."""
-        from shoal.trained import _yaml
-
-        options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "test")}
-        found = [self.given]
-        for name in OF_TABLE[:6] if self.dataset == TABLE else ():
-            if name in options:
-                value = options.pop(name)
-                found += [f"--{name}", *(value if isinstance(value, (list, tuple)) else [value])]
-        for column, kind in options.pop("kinds", {}).items():
-            found += [f"--{kind}", column]
-        if (day_first := options.pop("day_first", None)) is not None:
-            found.append("--day-first" if day_first else "--no-day-first")
-        rest = [f"{name}={_yaml(value)}" for name, value in options.items()]
-        return found + (["--data", *rest] if rest else [])
+        options = {k: v for k, v in self.options.items() if k not in ("file", "digest", "folder", "held_out")}
+        of_table = {k: options.pop(k) for k in OF_TABLE if self.dataset == TABLE and k in options}
+        return [self.given, *as_flags({**of_table, **({"data_options": options} if options else {})})]
 
     def columns(self) -> dict[str, Any] | None:
         """What the columns of a table are taken for, as `shoal data check` reports it."""
@@ -77,7 +70,7 @@ class Source:
 
             wide, high = usual_size(Path(self.options["folder"]).expanduser())
             note = f"Images are resized to {SIZE} × {SIZE} pixels (most are {wide} × {high})"
-            return [f"{note}; use --data size=N to change this."]
+            return [f"{note}; use data_options size to change this."]
         if (report := self.columns()) is None:
             return []
         from shoal.report import columns
@@ -88,41 +81,45 @@ class Source:
 def find_source(
     data: Any,
     *,
-    data_options: Mapping[str, Any] | None = None,
-    bad_images: str | None = None,
-    held_out: str | Sequence[str] | None = None,
+    held_out: Names | None = None,
     folder: str | Path | None = None,
     home: str = "shoal-data",
-    **of_table: Any,
+    **options: Unpack[DataOptions],
 ) -> Source:
-    """The dataset that ``data`` names; ``of_table`` are the options of a table (:data:`OF_TABLE`).
+    """The dataset that ``data`` names.
 
     A table in memory is written to ``folder``, or to one in ``home`` that is named by its content.
     """
-    options = dict(data_options or {})
-    if bad_images is not None:
-        if options.get("bad", bad_images) != bad_images:
-            raise InputError(
-                f"bad_images={bad_images} contradicts data_options= bad={options['bad']}; specify only one."
-            )
-        options["bad"] = bad_images
-    told = {name: value for name, value in of_table.items() if value not in (None, "", (), [], {})}
+    own = dict(options.get("data_options") or {})
+    if (bad := options.get("bad_images")) is not None and own.setdefault("bad", bad) != bad:
+        raise InputError(f"{bad} contradicts bad={own['bad']} in data_options.", "bad_images")
+    if (columns := options.get("columns")) is not None:
+        own["columns"] = list(columns)
+    given: dict[str, Any] = {k: v for k, v in options.items() if k in OF_TABLE and v is not None}
+    if "drop" in given:
+        given["drop"] = listed_names(given["drop"])
+    given = {name: value for name, value in given.items() if value not in ("", [], {})}
     if not isinstance(data, (str, Path)):
-        data = _written(_in_memory(data, told), folder, home)
-    source = _find(str(data), options, told)
-    names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(held_out or ()))
-    if names:
-        if "test" in source.options:
-            raise InputError(
-                "held_out= and data_options= test=… set the same option; specify only one of them."
-            )
+        data = _written(_in_memory(data, given), folder, home)
+    source = _find(str(data), own, given)
+    if names := listed_names(held_out):
+        if "held_out" in source.options:
+            raise InputError("is also set in data_options; specify it once.", "held_out")
         if "none" in names and len(names) > 1:
-            raise InputError("held_out=none holds out no domain and cannot be combined with other names.")
-        source.options["test"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
+            raise InputError("'none' holds out no domain and cannot be combined with names.", "held_out")
+        source.options["held_out"] = [] if names == ["none"] else names[0] if len(names) == 1 else names
     return source
 
 
-def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
+def listed_names(names: Names | None) -> list[str]:
+    """Names as a list, each once."""
+    several = [names] if isinstance(names, (str, int)) else list(names or ())
+    return list(dict.fromkeys(str(name) for name in several))
+
+
+def _find(data: str, options: dict[str, Any], given: dict[str, Any]) -> Source:
+    if not data.strip():
+        raise InputError("data must be the name of a dataset, a file or a folder, got an empty text.")
     path = Path(data).expanduser()
     if path.is_file() or path.suffix:
         from shoal.data.reading import ENDINGS, ending
@@ -131,17 +128,14 @@ def _find(data: str, options: dict[str, Any], told: dict[str, Any]) -> Source:
             from shoal.data.sets.table import digest_of
 
             if named := {"file", "digest"} & options.keys():
-                raise InputError(f"data_options= {min(named)}=… cannot be set: the file is {data!r}.")
+                raise InputError(f"{min(named)} cannot be set: the file is {data!r}.", "data_options")
             # The digest makes a changed file another dataset: its runs are not taken for the old one's.
-            return Source(TABLE, {"file": data, "digest": digest_of(path), **told, **options}, data)
+            return Source(TABLE, {"file": data, "digest": digest_of(path), **given, **options}, data)
         if path.is_file():
             raise InputError(f"{data!r} is not a table; supported extensions: {', '.join(ENDINGS)}.")
-    if told:
-        kinds: Iterable[str] = told.get("kinds", {}).values()
-        first = next((n for n in OF_TABLE if n in told and n != "kinds"), None) or next(iter(kinds))
-        raise InputError(
-            f"{first}= is an option of tables, and {data!r} is not a .csv, .parquet or .xlsx file."
-        )
+    if given:
+        first = next(iter(given))
+        raise InputError(f"is for tables, and {data!r} is not a .csv, .parquet or .xlsx file.", first)
     from shoal.data import sets
 
     if path.is_dir():
@@ -171,7 +165,7 @@ def _loads(name: str) -> bool:
         return False
 
 
-def _in_memory(data: Any, told: dict[str, Any]) -> Table:
+def _in_memory(data: Any, given: dict[str, Any]) -> Table:
     """The columns of a DataFrame, a mapping, arrays (X, y, domains) or a Hugging Face dataset.
 
     Columns that pandas has as categories are categories, whatever they look like.
@@ -180,7 +174,7 @@ def _in_memory(data: Any, told: dict[str, Any]) -> Table:
     from shoal.data.reading import as_table
 
     if isinstance(data, (tuple, list)):
-        data = _arrays(data, told)
+        data = _arrays(data, given)
     elif hasattr(data, "features") or (
         isinstance(data, Mapping) and any(hasattr(part, "features") for part in data.values())
     ):
@@ -193,32 +187,32 @@ def _in_memory(data: Any, told: dict[str, Any]) -> Table:
     table = as_table(data)
     dtypes = getattr(data, "dtypes", {})
     kinds = {str(name): "categorical" for name, kind in dtypes.items() if str(kind) == "category"}
-    roles = [told.get(role) for role in ("label", "domain", "group")]
-    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(told.get("kinds", {})):
-        told["kinds"] = kinds
+    roles = [given.get(role) for role in ("label", "domain", "group")]
+    if kinds := {n: k for n, k in kinds.items() if n not in roles} | dict(given.get("kinds", {})):
+        given["kinds"] = kinds
     return table
 
 
-def _arrays(arrays: Sequence[Any], told: dict[str, Any]) -> dict[str, Any]:
+def _arrays(arrays: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
     """The columns of X, those of a DataFrame or x0, x1 …, then the label and the domain."""
     import numpy as np
 
     from shoal.data.reading import as_table
 
     if len(arrays) not in (2, 3):
-        raise InputError(f"data= takes three arrays (X, y, domains), got {len(arrays)}.")
+        raise InputError(f"data takes three arrays (X, y, domains), got {len(arrays)}.")
     x, *rest = arrays
     if hasattr(x, "iloc") or isinstance(x, Mapping):
         columns: dict[str, Any] = dict(as_table(x))
     else:
         x = np.asarray(x.detach().cpu() if hasattr(x, "detach") else x)
         if x.ndim != 2:
-            raise InputError(f"X of data= has shape {x.shape}; it must be (rows, columns).")
+            raise InputError(f"X of data has shape {x.shape}; it must be (rows, columns).")
         columns = {f"x{n}": x[:, n] for n in range(x.shape[1])}
     for role, values in zip(("label", "domain"), rest, strict=False):
-        name = told.setdefault(role, role)
+        name = given.setdefault(role, role)
         if name in columns:
-            raise InputError(f"X of data= already has a column {name!r}; set another name with {role}=.")
+            raise InputError(f"X of data already has a column {name!r}; set another name with {role}=.")
         columns[name] = values
     return columns
 
@@ -250,7 +244,7 @@ def datasets_in(folder: str | Path | None) -> Iterator[None]:
 
     folder = Path(folder).expanduser()
     if not folder.is_dir():
-        raise InputError(f"data_dir=: there is no folder {str(folder)!r}.")
+        raise InputError(f"there is no folder {str(folder)!r}.", "data_dir")
     before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = str(folder.resolve())
     try:
@@ -270,12 +264,12 @@ def make_folder(path: str | Path, data: str | Path | None = None, run: bool = Fa
     path = Path(path)
     real = Path(os.path.realpath(path))
     if data and Path(data).is_dir() and Path(os.path.realpath(data)) in (real, *real.parents):
-        raise InputError(f"out={str(path)!r} is inside the data folder {str(data)!r}; choose another folder.")
+        raise InputError(f"{str(path)!r} is inside the data folder {str(data)!r}; choose another.", "out")
     if not run and (path / "config.yaml").exists():
-        raise InputError(f"out={str(path)!r} contains a single run; choose another folder.")
+        raise InputError(f"{str(path)!r} contains a single run; choose another folder.", "out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"out={shown(str(path))} cannot be a folder: {error.strerror}.") from error
+        raise InputError(f"{shown(str(path))} cannot be a folder: {error.strerror}.", "out") from error
     if not os.access(path, os.W_OK):
-        raise InputError(f"out={str(path)!r} cannot be written to.")
+        raise InputError(f"{str(path)!r} cannot be written to.", "out")

@@ -10,11 +10,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.api.source import make_folder
-from shoal.errors import InputError, check_names
-from shoal.settings import Count, Few, Range, checked
+from typing_extensions import Unpack
+
+from shoal.api.result import Result
+from shoal.api.source import datasets_in, listed_names, make_folder
+from shoal.api.train import model_fields
+from shoal.errors import InputError
+from shoal.options import Names, SweepOptions, TrainingOptions, declared, public, with_defaults
+from shoal.settings import Few, Positive
 
 if TYPE_CHECKING:
     import pandas
@@ -22,13 +27,14 @@ if TYPE_CHECKING:
     from shoal.experiments import selection
     from shoal.experiments.config import RunConfig
 
+Rule = Literal["training", "leave-one-out", "oracle"]
 FORMATS = {"md": "markdown", "tex": "latex", "csv": "csv", "html": "html"}
 SHOWN = 10
 """Failed or unreadable runs that a text names."""
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Result):
     """The result of :func:`sweep`: scores of every algorithm on every held-out domain, by selection rule.
 
     Attributes:
@@ -37,7 +43,6 @@ class Sweep:
         missing: number of runs that were missing before this call.
         seconds: estimated duration of the missing runs, one after another; ``None`` if unknown.
         failed: identities of failed runs, with their errors; the same call repeats them.
-        problems: records that could not be read.
         saved: folders that :meth:`save` has written to.
     """
 
@@ -50,7 +55,6 @@ class Sweep:
     """About how long those take one after another; ``None`` where nothing like them has been run."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Identities of the runs that failed, with the error; the same call runs them again."""
-    problems: Sequence[str] = ()
     saved: list[Path] = field(default_factory=list)
     """The folders that :meth:`save` has written to."""
 
@@ -81,12 +85,9 @@ class Sweep:
         return [getattr(table, form)() for table in tables], view.words(results)
 
     @property
-    def troubles(self) -> list[str]:
-        """What failed or could not be read, one line each."""
-        failed = [f"failed: {error}" for error in self.failed.values()]
-        if failed:
-            failed.insert(SHOWN - 1, "The same call repeats these runs from their last checkpoints.")
-        return [*self.problems, *failed]
+    def problems(self) -> list[str]:
+        """The errors of failed runs; the same call repeats these runs from their last checkpoints."""
+        return [f"failed: {error}" for error in self.failed.values()]
 
     def __str__(self) -> str:
         parts = []
@@ -95,18 +96,18 @@ class Sweep:
             parts += [f"{rule}:", *tables, "\n".join(notes)]
         names = ", ".join(f"sweep-{rule}.{{{','.join(FORMATS)}}}" for rule in self.rules)
         saved = [f"Saved in {folder}: {names}, sweep.json." for folder in self.saved[-1:]]
-        return "\n\n".join([*parts, *self.troubles[:SHOWN], *saved])
+        return "\n\n".join([*parts, *self.problems[:SHOWN], *saved])
 
     def _repr_html_(self) -> str:
         parts = []
         for rule in self.rules:
             tables, notes = self._shown(rule, "html")
             parts += [f"<h4>{escape(rule)}</h4>", *tables, *(f"<p>{escape(note)}</p>" for note in notes)]
-        return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.troubles[:SHOWN])])
+        return "\n".join([*parts, *(f"<p>{escape(line)}</p>" for line in self.problems[:SHOWN])])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as ``--json`` prints it."""
-        return {"rules": self.results, "failed": dict(self.failed), "troubles": self.troubles}
+        return {"rules": self.results, "failed": dict(self.failed), "problems": self.problems}
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a DataFrame with one row per rule, dataset, algorithm, held-out domain and seed."""
@@ -118,7 +119,7 @@ class Sweep:
             for result in results
             for choice in result["choices"]
         ]
-        names = {"left_out": "held_out", "trial": "seed", "draw": "trial", "judged": "selected_by"}
+        names = {"trial": "seed", "draw": "trial"}
         return pandas.DataFrame(rows).rename(columns=names)
 
     def save(self, path: str | Path) -> Path:
@@ -141,33 +142,19 @@ class Sweep:
         return folder
 
 
-@checked
+@public("steps", "model", "device", "jobs")
 def sweep(
-    datasets: str | Sequence[str] = (),
-    algorithms: str | Sequence[str] = (),
+    datasets: Names,
     *,
+    algorithms: Names,
     seeds: Few = 3,
     search: Few = 20,
-    rules: str | Sequence[str] = ("training", "oracle"),
-    steps: Count = 5001,
-    eval_every: Count | None = None,
-    model: str | None = None,
-    model_options: Mapping[str, Any] | None = None,
-    weights: str | Path | None = None,
-    precision: Literal["fp32", "bf16", "fp16", "auto"] | None = None,
-    memory_format: Literal["contiguous", "channels-last", "auto"] | None = None,
+    rules: Sequence[Rule] = ("training", "oracle"),
     data_options: Mapping[str, Any] | None = None,
-    domainbed: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    budget: Positive | None = None,
     out: str | Path = "shoal-sweep",
-    device: str | None = None,
-    jobs: Few | None = None,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
-    gpus_per_run: Annotated[float, Range(0)] | None = None,
-    cpus_per_run: Annotated[float, Range(above=0)] | None = None,
-    budget: Annotated[float, Range(above=0)] | None = None,
-    run: bool = True,
-    progress: bool = True,
+    **options: Unpack[SweepOptions],
 ) -> Sweep:
     """Compare algorithms on datasets with the protocol of DomainBed.
 
@@ -179,85 +166,51 @@ def sweep(
         algorithms: names of algorithms (`shoal list algorithms`); fish:regrouped is the control of Fish with
             random grouping.
         seeds: number of seeds, each with its own split of the data.
-        search: number of hyperparameter trials per seed: the defaults, then random search (default: 20).
-        rules: model selection rules: training, leave-one-out (many more runs) or oracle (default: training
-            oracle).
-        steps: number of training steps per run.
-        eval_every: number of steps between evaluations (default: 100; 300 for large images, 1,000 for
-            DomainNet).
-        model: name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's
-            model; for VLCS, PACS, Office-Home, TerraIncognita and DomainNet resnet50.tv_in1k with the weights
-            of torchvision).
-        model_options: options of the model.
-        weights: file of initial weights: .safetensors, or a .pt file that contains only weights; for timm
-            models, parameter names of timm or torchvision.
-        precision: precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default:
-            fp32, as in DomainBed).
-        memory_format: memory format of images and convolutions; auto: whichever is faster on CUDA (default:
-            contiguous, as in DomainBed).
-        data_options: options of the dataset.
-        domainbed: folder of a sweep that was run with DomainBed: make the tables that DomainBed would make of
-            it, without any runs.
+        search: number of hyperparameter trials per seed: the defaults, then random search.
+        rules: model selection rules: training, leave-one-out (many more runs) or oracle.
+        data_options: options of the datasets.
+        data_dir: folder that contains the datasets (default: $SHOAL_DATA).
+        budget: time budget in minutes, after which no further runs are started.
         out: folder for runs and tables.
-        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
-        jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
-            several).
-        engine: run on this machine or on a Ray cluster.
-        address: address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT (default: start Ray on this
-            machine).
-        gpus_per_run: GPUs per run on Ray, such as 0.25 (default: 1, or 0 without GPUs).
-        cpus_per_run: CPUs per run on Ray (default: 1).
-        budget: time in minutes after which no further runs are started.
-        run: if ``False``, start no runs and write nothing.
-        progress: show progress on stderr.
+        **options: options of every run, see :class:`~shoal.options.SweepOptions`. Those that the protocol
+            searches (lr, batch_size, settings) cannot be set.
 
     Returns:
         Sweep: tables of the runs that did not fail.
-
-    Examples:
-        >>> import shoal
-        >>> result = shoal.sweep("linear", ["erm", "fish"], out="new", run=False)
-        >>> print(result.plan)
-        360 runs, 360 remaining.
     """
     from shoal.experiments import protocol, selection
     from shoal.experiments.display import Display
-    from shoal.experiments.domainbed import read
     from shoal.experiments.execute import Store, make_executor
 
-    datasets, algorithms, rules = (
-        [names] if isinstance(names, str) else list(names) for names in (datasets, algorithms, rules)
-    )
-    check_names("rule", rules, selection.RULES)
-    if domainbed is not None:
-        found, problems = read(domainbed)
-        result = Sweep(rules, found, problems=problems)
-        result.save(out)
-        return result
-    if own := [name for name in datasets if Path(name).suffix and Path(name).is_file()]:
+    for name in ("lr", "batch_size", "settings", "seed", "select"):
+        if name in options:
+            raise InputError("is set by the protocol of DomainBed; use shoal.compare.", name)
+    names, rows = listed_names(datasets), listed_names(algorithms)
+    for name, values in (("datasets", names), ("algorithms", rows), ("rules", rules)):
+        if not values:
+            raise InputError("must not be empty.", name)
+    if own := [name for name in names if Path(name).suffix and Path(name).is_file()]:
         raise InputError(f"a sweep takes built-in datasets, and {own[0]!r} is a file; use `shoal compare`.")
-    if not datasets or not algorithms:
-        raise InputError("datasets= and algorithms= are required, such as rotated-mnist with erm and fish.")
-    needs: Any = {"address": address, "gpus_per_run": gpus_per_run, "cpus_per_run": cpus_per_run}
-    executor = make_executor(engine, device=device, jobs=jobs, **needs)
-    options: dict[str, Any] = {"model": model, "model_options": dict(model_options or {})}
-    options |= {"precision": precision, "memory_format": memory_format}
-    options |= {"weights": None if weights is None else str(weights)}
-    options |= {"trials": seeds, "draws": search, "steps": steps, "eval_every": eval_every}
+    full = with_defaults(options, SweepOptions)
+    progress = bool(full["progress"])
+    executor = make_executor(full["engine"], device=full["device"], jobs=full["jobs"])
+    training = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
+    given: dict[str, Any] = {"steps": 5001, **training, **model_fields(options)}
+    given |= {"trials": seeds, "draws": search}
     pairs = any(selection.RULES[rule].pairs for rule in rules)
-    configs = protocol.plan(dict.fromkeys(datasets, data_options or {}), algorithms, pairs=pairs, **options)
-    store = Store(Path(out) / "runs")
-    missing = list({c.identity: c for c in store.missing(configs)}.values())
-    records = store.found(configs)
-    seconds = protocol.expected_seconds(missing, records)
-    result = Sweep(rules, selection.sweep(configs, records), len(missing), seconds)
-    if not run:
-        return result
-    make_folder(out)
-    if progress and seconds:
-        print(result.plan, file=sys.stderr, flush=True)
-    display = Display(configs, len(missing)) if progress else None
-    failed, left = _run(missing, store, executor, display, budget, jobs or os.cpu_count() or 1)
+    with datasets_in(data_dir):
+        configs = protocol.plan(dict.fromkeys(names, data_options or {}), rows, pairs=pairs, **given)
+        store = Store(Path(out) / "runs")
+        missing = list({c.identity: c for c in store.missing(configs)}.values())
+        records = store.found(configs)
+        seconds = protocol.expected_seconds(missing, records)
+        result = Sweep(rules, selection.sweep(configs, records), len(missing), seconds)
+        make_folder(out)
+        if progress and seconds:
+            print(result.plan, file=sys.stderr, flush=True)
+        display = Display(configs, len(missing)) if progress else None
+        portion = full["jobs"] or os.cpu_count() or 1
+        failed, left = _run(missing, store, executor, display, budget, portion)
     if left and progress:
         print(f"The time budget is used up; {left:,} runs remain. The same call continues.", file=sys.stderr)
     result = replace(result, found=selection.sweep(configs, store.found(configs)), failed=failed)

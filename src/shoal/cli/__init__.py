@@ -1,5 +1,3 @@
-"""The command line, one file per command: what it does in a line, its arguments, and `run`."""
+"""The command line."""
 
-from shoal.cli.app import COMMANDS, main
-
-__all__ = ["COMMANDS", "main"]
+from shoal.cli.app import main as main

@@ -1,207 +1,186 @@
-"""The command line: parse, call, show. Only the module of the command that was asked for is imported."""
+"""The command line: a command is a public function, its flags are its arguments and options."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import importlib
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.config import Yaml
 
 import shoal
-from shoal.cli.arguments import Parser, add_common, as_options, with_config
-from shoal.cli.showing import main_process
-from shoal.errors import LONGEST_MESSAGE, InputError, shown, unknown_name
+from shoal.api.result import Result
+from shoal.cli.flags import command
+from shoal.errors import InputError
 from shoal.terminal import printable
 
-GROUPS = {
-    "Start here": {
-        "demo": (
-            "shoal.paper.commands.demo",
-            "Run a small experiment of the paper: does a model learn colour or shape?",
-        ),
-        "list": ("shoal.cli.list", "List the algorithms or the datasets."),
-        "data": ("shoal.cli.data", "Check a table or image folder; write example data; download datasets."),
-    },
-    "Your data": {
-        "diagnose": ("shoal.cli.diagnose", "Test for shifts between domains before training."),
-        "train": ("shoal.cli.train", "Train one algorithm on a dataset or on your own data."),
-        "compare": ("shoal.cli.compare", "Compare algorithms on held-out domains and recommend one."),
-        "predict": ("shoal.cli.predict", "Predict with a trained model on a table, images or text."),
-        "score": ("shoal.cli.score", "Score a trained model on labelled data: metrics per domain and drift."),
-        "export": ("shoal.cli.export", "Export a trained model to ONNX, torch.export or safetensors."),
-    },
-    "Runs": {
-        "sweep": ("shoal.cli.sweep", "Compare algorithms on datasets with the protocol of DomainBed."),
-        "soup": ("shoal.cli.soup", "Average the weights of several runs into one model."),
-        "show": ("shoal.cli.show", "Show the progress or the result of a run."),
-        "resume": ("shoal.cli.resume", "Resume an interrupted run."),
-        "results": (
-            "shoal.cli.results",
-            "Query results: filter, sort, group and export the runs in a folder.",
-        ),
-        "report": ("shoal.cli.report", "Write an HTML report of runs: tables, curves, errors."),
-        "evaluate": (
-            "shoal.cli.evaluate",
-            "Score prediction files in the format of the WILDS leaderboard.",
-        ),
-        "completion": ("shoal.cli.completion", "Print a completion script for bash, zsh or fish."),
-    },
-    "The paper": {
-        "reproduce": ("shoal.paper.commands.reproduce", "Reproduce an experiment of the paper."),
-        "track": (
-            "shoal.paper.commands.track",
-            "Measure the gradient agreement of Fish and ERM during training.",
-        ),
-    },
-}
-"""The module and the summary of every command; the paper's are named, so that nothing imports its package."""
-COMMANDS = {name: module for group in GROUPS.values() for name, (module, _) in group.items()}
-
-CODES = {
-    0: "success",
-    1: "a run failed, or a check reported a problem",
-    2: "invalid input",
-    130: "interrupted by Ctrl-C",
-    143: "terminated by SIGTERM",
-}
-
+START, DATA, RESEARCH = (
+    Group(title, sort_key=n) for n, title in enumerate(("Start here", "Your data", "Research"))
+)
+GENERAL = Group("General", sort_key=99)
+CODES = """Exit codes: 0 success, 1 a run failed or a check reported a problem, 2 invalid input, 130 and 143 \
+interrupted. Runs are saved: the same command resumes."""
 NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 """In the words of torch, which raises a RuntimeError."""
 
 
-class _Help(argparse.HelpFormatter):
-    """Help in two columns; in descriptions and epilogs, lines are kept and indented ones not wrapped."""
+def make_app() -> App:
+    """The commands, of which none imports torch before it is run."""
+    from shoal.api.compare import compare
+    from shoal.api.data import check, example, get
+    from shoal.api.diagnose import diagnose
+    from shoal.api.export import export
+    from shoal.api.listing import listing
+    from shoal.api.predict import predict
+    from shoal.api.report import report
+    from shoal.api.score import score
+    from shoal.api.sweep import sweep
+    from shoal.api.train import train
+    from shoal.paper.demo import demo
+    from shoal.paper.reproduce import reproduce
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=100)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines = text.splitlines()
-        return "\n".join(
-            x if x[:1] == " " else super(_Help, self)._fill_text(x, width, indent) for x in lines
-        )
+    app = App(
+        name="shoal",
+        help=shoal.__doc__,
+        help_epilogue=CODES,
+        version=shoal.__version__,
+        help_format="plaintext",
+        default_parameter=Parameter(negative_iterable=(), negative_none=(), consume_multiple=True),
+        group_commands=GENERAL,
+    )
+    about = "Check a table or image folder, write example data, download datasets."
+    data = App(name="data", help=about, group=START, sort_key=2)
+    table = ("label", "domain", "held_out")
+    commands: list[tuple[App, Group | None, str, Callable[..., Any], Sequence[str]]] = [
+        (app, START, "demo", demo, ()),
+        (app, START, "list", listing, ()),
+        (data, None, "check", check, ("label", "domain")),
+        (data, None, "get", get, ()),
+        (data, None, "example", example, ()),
+        (app, DATA, "diagnose", diagnose, ("label", "domain", "group", "out")),
+        (app, DATA, "compare", compare, (*table, "algorithms", "budget", "out")),
+        (app, DATA, "train", train, (*table, "steps", "out")),
+        (app, DATA, "predict", predict, ("out", "proba")),
+        (app, DATA, "score", score, ()),
+        (app, DATA, "export", export, ()),
+        (app, RESEARCH, "sweep", sweep, ("algorithms", "seeds", "search", "steps", "out")),
+        (app, RESEARCH, "report", report, ()),
+        (app, RESEARCH, "reproduce", reproduce, ("quick", "datasets", "seeds", "data_dir", "out")),
+    ]
+    app.command(data)
+    for place, (parent, group, name, function, first) in enumerate(commands):
+        parent.command(command(function, name, first), name=name, group=group, sort_key=place)
+    app.register_install_completion_command()
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code, one of :data:`CODES`."""
-    with printable():
+    """Runs a command and returns its exit code."""
+    app, show = make_app(), Shower()
+
+    @app.meta.default
+    def launch(
+        *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+        json: Annotated[bool, Parameter(group=GENERAL, negative="", show_default=False)] = False,
+        config: Annotated[Path | None, Parameter(group=GENERAL)] = None,
+    ) -> int:
+        """Run a command.
+
+        Parameters
+        ----------
+        json:
+            Print the result as JSON.
+        config:
+            YAML file with options of the command; those on the command line take precedence.
+        """
+        if config is not None:
+            if not config.is_file():
+                raise InputError(f"there is no file {str(config)!r}.", "config")
+            app.config = Yaml(config, use_commands_as_keys=False, must_exist=True)
+        function, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        return show(function(*bound.args, **bound.kwargs), json)
+
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with printable(), warnings.catch_warnings():
+        warnings.showwarning = _show_warning
         try:
-            return _main(list(sys.argv[1:] if arguments is None else arguments))
+            return _guarded(
+                lambda: app.meta(words, exit_on_error=False, print_error=False, result_action="return_value")
+            )
         finally:
             _flush()
 
 
-def command_parser(name: str) -> Parser:
-    """The parser of one command, with what all commands take."""
-    module = importlib.import_module(COMMANDS[name])
-    summary = next(group[name][1] for group in GROUPS.values() if name in group)
-    parser = Parser(prog=f"shoal {name}", description=summary, formatter_class=_Help)
-    add_common(parser)
-    parser.set_defaults(run=module.run, json=False)
-    module.add_arguments(parser)
-    return parser
+def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    print(f"Warning: {message}", file=sys.stderr, flush=True)
 
 
-def program() -> Parser:
-    """One parser with those of all commands: for tests and documentation, which need them all."""
-    parser = Parser(prog="shoal", description=shoal.__doc__)
-    commands = parser.add_subparsers(metavar="COMMAND").choices
-    for name in COMMANDS:
-        commands[name] = command_parser(name)
-    return parser
+class Shower:
+    """Shows the result of a command and returns the exit code."""
 
-
-def help_text() -> str:
-    """What ``shoal --help`` prints."""
-    lines = ["usage: shoal COMMAND [options]", "", shoal.__doc__ or ""]
-    for title, group in GROUPS.items():
-        lines += ["", f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
-    lines += ["", "Exit codes:", *(f"  {code:<12}{meaning}" for code, meaning in CODES.items())]
-    return "\n".join(
-        [*lines, "", "See `shoal COMMAND --help` for each command; `shoal --version` prints the version."]
-    )
-
-
-def _main(words: list[str]) -> int:
-    for text in words:
-        if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in text):
-            return _failed(
-                f"shoal: {shown(text)} contains characters that are not valid in a name; it must be UTF-8.", 2
-            )
-    if not words or words[0] in ("-h", "--help", "--version"):
-        try:
-            print(f"shoal {shoal.__version__}" if words[:1] == ["--version"] else help_text(), flush=True)
-        except BrokenPipeError:
+    def __call__(self, result: Any, as_json: bool) -> int:
+        if not isinstance(result, Result):  # what the library itself does, such as --help
             return 0
-        except OSError as error:
-            return _failed(f"shoal: {error.strerror}.", 1)
-        return 0
-    try:
-        if words[0] not in COMMANDS:
-            raise unknown_name("argument" if words[0][:1] == "-" else "command", words[0], COMMANDS)
-        parser = command_parser(words[0])
-        args = parser.parse_args(with_config(parser, words[1:]))
-        names = vars(args).keys() - {"run", "action"}
-        os.getcwd()
-    except InputError as error:
-        return _failed(f"shoal: {error}", 2)
-    except OSError:  # libraries that look into it would end the process in words of their own
-        return _failed("shoal: the current folder no longer exists; change to another.", 2)
+        if main_process():
+            text = json.dumps(result.to_dict(), indent=1, default=str) if as_json else str(result)
+            print(text, flush=True)
+        return int(bool(result.problems))
+
+
+def main_process() -> bool:
+    """Whether this is the only process of a training, or the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _guarded(run: Callable[[], Any]) -> int:
+    """The exit code of ``run``; what went wrong is one message on stderr."""
     before = _terminable()
     try:
-        code: int | None = args.run(args)
+        os.getcwd()
+        code = run()
         sys.stdout.flush()
+        return code if isinstance(code, int) else 0
     except InputError as error:
-        return _failed(f"shoal: {as_options(str(error), names)}", 2)
+        return _failed(error.as_flag(), 2)
+    except CycloptsError as error:
+        return _failed(str(error), 2)
+    except yaml.YAMLError as error:
+        return _failed(f"--config: {' '.join(str(error).split())}", 2)
     except KeyboardInterrupt as stop:
-        how = str(stop) or "interrupted. Finished runs are saved; the same command resumes."
-        return _failed(f"\nshoal: {how}", 128 + (getattr(stop, "signal", None) or signal.SIGINT))
+        message = str(stop) or "interrupted. Finished runs are saved; the same command resumes."
+        return _failed(message, 128 + (getattr(stop, "signal", None) or signal.SIGINT))
     except BrokenPipeError:
         return 0
     except OSError as error:  # a full disk, a folder without permission, a server that does not answer
-        where = f"{shown(error.filename)}: " if error.filename else ""
-        return _failed(f"shoal: {where}{error.strerror or error}.", 1)
+        where = f"{error.filename!r}: " if error.filename else ""
+        return _failed(f"{where}{error.strerror or error}.", 1)
     except (MemoryError, RuntimeError) as error:
         text = str(error).splitlines()[0] if str(error) else ""
-        if text.startswith("Could not determine home"):  # of ~nobody
-            return _failed(f"shoal: {text} Write the path without ~.", 2)
         if isinstance(error, RuntimeError) and not any(words in text for words in NO_MEMORY):
             _abandon()
             raise
-        return _failed(f"shoal: out of memory{f' ({text[:200]})' if text else ''}; use smaller batches.", 1)
+        return _failed(f"out of memory{f' ({text[:200]})' if text else ''}; use smaller batches.", 1)
     except BaseException:
         _abandon()
         raise
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
-    return code or 0
-
-
-def _flush() -> None:
-    """What is left to print is printed now; where it cannot be, Python does not try again at exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                handle = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(handle, stream.fileno())
-                os.close(handle)
 
 
 def _failed(message: str, code: int) -> int:
-    if len(message) > LONGEST_MESSAGE:  # it quotes something that has no end
-        message = f"{message[:LONGEST_MESSAGE]}…"
-    if main_process() and sys.stderr is not None:
+    if main_process():
         with contextlib.suppress(OSError, ValueError):
-            print(message, file=sys.stderr)
+            print(f"shoal: {message}", file=sys.stderr)
     _abandon()
     return code
 
@@ -211,6 +190,18 @@ def _abandon() -> None:
     processes = sys.modules.get("shoal.training.processes")
     if processes is not None:
         processes.abandon()
+
+
+def _flush() -> None:
+    """What is left to print is printed now; where it cannot be, Python does not try again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                handle = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(handle, stream.fileno())
+                os.close(handle)
 
 
 class _Terminated(KeyboardInterrupt):

@@ -5,7 +5,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, concatenate
 from shoal.data.own import from_arrays, from_dataset, from_hf, from_table
 from shoal.data.sampler import DomainBatchSampler
-from shoal.data.splits import hold_out, leave_out
+from shoal.data.splits import hold_out_domains, hold_out_examples
 from shoal.data.with_domain import WithDomain
 
 __all__ = [
@@ -24,6 +24,6 @@ __all__ = [
     "from_dataset",
     "from_hf",
     "from_table",
-    "hold_out",
-    "leave_out",
+    "hold_out_domains",
+    "hold_out_examples",
 ]

@@ -42,10 +42,10 @@ def leaks(
             what = f"{score:.1%} balanced accuracy" if classification else f"R² {score:.3f}"
             result[name] = (
                 f"possible leakage: this column alone predicts {label_name!r} ({what} on held-out rows); "
-                "if it is not known before the label is, exclude it (--drop)"
+                "if it is not known before the label is, exclude it (drop)"
             )
         elif why := _of_domain(codes, domain[rows]):
-            result[name] = f"{why} {domain_name!r}: a model cannot use it on a new domain; consider --drop"
+            result[name] = f"{why} {domain_name!r}: a model cannot use it on a new domain; drop it?"
     return result
 
 
@@ -148,7 +148,7 @@ def repeated_rows(table: Table, names: Sequence[str], domain: Array) -> list[str
         note += (
             f"; {rows:,} of these rows are in more than one domain, so held-out domains are not independent"
         )
-    return [f"{note}; if they belong to the same entity, set its column with --group"]
+    return [f"{note}; if they belong to the same entity, set group to its column"]
 
 
 def report_lines(columns: Sequence[Mapping[str, Any]]) -> list[str]:

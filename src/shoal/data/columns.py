@@ -267,17 +267,13 @@ def _inferred(name: str, column: Column, kind: str | None, usual: _Usual) -> Col
     if kind is None and result.kind in ("numeric", "categorical", "text") and _IDENTIFIER.search(name):
         if facts.plain is not None and (np.floor(facts.categories) != facts.categories).any():
             return result  # a measurement
-        note = "the name suggests an identifier; if it is one, use --drop, or --group for a repeated entity"
+        note = "the name suggests an identifier; if it is one, drop it, or set group for a repeated entity"
         return replace(result, warnings=(*result.warnings, note))
     return result
 
 
 def _kept(name: str, kind: str, why: str) -> str:
-    return f"not used, because it {why}; to use it, set its kind (--{kind} {_quoted(name)})"
-
-
-def _quoted(name: str) -> str:
-    return repr(name) if not name or re.search(r"\W", name) else name
+    return f"not used, because it {why}; to use it, set its kind (kinds: {name} {kind})"
 
 
 class Facts:
@@ -344,9 +340,7 @@ class Facts:
         if distinct >= self.known / 2 and coded:
             return "looks like an identifier (a code shared by few rows)"
         if named and distinct > CATEGORIES and distinct >= self.known / 20:
-            return (
-                "is named like an identifier, and few rows share a value (use --group for a repeated entity)"
-            )
+            return "is named like an identifier, and few rows share a value (set group for a repeated entity)"
         return ""
 
     def _numbering(self, how: Format, distinct: int, named: bool) -> str:
@@ -364,11 +358,9 @@ class Facts:
         if distinct <= max(CATEGORIES // 2, self.known / 20):
             return ""
         if named:
-            return (
-                "is named like an identifier, and few rows share a value (use --group for a repeated entity)"
-            )
+            return "is named like an identifier, and few rows share a value (set group for a repeated entity)"
         if ordered and dense:
-            return "follows the order of the rows, like an identifier (use --group for a repeated entity)"
+            return "follows the order of the rows, like an identifier (set group for a repeated entity)"
         return ""
 
     def code(self) -> str:
@@ -437,7 +429,7 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
             return _of_kind(facts, "boolean", usual)
     if why := facts.code():
         return facts.typed(
-            "categorical", warnings=(f"{why}: read as categories; use --numeric to read them as numbers",)
+            "categorical", warnings=(f"{why}: read as categories; set kinds to read them as numbers",)
         )
     how, _ = usual.format(facts.column) if facts.plain is None else (Format(), "")
     numbers = _share(facts, "numeric", how)
@@ -455,7 +447,7 @@ def _guessed(facts: Facts, usual: _Usual) -> ColumnType:
             wrong = _wrong(facts, flag, replace(how, day_first=usual.day_first(list(cells))[0]))
             notes.append(
                 f"{share:.0%} of its cells are {what}, too few to read it as {flag}; the others, such as "
-                f"{quoted(wrong)}, would become missing with --{flag} {_quoted(facts.name)}"
+                f"{quoted(wrong)}, would become missing as {flag}"
             )
     return facts.typed(kind, warnings=(*notes, *_alike(facts)))
 

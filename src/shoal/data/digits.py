@@ -47,18 +47,17 @@ def rotate(images: Tensor, degrees: float) -> Tensor:
     return F.grid_sample(images[:, None], grid, align_corners=False)[:, 0]
 
 
-def deal(names: Sequence[str], count: int, test: str | list[str]) -> dict[str, Domains]:
-    """Deal ``count`` shuffled examples round-robin to the named domains and hold the ``test`` domain out.
+def deal(names: Sequence[str], count: int, held_out: str | list[str]) -> dict[str, Domains]:
+    """Deal ``count`` shuffled examples round-robin to the named domains and hold out ``held_out``.
 
     A fifth of every training domain is held out for validation, under the same name.
     """
-    held_out = held_out_names(test, names)
     dealt = {name: torch.arange(i, count, len(names)).numpy() for i, name in enumerate(names)}
-    left_out = {name: dealt.pop(name) for name in held_out}
+    test = {name: dealt.pop(name) for name in held_out_names(held_out, names)}
     return {
         "train": Domains.from_indices({name: rows[len(rows) // 5 :] for name, rows in dealt.items()}),
         "validation": Domains.from_indices({name: rows[: len(rows) // 5] for name, rows in dealt.items()}),
-        "test": Domains.from_indices(left_out),
+        "test": Domains.from_indices(test),
     }
 
 

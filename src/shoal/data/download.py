@@ -13,11 +13,10 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote, urlsplit
 
 import shoal
 from shoal.data.folders import find_files
@@ -114,9 +113,6 @@ def get(
     download: Download,
     folder: Path,
     *,
-    mirror: str | None = None,
-    sha256: Mapping[str, str] | None = None,
-    keep: bool = False,
     tell: Tell = lambda file, doing, done, total: None,
     say: Say = lambda text: None,
 ) -> Got:
@@ -128,9 +124,6 @@ def get(
     Args:
         download: what to fetch.
         folder: the one that datasets are in.
-        mirror: an address or a folder that has files of the same names.
-        sha256: checksums by file name; they count instead of published ones.
-        keep: leave the archives where they came to.
         tell: is told how far it is.
         say: is told what went wrong and is tried again.
     """
@@ -149,17 +142,15 @@ def get(
             ):
                 raise InputError(
                     f"{str(place)!r} exists but is not a complete copy of {download.layout.title}; move it "
-                    "away, or choose another folder with --to."
+                    "away, or choose another folder."
                 )
-            sums = sha256 or {}
-            files = [_obtain(s, work / s.file, mirror, sums.get(s.file), tell, say) for s in download.sources]
+            files = [_obtain(source, work / source.file, tell, say) for source in download.sources]
             notes = _settle(download, work, folder, tell)
             for source, one in zip(download.sources, files, strict=True):
                 if not one["checked"]:  # later downloads are compared with this one, as sha256sum does
                     note = f"{one['sha256']}  {source.file}\n"
                     write_atomically(_note(work / source.file), note.encode())
-                if not keep:
-                    (work / source.file).unlink()
+                (work / source.file).unlink()
             return Got(place, files, notes)
         finally:
             for empty in (work, work.parent):
@@ -195,20 +186,18 @@ def _alone(folder: Path) -> Iterator[None]:
 # Checking
 
 
-def _obtain(
-    source: Source, path: Path, mirror: str | None, sha256: str | None, tell: Tell, say: Say
-) -> dict[str, Any]:
+def _obtain(source: Source, path: Path, tell: Tell, say: Say) -> dict[str, Any]:
     """The file, fetched unless it is there, and checked."""
-    url = "" if path.exists() else fetch(addresses(source, mirror), path, tell=tell, say=say)
+    url = "" if path.exists() else fetch(source.urls, path, tell=tell, say=say)
     size, result = path.stat().st_size, _digests(path)
-    expected, whose = _expected(source, path, sha256)
+    expected, whose = _expected(source, path)
     kind, _, right = expected.partition(":")
     with open_regular(path) as file:
         start = file.read(8)
     wrong = ""
     if kind and result[kind] != right.lower():
         wrong = f"its {kind} is {result[kind]}, not {right.lower()} ({whose})"
-    elif source.size is not None and sha256 is None and size != source.size:
+    elif source.size is not None and size != source.size:
         wrong = f"it has {size:,} bytes, not {source.size:,}"
     elif not start.startswith(STARTS.get(path.suffix, b"")):
         wrong = f"it has {amount(size)} that are no {path.suffix} file"
@@ -223,10 +212,8 @@ def _obtain(
     return {"file": source.file, "url": url, "bytes": size, "sha256": result["sha256"], "checked": whose}
 
 
-def _expected(source: Source, path: Path, sha256: str | None) -> tuple[str, str]:
+def _expected(source: Source, path: Path) -> tuple[str, str]:
     """The checksum a file should have, and whose it is."""
-    if sha256 is not None:
-        return f"sha256:{sha256}", "--sha256"
     if source.checksum:
         return source.checksum, source.said_by
     note = _note(path)
@@ -252,21 +239,6 @@ def _digests(path: Path) -> dict[str, str]:
 
 
 # Fetching
-
-
-def addresses(source: Source, mirror: str | None) -> tuple[str, ...]:
-    """The addresses of a file: its own, or the mirror's."""
-    if mirror is None:
-        return source.urls
-    scheme = urlsplit(mirror).scheme
-    if scheme in ("http", "https", "file"):
-        return (f"{mirror.rstrip('/')}/{quote(source.file)}",)
-    if "://" in mirror:
-        raise InputError(f"--mirror {mirror!r} must be a folder, or start with http://, https:// or file://.")
-    folder = Path(mirror).expanduser()
-    if not folder.is_dir():
-        raise InputError(f"--mirror: there is no folder {mirror!r}.")
-    return ((folder.resolve() / source.file).as_uri(),)
 
 
 class _Refused(Exception):
@@ -324,7 +296,7 @@ def fetch(urls: Sequence[str], path: Path, *, tell: Tell, say: Say) -> str:
             break
     had = part.usable(part.url)
     kept = f" {amount(had)} are saved; the same command resumes." if had else ""
-    by_hand = f" Use --mirror, or put the file at {str(path)!r} and run the same command again."
+    by_hand = f" Put the file at {str(path)!r} and run the same command again."
     raise InputError(f"{path.name} could not be downloaded: {'; '.join(troubles)}.{kept or by_hand}")
 
 
@@ -354,7 +326,7 @@ def _pause(error: Exception) -> int | None:
         asked = str(error.headers.get("Retry-After", ""))
         return min(int(asked), 60) if asked.isdecimal() else None
     reason = getattr(error, "reason", error)
-    if isinstance(reason, str | ssl.SSLCertVerificationError | FileNotFoundError | IsADirectoryError):
+    if isinstance(reason, str | ssl.SSLCertVerificationError):
         raise _Refused(_said(error)) from error
     return None
 

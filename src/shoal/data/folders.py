@@ -9,7 +9,7 @@ from pathlib import Path
 from shoal.errors import InputError
 
 VARIABLE = "SHOAL_DATA"
-SAY_WHERE = f"`--data folder=DIR` or the environment variable {VARIABLE} sets where"
+SAY_WHERE = f"folder in data_options, data_dir, or the environment variable {VARIABLE} sets where"
 
 
 def find_files(
@@ -53,8 +53,8 @@ def roots(needed: str, folder: str | Path | None, home: str, get: str | None = N
 def needed(dataset: str, option: str, value: str | None, reads: str) -> Path:
     """The path that an option of a dataset of one's own must give."""
     if value is None:
-        what = "DIR` sets it" if option == "folder" else "FILE` sets it"
-        raise InputError(f"dataset {dataset!r} reads {reads}: `--data {option}={what}.")
+        what = "a folder" if option == "folder" else "a file"
+        raise InputError(f"dataset {dataset!r} reads {reads}; set {option} in data_options ({what}).")
     return Path(str(value)).expanduser()
 
 

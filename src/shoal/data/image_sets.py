@@ -47,7 +47,7 @@ def image_set(path: Path) -> ModuleType:
     module.DOWNLOAD = Download(
         layout.folders[0], sources, layout=layout, arrange=ARRANGE.get(about.get("arrange"))
     )
-    module.load = partial(load_published, layout, test=about["test"])
+    module.load = partial(load_published, layout, held_out=about["held_out"])
     return module
 
 

@@ -25,7 +25,7 @@ from shoal.data.augment import UNCHANGED, Augment, Box, recolour_batch
 from shoal.data.batch import DomainData, Examples
 from shoal.data.domains import Domains
 from shoal.data.sampler import key
-from shoal.data.splits import held_out_names
+from shoal.data.splits import held_out_names, last_domain
 from shoal.data.splits import split as split_by_domain
 from shoal.data.tree import FileList, Layout, image_names, subfolders
 from shoal.errors import InputError
@@ -349,7 +349,7 @@ def need_pillow() -> None:
 def load_published(
     layout: Layout,
     *,
-    test: str | list[str],
+    held_out: str | list[str],
     folder: str | None = None,
     seed: Seed = 0,
     size: Pixels = SIZE,
@@ -367,7 +367,7 @@ def load_published(
 
     Args:
         layout: how it lies on disk.
-        test: the held-out domain, or a list of them.
+        held_out: the held-out domain, or a list of them.
         folder: where it is, the folder itself or the one it is in; ``$SHOAL_DATA`` by default.
         seed: for the choice of the validation examples, and how these are changed.
         size: of the images, in pixels each way.
@@ -379,18 +379,23 @@ def load_published(
         augment_on: where colours change: on the CPU by Pillow, as in DomainBed, or on the device, a batch at
             a time; by default on CUDA where the memory format is ``auto``, else on the CPU.
     """
-    if test != []:
-        held_out_names(test, list(layout.domains))
+    if held_out != []:
+        held_out_names(held_out, list(layout.domains))
     files = layout.read(folder)
-    splits = leave_one_out(files, test, seed)
+    splits = split_files(files, held_out, seed)
     options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
     options |= {"augment": augment, "augment_on": augment_on}
     return image_data(files, splits, size=size, bad=bad, cache=cache, **options)
 
 
-def leave_one_out(files: FileList, test: str | list[str], seed: int) -> dict[str, Domains]:
-    """``test`` held out (``[]``: none), and a fifth of every other domain for validation under its name."""
-    names = test if isinstance(test, list) else [str(test)]
+def split_files(files: FileList, held_out: str | list[str] | None, seed: int) -> dict[str, Domains]:
+    """``held_out`` as the test split, and a fifth of every other domain for validation under its name.
+
+    ``None`` holds out the last domain, ``[]`` none.
+    """
+    if held_out is None:
+        held_out = last_domain(files.domains)
+    names = held_out if isinstance(held_out, list) else [str(held_out)]
     return split_by_domain(Domains.from_indices(files.indices()), names, 0.2, seed)
 
 

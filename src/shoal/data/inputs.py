@@ -397,7 +397,7 @@ class Images(Reader):
         if self.options.bad == "stop":
             raise InputError(
                 f"the image {name!r} cannot be read ({why}). Download it again, or skip such images "
-                "(--bad-images skip)."
+                "(bad_images: skip)."
             )
         self.notes.append(f"the image {name!r} is skipped: {why}")
         return False

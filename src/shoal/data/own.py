@@ -1,7 +1,8 @@
 """Data of your own as :class:`~shoal.data.DomainData`: a table, arrays, a Dataset of torch or Hugging Face.
 
-Each function splits by domain: those named in ``test`` are left out, and a share of every other domain is
-held out for validation. Whatever is fitted (means, categories, words) is fitted to training examples alone.
+Each function splits by domain: those named in ``held_out`` are the test split, and a share of every other
+domain is held out for validation. Whatever is fitted (means, categories, words) is fitted to training
+examples alone.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def from_table(
     *,
     label: str,
     domain: str,
-    test: Names = None,
+    held_out: Names = None,
     group: str | None = None,
     columns: Iterable[str] | None = None,
     drop: Iterable[str] = (),
@@ -69,7 +70,7 @@ def from_table(
 ) -> DomainData:
     """Load a table with a column of labels and a column of domains. ::
 
-        data = shoal.data.from_table("patients.csv", label="ill", domain="hospital", test="oslo")
+        data = shoal.data.from_table("patients.csv", label="ill", domain="hospital", held_out="oslo")
         model = shoal.models.build(data.model, input_shape=data.input_shape, classes=data.classes, seed=0)
         run = shoal.fit("fish", model, data, steps=300)
 
@@ -84,7 +85,7 @@ def from_table(
         label: column to predict. Classes may be numbers or strings; numbers that are not all integers and
             have more than 20 values are a regression target.
         domain: column with the domain of each row; it is not a feature.
-        test: held-out domains (default: none; train on all domains).
+        held_out: held-out domains (default: none; train on all domains).
         group: column that identifies the entity of each row, such as a patient; rows of one entity stay in
             the same split. It is not a feature.
         columns: columns to use as features (default: all except ``label``, ``domain``, ``group`` and
@@ -115,7 +116,7 @@ def from_table(
     _check_copy(content, used, label)
     domains = domains_of(content[domain], domain)
     entities = None if group is None else _entities(content[group], group)
-    splits = split(domains, _listed(test), validation, seed, entities)
+    splits = split(domains, _listed(held_out), validation, seed, entities)
     train = splits["train"].examples()
     about = {"name": label, "domain": domain, "task": target.task, **target.scaling(train)}
     about |= {} if target.names else {"how": vars(written)}
@@ -241,7 +242,7 @@ def from_arrays(
     y: Any,
     domains: Any,
     *,
-    test: Names = None,
+    held_out: Names = None,
     task: str | None = None,
     validation: float = SHARE,
     seed: int = 0,
@@ -249,7 +250,7 @@ def from_arrays(
     """Load examples from NumPy arrays or tensors.
 
     >>> import numpy as np
-    >>> data = from_arrays(np.zeros((4, 2)), ["a", "b", "a", "b"], [0, 0, 1, 1], test="1", validation=0.5)
+    >>> data = from_arrays(np.zeros((4, 2)), list("abab"), [0, 0, 1, 1], held_out="1", validation=0.5)
     >>> data.class_names, data.splits["test"].names
     (('a', 'b'), ('1',))
 
@@ -260,7 +261,7 @@ def from_arrays(
             (``class_names`` contains the original values); numbers that are not all integers and have more
             than 20 values are a regression target.
         domains: domain of each example, an integer or a string.
-        test: held-out domains (default: none; train on all domains).
+        held_out: held-out domains (default: none; train on all domains).
         task: ``classification`` or ``regression`` (default: inferred from the labels).
         validation: fraction of each training domain that is held out for validation.
         seed: random seed of the validation split.
@@ -280,7 +281,7 @@ def from_arrays(
         row = int((~finite).nonzero()[0])
         raise InputError(f"x has a number in example {row} that is not finite; fix or remove it.")
     target = Labels.read(column, "y", task)
-    splits = split(Domains.from_labels(names), _listed(test), validation, seed)
+    splits = split(Domains.from_labels(names), _listed(held_out), validation, seed)
     values = target.numbers({})
     return DomainData(
         examples=TensorData(inputs, torch.from_numpy(values)),
@@ -299,7 +300,7 @@ def from_dataset(
     dataset: Dataset[Any],
     domains: Any,
     *,
-    test: Names = None,
+    held_out: Names = None,
     task: str | None = None,
     classes: int | Sequence[str] | None = None,
     validation: float = SHARE,
@@ -314,7 +315,7 @@ def from_dataset(
     Args:
         dataset: map-style dataset or list of examples.
         domains: domain of each example, an integer or a string.
-        test: held-out domains (default: none; train on all domains).
+        held_out: held-out domains (default: none; train on all domains).
         task: ``classification`` or ``regression``. By default integers, booleans and strings are classes and
             floating-point numbers are regression; ambiguous floating-point labels raise an error.
         classes: number of classes, or their names in order. By default as defined by the dataset (its
@@ -336,7 +337,7 @@ def from_dataset(
     warn_of(result.notes)
     return DomainData(
         examples=result.examples,
-        splits=split(Domains.from_labels(names), _listed(test), validation, seed),
+        splits=split(Domains.from_labels(names), _listed(held_out), validation, seed),
         classes=result.classes,
         input_shape=result.input_shape,
         model=MODELS.get(len(result.input_shape), ""),
@@ -352,7 +353,7 @@ def from_hf(
     *,
     label: str,
     domain: str,
-    test: Names = None,
+    held_out: Names = None,
     text: str | None = None,
     image: str | None = None,
     tokenizer: str | None = None,
@@ -368,7 +369,7 @@ def from_hf(
         dataset: dataset to load.
         label: column to predict.
         domain: column with the domain of each example.
-        test: held-out domains (default: none; train on all domains).
+        held_out: held-out domains (default: none; train on all domains).
         text: column with text for an encoder.
         image: column with images (default: the column of type Image, if there is exactly one).
         tokenizer: name or folder of the model whose tokenizer is applied to ``text``; also the default model.
@@ -388,7 +389,7 @@ def from_hf(
     images = [name for name, kind in dataset.features.items() if type(kind).__name__ == "Image"]
     if text is None and image is None and len(images) == 1:
         image = images[0]
-    common: dict[str, Any] = {"test": test, "validation": validation, "seed": seed}
+    common: dict[str, Any] = {"held_out": held_out, "validation": validation, "seed": seed}
     if text is None and image is None:
         table = {name: _hf_column(dataset, name) for name in rows}
         return from_table(table, label=label, domain=domain, **common, **options)
@@ -398,7 +399,7 @@ def from_hf(
         need_column(name, rows, what)
     named = as_table({name: _hf_column(dataset, name) for name in dict.fromkeys((label, domain))})
     target = Labels.read(named[label], label, None)
-    splits = split(domains_of(named[domain], domain), _listed(test), validation, seed)
+    splits = split(domains_of(named[domain], domain), _listed(held_out), validation, seed)
     y = torch.from_numpy(target.numbers({}))
     examples: Examples
     if text is not None:
@@ -515,8 +516,8 @@ def _guess(different: int, rows: int, values: NDArray[Any] | None, name: str) ->
     many = different > MANY_TEXTS and different > rows // 2
     if different > MANY_NUMBERS if values is not None else many:
         raise InputError(
-            f"label {name!r} has {different:,} different values in {rows:,} rows; set --task "
-            "classification or --task regression."
+            f"label {name!r} has {different:,} different values in {rows:,} rows; set task "
+            "to classification or regression."
         )
     return "classification", ""
 
@@ -598,7 +599,7 @@ def _notes(splits: Mapping[str, Domains], target: Labels, how: Preprocessing | N
 
 
 class TableRows(TensorData):
-    """Rows as numbers that were fitted to some of them; others may not be trained on and then be judged."""
+    """Rows as numbers that were fitted to some of them; others may not be trained and tested on."""
 
     def __init__(self, x: Tensor, y: Tensor, fitted: NDArray[Any]) -> None:
         super().__init__(x, y)

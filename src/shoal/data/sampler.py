@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ from torch.utils.data import Sampler
 
 from shoal.data.domains import Domains
 from shoal.errors import InputError
+from shoal.options import Draw as Draw
 from shoal.settings import Count, Range, checked
 
-Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
 Seed = Annotated[int, Range(-(2**127), 2**127)]  # of a run, hashed, so that any will do
 Position = Annotated[int, Range(0)]
 Words = NDArray[np.uint64]

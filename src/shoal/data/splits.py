@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,41 +20,41 @@ HOLD_OUT, ORDER = 11, 12  # what a key is for
 
 
 @checked
-def leave_out(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
-    """Split domains into training and test domains.
+def hold_out_domains(domains: Domains, names: str | int | Iterable[str | int]) -> tuple[Domains, Domains]:
+    """Hold out whole domains.
 
-    Examples of test domains are removed from the training domains. Training domains without any remaining
+    Examples of held-out domains are removed from the training domains. Training domains without any remaining
     example are removed, so that they may be renumbered: compare domains by name.
 
     >>> from shoal.data import Domains
-    >>> train, test = leave_out(Domains.from_labels(["oslo", "rome", "rome"]), "oslo")
+    >>> train, test = hold_out_domains(Domains.from_labels(["oslo", "rome", "rome"]), "oslo")
     >>> train.names, test.names
     (('rome',), ('oslo',))
 
     Args:
         domains: all domains.
-        names: names or numbers of the test domains.
+        names: names or numbers of the held-out domains.
 
     Returns:
-        The training domains and the test domains.
+        The training domains and the held-out domains.
     """
-    left_out = domains.numbers(names)
-    if not left_out:
+    numbers = domains.numbers(names)
+    if not numbers:
         raise InputError("no domain is held out; specify at least one.")
-    if len(left_out) == len(domains):
+    if len(numbers) == len(domains):
         raise InputError(f"all {len(domains)} domains are held out; at least one must remain for training.")
-    test = domains.select(left_out)
+    test = domains.select(numbers)
     keep = ~np.isin(domains.indices, test.examples())
     if not keep.any():
         raise InputError(
-            f"leaving out {', '.join(map(repr, test.names[:5]))} leaves nothing to train on: "
+            f"holding out {', '.join(map(repr, test.names[:5]))} leaves nothing to train on: "
             "every example of the other domains is also in these."
         )
     return domains.filter(keep), test
 
 
 @checked
-def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
+def hold_out_examples(domains: Domains, share: float, seed: int) -> tuple[Domains, Domains]:
     """Hold out a fraction of the examples of every domain.
 
     An example in several domains is assigned by the smallest of them, which holds out its fraction (to within
@@ -62,7 +63,7 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
     a tenth of many domains of three examples.
 
     >>> from shoal.data import Domains
-    >>> rest, held = hold_out(Domains.from_labels(["oslo"] * 10), share=0.2, seed=0)
+    >>> rest, held = hold_out_examples(Domains.from_labels(["oslo"] * 10), share=0.2, seed=0)
     >>> rest.sizes.tolist(), held.sizes.tolist()
     ([8], [2])
 
@@ -94,30 +95,30 @@ def hold_out(domains: Domains, share: float, seed: int) -> tuple[Domains, Domain
 
 
 def split(
-    domains: Domains, test: Sequence[str], share: float, seed: int, entities: NDArray[Any] | None = None
+    domains: Domains, held_out: Sequence[str], share: float, seed: int, entities: NDArray[Any] | None = None
 ) -> dict[str, Domains]:
-    """``test`` held out (``[]``: none), and a ``share`` of every other domain for validation under its name.
+    """The domains ``held_out`` (``[]``: none) as test, and a ``share`` of every other one as validation.
 
     ``entities`` says which entity each example is of: all examples of one are on the same side, and none that
-    is in a test domain too is trained on.
+    is in a held-out domain too is trained on.
     """
-    names = held_out_names(test, domains.names) if len(test) else []
-    rest, held_out = leave_out(domains, names) if names else (domains, None)
+    names = held_out_names(held_out, domains.names) if len(held_out) else []
+    rest, test = hold_out_domains(domains, names) if names else (domains, None)
     if entities is None:
-        train, validation = hold_out(rest, share, seed)
+        train, validation = hold_out_examples(rest, share, seed)
     else:
-        if held_out is not None:
-            keep = ~np.isin(entities[rest.indices], entities[held_out.examples()])
+        if test is not None:
+            keep = ~np.isin(entities[rest.indices], entities[test.examples()])
             if not keep.any():
                 raise InputError("every entity is also in the held-out domain; nothing is left to train on.")
             _warn_of_lost(rest, keep)
             rest = rest.filter(keep)
         members = {name: np.unique(entities[rest.indices_of(n)]) for n, name in enumerate(rest.names)}
-        _, held = hold_out(Domains.from_indices(members), share, seed)
+        _, held = hold_out_examples(Domains.from_indices(members), share, seed)
         away = np.isin(entities[rest.indices], held.examples())
         train, validation = rest.filter(~away), rest.filter(away)
     result = {"train": train, "validation": validation}
-    return result if held_out is None else {**result, "test": held_out}
+    return result if test is None else {**result, "test": test}
 
 
 def _warn_of_lost(domains: Domains, keep: NDArray[np.bool_]) -> None:
@@ -134,20 +135,34 @@ def _warn_of_lost(domains: Domains, keep: NDArray[np.bool_]) -> None:
         )
 
 
-def held_out_names(test: str | Sequence[str], known: Sequence[str]) -> list[str]:
+def last_domain(names: Iterable[str]) -> str:
+    """The domain that is held out by default: the last in natural order, where numbers count by their value.
+
+    >>> last_domain(["1", "10", "9"]), last_domain(["site9", "site10"]), last_domain(["oslo", "rome"])
+    ('10', 'site10', 'rome')
+    """
+
+    def parts(name: str) -> list[str | int]:  # texts and numbers alternate; a sign counts at the start only
+        pieces = re.split(r"(^[+-]?[0-9]+|[0-9]+)", name)
+        return [int(piece) if n % 2 else piece for n, piece in enumerate(pieces)]
+
+    return max(names, key=parts)
+
+
+def held_out_names(held_out: str | Sequence[str], known: Sequence[str]) -> list[str]:
     """The domains to hold out, one or several, checked against those that there are."""
-    names = [test] if isinstance(test, str) else list(dict.fromkeys(map(str, test)))
+    names = [held_out] if isinstance(held_out, str) else list(dict.fromkeys(map(str, held_out)))
     if not names:
-        raise InputError("test must name one or more held-out domains for this dataset.")
+        raise InputError("this dataset needs one or more held-out domains.", "held_out")
     for name in names:
         if name not in known:
-            raise unknown_name("test domain", name, known)
+            raise unknown_name("domain", name, known, "held_out")
     if len(known) < 2:
-        raise InputError(
-            f"there is only one domain, {known[0]!r}; leaving it out leaves nothing to train on."
-        )
+        message = f"there is only one domain, {known[0]!r}; holding it out leaves nothing to train on."
+        raise InputError(message, "held_out")
     if len(names) == len(known):
-        raise InputError(f"all {len(known)} domains are held out: nothing is left to train on.")
+        message = f"all {len(known)} domains are held out; nothing is left to train on."
+        raise InputError(message, "held_out")
     return names
 
 

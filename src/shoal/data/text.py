@@ -491,4 +491,4 @@ def described(
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model, by the model's name or by the folder that its files are in."""
     need_transformers()
-    return Source(name, "tokenizer", "--data tokenizer=DIR").tokenizer()
+    return Source(name, "tokenizer", "tokenizer: DIR in data_options").tokenizer()

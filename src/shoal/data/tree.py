@@ -105,7 +105,7 @@ def domain_folders(root: str | Path) -> list[str]:
     advice = f"give {str(place / deeper[0])!r}" if deeper else f"{SHAPE}, and domains are not in it"
     raise InputError(
         f"{shown} in {str(root)!r} look like splits, not domains: {advice}. "
-        "To use them as domains: --data splits_are_domains=true."
+        "To use them as domains, set splits_are_domains in data_options."
     )
 
 

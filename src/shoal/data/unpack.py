@@ -98,7 +98,7 @@ def check_room(folder: Path, needed: int, name: str) -> None:
         raise InputError(
             f"{name} needs {amount(needed)}, and {str(folder)!r} has {amount(free)} free; free some disk "
             "space, or "
-            "choose another folder with --to."
+            "choose another folder."
         )
 
 

@@ -72,8 +72,13 @@ class Published:
         return tuple(self.counts)
 
     @property
+    def folder(self) -> str:
+        """The name of its folder, of the newest version."""
+        return f"{self.name}_v{self.versions[-1]}"
+
+    @property
     def how(self) -> str:
-        return f"from {PAGE} (`{self.name}_v{self.versions[-1]}`)"
+        return f"from {PAGE} (`{self.folder}`), whose server has been down since August 2026"
 
 
 def published(name: str) -> Published:

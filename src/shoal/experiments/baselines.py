@@ -78,8 +78,8 @@ SETTINGS: dict[str, type] = {MAJORITY: object, BOOSTING: BoostingSettings}
 SETTINGS |= {LOGISTIC: LogisticSettings, RIDGE: RidgeSettings}
 SPACES: dict[str, Space] = {name: search_space(taken) for name, taken in SETTINGS.items()}
 TREES, LOOK = 200, 20
-"""How many rounds of boosting there are at most, and after how many the model is judged. A round is one tree,
-or one for each class where there are more than two."""
+"""The most rounds of boosting, and after how many the model is evaluated. A round is one tree, or
+one for each class where there are more than two."""
 BINS = 2**15
 """Of the histograms of all features together: 255 each up to 128 features, 31 at the least."""
 FEWEST = 40
@@ -205,7 +205,7 @@ def _data(config: RunConfig) -> DomainData:
 
 
 def _scores(data: DomainData, metric: str | None, outputs: Array) -> dict[str, Scores]:
-    """Of outputs for all examples, split by split, by what a training on these data is judged by."""
+    """Of outputs for all examples, split by split, by the metrics of a training on these data."""
     classification, examples = data.classes is not None, data.examples
     metrics, selects = chosen(metric, data.measures, data.task.kind)
     y = examples.y.cpu().numpy()  # type: ignore[attr-defined]

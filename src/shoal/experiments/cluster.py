@@ -48,9 +48,10 @@ class Needs(NamedTuple):
 class Ray:
     """Each run is a task of a Ray cluster.
 
-    Without an ``address`` Ray is started on this machine, and ended afterwards; a Ray that this process is
-    connected to already is used and left as it is. A run gets ``cpus`` and ``gpus``, by default one GPU where
-    the cluster has some, unless ``device`` is ``"cpu"``. At most ``jobs`` runs are with Ray at a time.
+    The cluster is that of the variable ``RAY_ADDRESS``. Without it Ray is started on this machine,
+    and ended afterwards; a Ray that this process is connected to already is used and left as it is. A run
+    gets one CPU and, where the cluster has some and ``device`` is not ``"cpu"``, one GPU. At most ``jobs``
+    runs are with Ray at a time.
 
     The store's folder must be one and the same on all nodes: records, checkpoints and how far runs are go
     through it, so that nothing depends on this process or on any node. Ray itself retries nothing: a run
@@ -59,16 +60,13 @@ class Ray:
     :class:`Store`) makes the new one wait. If this process is killed, Ray ends its tasks.
     """
 
-    address: str | None = None
     device: str | None = None
-    gpus: float | None = None
-    cpus: float | None = None
     jobs: int | None = None
 
     def run(self, tally: Tally, how: dict[str, Any], tell: Tell | None) -> None:
         ray, store = load_ray(), tally.store
-        with _connected(ray, self.address):
-            needs = _needs(ray, self.device, self.gpus, 1.0 if self.cpus is None else self.cpus)
+        with _connected(ray, os.environ.get("RAY_ADDRESS")):
+            needs = _needs(ray, self.device)
             own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
             where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
             job = Job(store, store.folder.absolute(), tally.name, where, how, os.getcwd(), own)
@@ -122,19 +120,11 @@ def _check_answers(address: str | None) -> None:
             raise InputError(f"no Ray cluster at address {address!r}: {error}.") from error
 
 
-def _needs(ray: Any, device: str | None, gpus: float | None, cpus: float) -> Needs:
+def _needs(ray: Any, device: str | None) -> Needs:
     if device not in (None, "cpu", "cuda"):
-        raise InputError(f"device={device!r}: Ray assigns the GPUs; use 'cpu' or 'cuda'.")
-    if gpus is None:
-        some = ray.cluster_resources().get("GPU", 0) > 0
-        gpus = 1 if device == "cuda" or (device is None and some) else 0
-    if not (0 <= gpus <= 1 or (gpus > 1 and float(gpus).is_integer())) or not cpus >= 0:
-        raise InputError(
-            f"gpus={gpus:g}, cpus={cpus:g}: use a fraction of a GPU such as 0.25, or an integer."
-        )
-    if (gpus == 0 and device == "cuda") or (gpus > 0 and device == "cpu"):
-        raise InputError(f"device={device!r} and gpus={gpus:g} contradict each other.")
-    return Needs(cpus, gpus)
+        raise InputError(f"{device!r} cannot be chosen, Ray assigns the GPUs; use 'cpu' or 'cuda'.", "device")
+    some = ray.cluster_resources().get("GPU", 0) > 0
+    return Needs(1, 1 if device == "cuda" or (device is None and some) else 0)
 
 
 class Job(NamedTuple):

@@ -27,7 +27,7 @@ from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, judged
+from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare, run
 from shoal.experiments.search import candidates, draw, with_model_options
 from shoal.experiments.selection import lower_is_better
@@ -51,7 +51,6 @@ COMPLEXITY = (
 """From simple to complex; every other algorithm comes last."""
 CONTROLS = (MAJORITY, ":regrouped")
 """Names, or how they end: rows that explain a result and are never recommended."""
-CRITERIA = ("mean", "worst")
 FOLDS = 10
 """More domains than this are held out in so many folds."""
 HOLDOUT = 0.2
@@ -60,7 +59,6 @@ LEAST_DOMAINS = 3
 """With fewer there is neither an interval over domains nor a recommendation."""
 LEAST_ROWS = 16
 """A domain with fewer examples is not held out by default: one example would count for over six points."""
-RESAMPLES = 2000
 NAMED = 8
 """More labels or domains are not named one by one."""
 TIMED_STEPS, TIMED_SECONDS = 30, 5.0
@@ -79,8 +77,8 @@ Row = Mapping[str, Any]
 class Layout:
     """What can be compared on a dataset."""
 
-    left_out: tuple[str | None, ...]
-    """Held-out domains for the dataset's option ``test``; ``None``: its own test split is the only one."""
+    held_out: tuple[str | None, ...]
+    """Domains to hold out (the dataset's option); ``None``: its own test split is the only one."""
     holdout: float | None
     """The share to hold out for validation; ``None``: the dataset's own validation split."""
     domains: int
@@ -111,7 +109,7 @@ def layout(
     module = sets.registry.module(dataset)
     own = hasattr(module, "domains")  # data of the user's, which has to look for them
     known = module.domains(**options) if own else getattr(module, "DOMAINS", None)
-    left_out: tuple[str | None, ...] = (None,)
+    names: tuple[str | None, ...] = (None,)
     if known is None:
         data = sets.load(dataset, **options)
         if "test" not in data.splits:
@@ -121,20 +119,22 @@ def layout(
         if held_out and set(held_out) != set(there):
             raise InputError(f"the test domains of {dataset!r} cannot be separated: {', '.join(there)}.")
     else:
-        if "test" in options:
-            raise InputError("the option test is set by the comparison; use held_out= to select the domains.")
+        if "held_out" in options:
+            raise InputError("is set by a comparison; do not set it in data_options.", "held_out")
+        if not known:
+            raise InputError(f"there is no domain in {options.get('folder', dataset)!r}.")
         check_names("domain to hold out:", held_out, known)
-        left_out = tuple(dict.fromkeys(held_out)) or tuple(known)
-        data = sets.load(dataset, **{**options, "test": left_out[0]})
+        names = tuple(dict.fromkeys(held_out)) or tuple(known)
+        data = sets.load(dataset, **{**options, "held_out": names[0]})
     small, constant, undefined = unscorable(data, metric) if known is not None else ({}, {}, {})
     wrong = small | undefined
-    if all(n in wrong for n in left_out):  # where all are small, many of them still make an average
+    if all(n in wrong for n in names):  # where all are small, many of them still make an average
         wrong = undefined
-    excluded = {n: why for n, why in wrong.items() if n in left_out and not held_out}
-    if len(excluded) == len(left_out):
+    excluded = {n: why for n, why in wrong.items() if n in names and not held_out}
+    if len(excluded) == len(names):
         raise InputError(f"no domain can be held out: {'; '.join(by_reason(excluded))}.")
-    left_out = tuple(n for n in left_out if n not in excluded)
-    warned = {n: why for n, why in (constant | small | undefined).items() if n in left_out}
+    names = tuple(n for n in names if n not in excluded)
+    warned = {n: why for n, why in (constant | small | undefined).items() if n in names}
     suggest = getattr(module, "comparison", None)
     rows = ALGORITHMS if own else ("all", "fish:regrouped")
     messages = [data.notes[name] for name in ("label", "units") if name in data.notes]
@@ -144,7 +144,7 @@ def layout(
     ]
     messages += [f"warning, held-out domains: {line}" for line in by_reason(warned)]
     return Layout(
-        left_out,
+        names,
         None if "validation" in data.splits and "validation" not in data.notes else HOLDOUT,
         len(data.splits["train"]),
         data.classes,
@@ -226,14 +226,19 @@ def try_each(configs: Sequence[RunConfig], device: str | None = None) -> list[st
     Returns what can be trained and yet will surprise: classes that only the held-out domain has.
     """
     messages = []
-    for fold, config in {named(c.data_options.get("test")): c for c in reversed(configs)}.items():
+    for fold, config in {named(c.data_options.get("held_out")): c for c in reversed(configs)}.items():
         where = f"with {fold!r} held out"
         try:
             data = prepare(config, device).data
         except InputError as error:
             raise InputError(f"{where}: {error}") from error
         labels = known_labels(data.examples)
-        if "test" not in config.data_options or data.classes is None or labels is None or labels.ndim != 1:
+        if (
+            "held_out" not in config.data_options
+            or data.classes is None
+            or labels is None
+            or labels.ndim != 1
+        ):
             continue
         there = labels[data.splits["test"].examples()]
         unknown = there[~np.isin(there, labels[data.splits["train"].examples()])]
@@ -283,25 +288,32 @@ def size_of(held_out: HeldOut) -> int:
 
 
 def plan(
-    base: RunConfig, rows: Sequence[str], held_out: Sequence[HeldOut], seeds: Iterable[int], search: int
+    base: RunConfig,
+    rows: Sequence[str],
+    held_out: Sequence[HeldOut],
+    seeds: Iterable[int],
+    search: int,
+    given: Iterable[str] = (),
 ) -> list[RunConfig]:
     """Every run of a comparison: one for each held-out domain or fold, seed, row and hyperparameter trial.
 
     A row is an algorithm, one with a way of drawing such as ``fish:regrouped``, or a baseline. All are
     ``base`` with other settings. Every seed has a random search of its own, so that the spread over seeds
-    includes that of the search; the trials come in their order, the defaults first.
+    includes that of the search; the trials come in their order, the defaults first. Recipes do not change the
+    options ``given``.
     """
     each = [
         for_seed(
-            replace(base, data_options={**base.data_options, **({} if out is None else {"test": out})}), seed
+            replace(base, data_options={**base.data_options, **({} if out is None else {"held_out": out})}),
+            seed,
         )
         for out in held_out
         for seed in seeds
     ]
-    return [config for own in each for row in rows for config in _tried(own, row, search)]
+    return [config for own in each for row in rows for config in _tried(own, row, search, given)]
 
 
-def _tried(own: RunConfig, row: str, search: int) -> list[RunConfig]:
+def _tried(own: RunConfig, row: str, search: int, given: Iterable[str]) -> list[RunConfig]:
     """The runs of one trial."""
     if row in baselines.SPACES:
         same = {name: getattr(own, name) for name in ("holdout", "metric", "data_options", "seed")}
@@ -310,15 +322,14 @@ def _tried(own: RunConfig, row: str, search: int) -> list[RunConfig]:
         count = max(1, search) if space else 1
         return [replace(plain, settings=draw(space, own.seed, n) if n else {}) for n in range(count)]
     algorithm, way = parted(row)
-    own = replace(own, draw=way, label=row, select="best")
+    own = replace(own, draw=way or own.draw, label=row, select=own.select or "best")
     if (recipe := find_recipe(algorithm)) is not None:
-        own = with_model_options(recipe, replace(own, **recipe.options))
+        own = with_model_options(
+            recipe, replace(own, **recipe.fill({name: getattr(own, name) for name in given}))
+        )
         algorithm = recipe.algorithm
     own = replace(own, algorithm=algorithm)
-    return [
-        replace(own, settings=settings, optimizer_options={**own.optimizer_options, **rate})
-        for settings, rate in candidates(own, search)
-    ]
+    return [replace(own, settings=settings, **rate) for settings, rate in candidates(own, search)]
 
 
 @dataclass(frozen=True)
@@ -331,13 +342,19 @@ class Design:
     seeds: int
     search: int
     folds: int | None = None
+    given: Sequence[str] = ()
+    """Options that the user gave, which no recipe changes."""
+
+    @property
+    def seed_numbers(self) -> range:
+        return range(self.base.seed, self.base.seed + self.seeds)
 
     @property
     def groups(self) -> list[HeldOut]:
         return folds(self.held_out, self.folds)
 
     def configs(self) -> list[RunConfig]:
-        return plan(self.base, self.rows, self.groups, range(self.seeds), self.search)
+        return plan(self.base, self.rows, self.groups, self.seed_numbers, self.search, self.given)
 
     def within(self, runs: float) -> Design:
         """With at most so many runs, if it can: fewer hyperparameter trials, then seeds, then folds."""
@@ -375,7 +392,7 @@ def seconds_of(config: RunConfig, device: str | None = None) -> float:
         if ticks[-1][1] - ticks[0][1] > TIMED_SECONDS:
             raise _Enough
 
-    how = {"log_every": max(1, steps // 3)}
+    how = {"checkpoint_every": max(1, steps // 3)}  # where it is looked at the clock; nothing is written
     with contextlib.suppress(_Enough):
         run(replace(config, steps=steps, eval_every=steps), device, tell, how=how)
     first = ticks[1 if len(ticks) > 2 else 0]  # the data are read before
@@ -393,7 +410,7 @@ def choose(records: Sequence[RunRecord]) -> int | None:
     scores = {n: score for n, r in enumerate(records) if (score := validation_score(r)) is not None}
     if not scores:
         return None
-    lower = lower_is_better(judged(_scores(records[next(iter(scores))], "validation"))[0])
+    lower = lower_is_better(selection_score(_scores(records[next(iter(scores))], "validation"))[0])
     return min(scores, key=lambda n: (scores[n] if lower else -scores[n], n))
 
 
@@ -408,7 +425,9 @@ def _on_validation(record: RunRecord) -> float | None:
     if record.status != "finished":
         return math.inf
     scores = _scores(record, "validation")
-    return judged(scores)[1] if scores.get("selects") else statistics.fmean(scores["domains"].values())
+    return (
+        selection_score(scores)[1] if scores.get("selects") else statistics.fmean(scores["domains"].values())
+    )
 
 
 def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
@@ -418,15 +437,15 @@ def _scores(record: RunRecord, split: str) -> Mapping[str, Any]:
     if split in chosen or not found:
         scores: Mapping[str, Any] = chosen[split]
         return scores
-    best = min if lower_is_better(judged(found[0])[0]) else max
-    return best(found, key=lambda scores: judged(scores)[1] or 0.0)
+    best = min if lower_is_better(selection_score(found[0])[0]) else max
+    return best(found, key=lambda scores: selection_score(scores)[1] or 0.0)
 
 
 def _in_domain(record: RunRecord, domain: str | None) -> tuple[str, float | None, dict[str, float | None]]:
-    """What the test split is judged by, its value, and other measures; in one ``domain`` of a fold."""
+    """What the test split is scored by, its value, and other measures; in one ``domain`` of a fold."""
     scores = _scores(record, "test")
     if domain is None:
-        metric, value = judged(scores)
+        metric, value = selection_score(scores)
         every = {scores["metric"]: scores["average"], **(scores.get("metrics") or {})}
         return metric, value, {name: v for name, v in every.items() if name != metric}
     every = {scores["metric"]: scores["domains"].get(domain)}
@@ -448,13 +467,13 @@ def trials(
     own, lost = _own_test(finished.values()), set(failed)
     groups: dict[tuple[str, str, int], list[RunConfig]] = {}
     for config in configs:
-        fold = named(config.data_options.get("test", own))
+        fold = named(config.data_options.get("held_out", own))
         groups.setdefault((config.name, fold, config.seed), []).append(config)
     return [
-        {"algorithm": algorithm, "left_out": domain or fold, "seed": seed, "fold": fold}
+        {"algorithm": algorithm, "held_out": domain or fold, "seed": seed, "fold": fold}
         | _trial(tried, finished, domain, lost)
         for (algorithm, fold, seed), tried in groups.items()
-        for domain in _together(tried[0].data_options.get("test"))
+        for domain in _together(tried[0].data_options.get("held_out"))
     ]
 
 
@@ -467,13 +486,13 @@ def _own_test(records: Iterable[RunRecord]) -> str:
     return "test"
 
 
-def named(test: Any) -> str:
+def named(held_out: Any) -> str:
     """A held-out domain, or several that are held out together."""
-    return " and ".join(map(str, test)) if isinstance(test, (list, tuple)) else str(test)
+    return " and ".join(map(str, held_out)) if isinstance(held_out, (list, tuple)) else str(held_out)
 
 
-def _together(test: Any) -> Sequence[str | None]:
-    return test if isinstance(test, (list, tuple)) and len(test) > 1 else (None,)
+def _together(held_out: Any) -> Sequence[str | None]:
+    return held_out if isinstance(held_out, (list, tuple)) and len(held_out) > 1 else (None,)
 
 
 def _trial(
@@ -497,7 +516,7 @@ def _trial(
         "chosen": number,
         "run": config.identity,
         "settings": dict(config.settings),
-        "lr": config.optimizer_options["lr"],
+        "lr": config.lr,
         "step": record.history[record.selected]["step"],
         "metric": metric,
         "validation": validation_score(record),
@@ -514,20 +533,18 @@ def results(
     configs: Sequence[RunConfig],
     records: Sequence[RunRecord],
     baseline: str = BASELINE,
-    criterion: str = "mean",
     failed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The comparison as plain data: trials, and a row for each algorithm, best first by ``criterion``.
+    """The comparison as plain data: trials, and a row for each algorithm, best first.
 
     Only an algorithm with a score in every trial has a rank: means over other trials are not comparable.
     ``failed`` are errors by the identity of their runs.
     """
-    check_names("criterion", [criterion], CRITERIA)
     failed = {r.config.identity: r.error for r in records if r.status == "failed"} | dict(failed or {})
     every = trials(configs, records, failed)
     metric = next((t["metric"] for t in every if "metric" in t), None)
     lower = metric is not None and lower_is_better(metric)
-    names, seeds, several = (_distinct(every, what) for what in ("left_out", "seed", "fold"))
+    names, seeds, several = (_distinct(every, what) for what in ("held_out", "seed", "fold"))
     if len(several) < len(names):  # folds have an order of their own
         names.sort()
     undefined = _undefined(every)
@@ -537,7 +554,7 @@ def results(
         row["difference"] = None if first is None else _difference(row["average"], first["average"], metric)
         row["over_domains"] = None if first is None or row is first else over_domains(row, first)
         row["worst"] = worst(row, lower)
-    _rank(rows, lower, criterion)
+    _rank(rows, lower)
     done = {r.config.identity: r for r in records if r.status != "failed"}
     gone = sum(c.identity not in done for c in configs)
     why = {c.name: failed[c.identity] for c in reversed(configs) if c.identity in failed}
@@ -545,9 +562,8 @@ def results(
         "dataset": configs[0].dataset,
         "metric": metric,
         "lower_is_better": lower,
-        "criterion": criterion,
         "baseline": baseline if first is not None else None,
-        "left_out": names,
+        "held_out": names,
         "folds": len(several) if len(several) < len(names) else None,
         "seeds": seeds,
         "search": max(t["tried"] for t in every),
@@ -561,7 +577,7 @@ def results(
         "failed": dict(reversed(why.items())),
         "undefined": undefined,
         "units": next((note for r in done.values() if (note := r.notes.get("units"))), None),
-        "recommendation": None if gone else recommendation(rows, lower, criterion),
+        "recommendation": None if gone else recommendation(rows, lower),
         "rows": rows,
         "trials": every,
     }
@@ -573,7 +589,7 @@ def _undefined(every: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
     for trial in every:
         for name, value in trial.get("also", {}).items():
             if value is None or not math.isfinite(value):
-                domains.setdefault(name, {})[trial["left_out"]] = None
+                domains.setdefault(name, {})[trial["held_out"]] = None
     return {name: list(where) for name, where in domains.items()}
 
 
@@ -604,24 +620,11 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
     return {"values": values, "mean": mean_of(values.values()), "low": low, "high": high, "level": level}
 
 
-def paired(one: Row, other: Row, lower: bool, criterion: str = "mean") -> tuple[float, float]:
-    """The difference ``one`` − ``other`` of two rows by a criterion, and its standard error.
-
-    Of averages it is the standard error of the mean of the differences in each domain. A minimum over domains
-    has no such formula: there domains, and seeds within each, are resampled with replacement, both rows
-    alike, and the standard error is the deviation of the difference over resamples. With few domains that is
-    rough, and rather too small than too large.
-    """
+def paired(one: Row, other: Row) -> tuple[float, float]:
+    """The mean of the differences ``one`` − ``other`` in each domain, and its standard error."""
     a, b = (np.array([row["domains"][n]["values"] for n in one["domains"]], float) for row in (one, other))
-    if criterion == "mean":
-        values = a.mean(1) - b.mean(1)
-        return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-    end = np.max if lower else np.min
-    rng = np.random.default_rng(0)
-    domains = rng.integers(len(a), size=(RESAMPLES, len(a), 1))
-    seeds = rng.integers(a.shape[1], size=(RESAMPLES, *a.shape))
-    drawn = end(a[domains, seeds].mean(2), 1) - end(b[domains, seeds].mean(2), 1)
-    return float(end(a.mean(1)) - end(b.mean(1))), float(drawn.std(ddof=1))
+    values = a.mean(1) - b.mean(1)
+    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def complexity(name: str) -> int:
@@ -629,12 +632,12 @@ def complexity(name: str) -> int:
     return next((n for n, names in enumerate(COMPLEXITY) if name in names), len(COMPLEXITY))
 
 
-def recommendation(rows: Sequence[Row], lower: bool, criterion: str = "mean") -> dict[str, Any] | None:
+def recommendation(rows: Sequence[Row], lower: bool) -> dict[str, Any] | None:
     """Which row to use: the simplest within one standard error of the best, the one rule there is.
 
-    The best row has the best average over held-out domains or, with the criterion ``worst``, the best worst
-    domain. The standard error is that of the :func:`paired` difference to it. Simple is what comes first in
-    :data:`COMPLEXITY`; of equally complex rows the better one is taken. Controls are never recommended.
+    The best row has the best average over held-out domains; the standard error is that of the :func:`paired`
+    difference to it. Simple is what comes first in :data:`COMPLEXITY`; of equally complex rows the better one
+    is taken. Controls are never recommended.
 
     ``take`` is the row; ``begin`` the simplest, to begin with where ``take`` is ``None``: with fewer than
     three domains nothing can be concluded. ``majority`` says whether ``take`` is ``better`` than the majority
@@ -642,29 +645,27 @@ def recommendation(rows: Sequence[Row], lower: bool, criterion: str = "mean") ->
     95 % interval of the difference excludes zero. Where ``take`` is the best row, ``simpler`` and ``second``
     are the best of the simpler ones and of all others. ``detectable`` is the difference that so many domains
     would show with 80 % power in a t test at 5 %, for the median standard error of a difference to the best.
-    ``other`` is the row that is best by the other criterion, where it differs from ``take`` by more than one
-    standard error. ``None`` where no row has all its scores.
+    ``None`` where no row has all its scores.
     """
     sign = -1.0 if lower else 1.0
     usable = [r for r in rows if r["rank"] is not None and not r["control"]]
     if not usable:
         return None
 
-    def score(row: Row, by: str = criterion) -> float:
-        return sign * float(row["average" if by == "mean" else "worst"]["mean"])
+    def score(row: Row) -> float:
+        return sign * float(row["average"]["mean"])
 
     def simplest(among: Sequence[Row]) -> Row:
         return min(among, key=lambda r: (complexity(r["algorithm"]), -score(r)))
 
-    def gap(one: Row, other: Row, by: str = criterion) -> dict[str, Any]:
-        difference, error = paired(one, other, lower, by)
+    def gap(one: Row, other: Row) -> dict[str, Any]:
+        difference, error = paired(one, other)
         return {"difference": difference, "se": error, "far": sign * difference > error}
 
     domains = len(usable[0]["domains"])
     best = max(usable, key=lambda r: (_rounded(score(r)), -complexity(r["algorithm"])))
     about: dict[str, Any] = {
         "take": None,
-        "criterion": criterion,
         "begin": simplest(usable)["algorithm"],
         "best": best["algorithm"],
         "domains": domains,
@@ -704,10 +705,6 @@ def recommendation(rows: Sequence[Row], lower: bool, criterion: str = "mean") ->
             "better": lead["far"],
             "sure": sign * lead["difference"] > reach,
         }
-    other = CRITERIA[1 - CRITERIA.index(criterion)]
-    ahead = max(usable, key=lambda r: score(r, other))
-    if ahead is not take and (lead := gap(ahead, take, other))["far"]:
-        about["other"] = {"criterion": other, "row": ahead["algorithm"], **lead}
     return about
 
 
@@ -721,8 +718,8 @@ def usual_settings(
     chosen = [(t["settings"], t["lr"]) for t in _runs(own)]
     if not tried or not chosen:
         return None
-    best = max([(tried[0].settings, tried[0].optimizer_options["lr"]), *chosen], key=chosen.count)
-    config = next(c for c in tried if (c.settings, c.optimizer_options["lr"]) == best)
+    best = max([(tried[0].settings, tried[0].lr), *chosen], key=chosen.count)
+    config = next(c for c in tried if (c.settings, c.lr) == best)
     return config, chosen.count(best), len(chosen)
 
 
@@ -743,7 +740,7 @@ def _row(
     metric: str | None,
     undefined: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    mine = {(t["left_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
+    mine = {(t["held_out"], t["seed"]): t for t in every if t["algorithm"] == algorithm}
 
     def states(some: Iterable[Mapping[str, Any]]) -> dict[str, int]:
         status = [t["status"] for t in some]
@@ -784,8 +781,8 @@ def _difference(one: Row, other: Row, metric: str | None) -> dict[str, Any]:
     return spread([None if a is None or b is None else a - b for a, b in pairs], metric)
 
 
-def _rank(rows: list[dict[str, Any]], lower: bool, criterion: str = "mean") -> None:
-    """Sorts the rows and gives ranks, by the criterion and, averaged with shared ranks, in each domain."""
+def _rank(rows: list[dict[str, Any]], lower: bool) -> None:
+    """Sorts the rows and gives ranks, by the average and, averaged with shared ranks, in each domain."""
     sign = 1 if lower else -1
     whole = [r for r in rows if None not in r["average"]["values"]]
 
@@ -793,7 +790,7 @@ def _rank(rows: list[dict[str, Any]], lower: bool, criterion: str = "mean") -> N
         return np.array([_rounded(sign * about["mean"]) for about in values])
 
     if whole:
-        scores = column(r["average" if criterion == "mean" else "worst"] for r in whole)
+        scores = column(r["average"] for r in whole)
         columns = [column(r["domains"][name] for r in whole) for name in whole[0]["domains"]]
         for i, row in enumerate(whole):
             row["rank"] = 1 + int((scores < scores[i]).sum())

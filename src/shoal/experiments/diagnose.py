@@ -446,13 +446,13 @@ def inverted(kernel: Array) -> Array:
     return np.asarray(np.linalg.inv(kernel + RIDGE * np.eye(len(kernel))))
 
 
-def left_out_one(inverse: Array) -> Array:
+def leave_one_out(inverse: Array) -> Array:
     """M, with which M Y are the predictions for each example of a learner that has all others' targets Y."""
     return np.eye(len(inverse)) - inverse / np.diag(inverse)[:, None]
 
 
 def _guesses(by: Array, groups: Array) -> Array:
-    """The domain that the probe ``by`` (of :func:`left_out_one`) predicts, were all equally large."""
+    """The domain that the probe ``by`` (of :func:`leave_one_out`) predicts, were all equally large."""
     share = np.bincount(groups) / len(groups)
     belongs = (np.eye(len(share)) - share[None])[groups]
     return np.asarray((by @ (belongs / share[None]).astype(np.float32)).argmax(1))
@@ -511,8 +511,8 @@ def find_shifts(
     found = [label_question(sample.codes, sample.groups, regroupings, seed)]
     kernel = gaussian(squared_distances(x))
     inverse, alike = inverted(kernel), codes[:, None] == codes[None]
-    by_input = left_out_one(inverse).astype(np.float32)
-    by_both = left_out_one(inverted(kernel * (0.5 + 0.5 * alike))).astype(np.float32)
+    by_input = leave_one_out(inverse).astype(np.float32)
+    by_both = leave_one_out(inverted(kernel * (0.5 + 0.5 * alike))).astype(np.float32)
     say(1, 5)
     measure = "the probe's balanced accuracy"
     drawn = shuffles(groups, regroupings, (seed, 2))

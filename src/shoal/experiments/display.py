@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from shoal.experiments.store import Store
 
 
+QUIET = 5.0
+"""Seconds after which a log, in which no line is redrawn, gets another one."""
+
+
 class Display:
-    """On stderr: a live line on a terminal, one line per finished run elsewhere, each with an estimate.
+    """On stderr: a live line on a terminal; elsewhere a line per finished run and now and then another.
 
     Its methods are what :func:`shoal.experiments.execute.execute` takes as ``tell`` and ``done``.
     """
@@ -31,7 +36,7 @@ class Display:
         self.shares: dict[str, float] = {}
         self.before = self.finished
         self.started = time.monotonic()
-        self.terminal = sys.stderr.isatty()
+        self.terminal, self.shown = sys.stderr.isatty(), self.started
         self.several = len({c.dataset for c in configs}) > 1
         if missing:
             kept = f", {self.finished} already finished" if self.finished else ""
@@ -40,11 +45,13 @@ class Display:
     def tell(self, config: RunConfig, step: int, note: str) -> None:
         self.at[config.identity] = f"{self._which(config)} {100 * step // config.steps}%"
         self.shares[config.identity] = step / config.steps
+        line = f"[{self.finished}/{self.total}]{self.estimate} {' · '.join(self.at.values())}"[:130]
         if self.terminal:
-            line = f"[{self.finished}/{self.total}]{self.estimate} {' · '.join(self.at.values())}"
             clear_line(sys.stderr)
-            sys.stderr.write(line[:130])
-            sys.stderr.flush()
+            print(line, end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self.shown >= QUIET:
+            self.shown = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
 
     def done(self, record: RunRecord) -> None:
         self.finished += 1
@@ -69,12 +76,12 @@ class Display:
     def _which(self, config: RunConfig) -> str:
         """A run among others: what they mostly differ in."""
         number = f", N={n}" if (n := config.data_options.get("domains")) else ""
-        test = config.protocol.get("leave_out") or config.data_options.get("test")
-        names = test if isinstance(test, list | tuple) else [test]
+        held_out = config.protocol.get("held_out") or config.data_options.get("held_out")
+        names = held_out if isinstance(held_out, list | tuple) else [held_out]
         shown = " and ".join(map(str, names)) if len(names) < 4 else f"{names[0]} and {len(names) - 1} more"
-        held_out = f", held out: {clean(shown)}" if test else ""
+        without = f", held out: {clean(shown)}" if held_out else ""
         dataset = f"{config.dataset}, " if self.several else ""
-        return f"{dataset}{config.name}{number}{held_out}, seed {config.seed}"
+        return f"{dataset}{config.name}{number}{without}, seed {config.seed}"
 
 
 def duration(seconds: float) -> str:
@@ -117,7 +124,7 @@ def run_seeds(
     executor: Executor | None = None,
     quiet: bool = False,
 ) -> list[RunRecord]:
-    """The same run with several seeds, each in a folder of its own; the plan is kept for `shoal resume`.
+    """The same run with several seeds, each in a folder of its own.
 
     Returns the records of all runs, those of failed ones included. Where no run could begin, nothing is left
     and an InputError says why.
@@ -125,12 +132,12 @@ def run_seeds(
     from shoal.experiments.store import Store
 
     store = Store(folder, weights=True)
-    store.plan(configs, how)
-    try:
-        outcome = run_shown(configs, store, executor, how, quiet)
-        if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
-            raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
-    except InputError:
-        store.forget_plan()
-        raise
+    outcome = run_shown(configs, store, executor, how, quiet)
+    if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
+        for config in configs:
+            store.path(config).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                store.workplace(config).rmdir()
+        store.claims.unlink()
+        raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
     return [record for config in configs if (record := store.look(config)) is not None]

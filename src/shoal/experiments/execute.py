@@ -18,7 +18,6 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
 from shoal.experiments.run import Turns, check
@@ -172,15 +171,7 @@ def _failed(config: RunConfig, store: Store, error: Exception) -> str | None:
     return line
 
 
-def make_executor(
-    engine: str = "local",
-    *,
-    device: str | None = None,
-    jobs: int | None = None,
-    address: str | None = None,
-    gpus_per_run: float | None = None,
-    cpus_per_run: float | None = None,
-) -> Executor:
+def make_executor(engine: str = "local", *, device: str | None = None, jobs: int | None = None) -> Executor:
     """Create an executor of runs, on this machine or on a Ray cluster.
 
     Args:
@@ -188,21 +179,15 @@ def make_executor(
         device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
         jobs: number of runs in parallel (default: one per core; on CUDA 10, or one per GPU if there are
             several).
-        address: address of the Ray cluster (default: start Ray on this machine).
-        gpus_per_run: GPUs per run on Ray (default: 1, or 0 without GPUs).
-        cpus_per_run: CPUs per run on Ray (default: 1).
 
     Raises:
-        InputError: an option does not apply to the engine, or Ray is not installed.
+        InputError: Ray is not installed.
     """
     from shoal.experiments import cluster  # which imports this module
 
     if engine == "ray":
         cluster.load_ray()
-        return cluster.Ray(address, device, gpus_per_run, cpus_per_run, jobs)
-    for name, value in (("address", address), ("gpus_per_run", gpus_per_run), ("cpus_per_run", cpus_per_run)):
-        if value is not None:
-            raise InputError(f"{name}= belongs to engine='ray'.")
+        return cluster.Ray(device, jobs)
     return Local(device, jobs)
 
 
@@ -307,7 +292,7 @@ def _steps(
         store.keep(store.run(config, device, tell, how))
         return
     place = store.workplace(config)
-    turns = Turns(config, device, tell, place, how, going_on=store.resume, weights=store.weights)
+    turns = Turns(config, device, tell, place, how, resume_hint=store.resume, weights=store.weights)
     yield turns
     for _ in turns.take(signals):
         yield turns

@@ -34,7 +34,7 @@ def features_of(data: DomainData, model: FeatureModel, device: torch.device, sho
     image files (names, sizes and dates), their preprocessing, and the backbone with its weights.
     """
     if not isinstance(model.features, Frozen):
-        raise InputError("only timm models can be frozen; set one with --model.")
+        raise InputError("requires a timm model.", "freeze_backbone")
     examples: Any = data.examples
     examples = examples.evaluation() if isinstance(examples, Examples) else examples
     key = _key(examples, model)
@@ -94,7 +94,7 @@ def _key(examples: Any, model: FeatureModel) -> str:
     elif isinstance(examples, TensorData):
         parts = [examples.x.cpu().numpy(), examples.y.cpu().numpy()]
     else:
-        raise InputError("--freeze-backbone requires a folder or a dataset of images.")
+        raise InputError("requires a folder or a dataset of images.", "freeze_backbone")
     for part in parts:
         digest.update(np.ascontiguousarray(part).tobytes())
     return digest.hexdigest()

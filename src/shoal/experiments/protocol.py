@@ -25,7 +25,7 @@ from shoal.data import sets
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.sampler import key, permute
-from shoal.data.splits import leave_out
+from shoal.data.splits import hold_out_domains
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import SAME_AS_NONE, RunConfig
 from shoal.experiments.record import RunRecord
@@ -75,19 +75,19 @@ def sizes_of(dataset: str, input_shape: Sequence[int]) -> Sizes:
     return replace(usual, **own) if own else usual
 
 
-def resplit(data: DomainData, names: Sequence[str], trial: int) -> DomainData:
-    """``data`` with the domains ``names`` held out and every domain cut by ``trial``.
+def resplit(data: DomainData, held_out: Sequence[str], trial: int) -> DomainData:
+    """``data`` with the domains ``held_out`` as test and every domain cut by ``trial``.
 
     ``train`` and ``validation`` are the in- and out-splits of the other domains, ``test`` and ``oracle``
     those of the held-out domains. An example of a held-out domain is in no other, as in
-    :func:`~shoal.data.splits.leave_out`. Notes on the splits the dataset came with are dropped; others, such
-    as one on how its examples were prepared, stay.
+    :func:`~shoal.data.splits.hold_out_domains`. Notes on the splits the dataset came with are dropped;
+    others, such as one on how its examples were prepared, stay.
     """
     every = all_domains(data)
-    rest, held_out = leave_out(every, list(names))
+    rest, test = hold_out_domains(every, list(held_out))
     out = out_splits(every, trial)
     splits = {}
-    for domains, names_of in ((rest, ("train", "validation")), (held_out, ("test", "oracle"))):
+    for domains, names_of in ((rest, ("train", "validation")), (test, ("test", "oracle"))):
         for name, keep in zip(names_of, (~out[domains.indices], out[domains.indices]), strict=True):
             if not keep.any():
                 which = "in" if name in ("train", "test") else "out"
@@ -136,14 +136,14 @@ def plan(
     trials: int = TRIALS,
     draws: int = DRAWS,
     pairs: bool = False,
-    leave_out: Mapping[str, Sequence[str]] | None = None,
+    held_out: Mapping[str, Sequence[str]] | None = None,
     steps: int = STEPS,
     eval_every: int | None = None,
     **common: Any,
 ) -> list[RunConfig]:
     """Every run of a sweep; of equal arguments equal runs, and with more trials or draws some more.
 
-    ``datasets`` maps names to options. Every domain is held out in turn, or those that ``leave_out`` names
+    ``datasets`` maps names to options. Every domain is held out in turn, or those that ``held_out`` names
     for a dataset; ``pairs`` adds what leave-one-domain-out selection needs: each of these together with every
     other domain. An algorithm may name its way of sampling, as in ``fish:regrouped``. ``common`` are further
     fields of every configuration. All algorithms try the same learning rates and batch sizes. Where no model
@@ -156,7 +156,7 @@ def plan(
     found = []
     for dataset, options in datasets.items():
         data, names = look(dataset, options)
-        chosen = list((leave_out or {}).get(dataset, names))
+        chosen = list((held_out or {}).get(dataset, names))
         check_names("domain to hold out:", chosen, names)
         sizes = sizes_of(dataset, data.input_shape)
         given = {"eval_every": eval_every or sizes.eval_every, "select": "last", **common}
@@ -174,7 +174,7 @@ def plan(
         found += [
             _config(base, algorithm, data.model, sizes, out, trial, number)
             for trial in range(trials)
-            for out in left_out(names, chosen, pairs)
+            for out in groups_to_hold_out(names, chosen, pairs)
             for algorithm in algorithms
             for number in range(draws)
         ]
@@ -191,7 +191,7 @@ def look(dataset: str, options: Mapping[str, Any]) -> tuple[DomainData, list[str
     return data, sorted(names, key=lambda n: own.index(n) if n in own else len(own))
 
 
-def left_out(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
+def groups_to_hold_out(names: Sequence[str], chosen: Sequence[str], pairs: bool) -> Iterator[list[str]]:
     """Each of ``chosen`` alone; then each pair with one of them, unless that leaves nothing to train on."""
     for name in chosen:
         yield [name]
@@ -208,21 +208,23 @@ def _config(
     cls, options = algorithm_class(name), models.options_of(base.model or model)
     own = cls.domainbed(draw(search_space(cls, sizes.size), trial, number))
     of_model = {k: v for k, v in draw(sizes.model, trial, number).items() if k in options}
+    of_optimizer = {
+        **draw(sizes.optimizer, trial, number),
+        **(own.optimizer if base.optimizer == "adam" else {}),
+    }
+    lr = of_optimizer.pop("lr")
     return replace(
         base,
         algorithm=name,
         draw=way or base.draw or ("domains" if cls.draw == "pooled" else None),
         label=algorithm,
         settings=own.settings if number else changed(cls, own.settings),
-        optimizer_options={
-            **base.optimizer_options,
-            **draw(sizes.optimizer, trial, number),
-            **(own.optimizer if base.optimizer == "adam" else {}),
-        },
+        lr=lr,
+        optimizer_options={**base.optimizer_options, **of_optimizer},
         model_options={**base.model_options, **of_model},
         batch_size=draw(sizes.batch, trial, number)["batch_size"],
         seed=trial,
-        protocol={"leave_out": out, "trial": trial, **({"draw": number} if number else {})},
+        protocol={"held_out": out, "trial": trial, **({"draw": number} if number else {})},
     )
 
 

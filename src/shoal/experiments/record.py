@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -68,7 +67,7 @@ class RunRecord:
     @property
     def headline(self) -> tuple[str, float | None] | None:
         """Return the name and value of the score on the held-out domain."""
-        return judged(self.chosen["test"]) if "test" in self.chosen else None
+        return selection_score(self.chosen["test"]) if "test" in self.chosen else None
 
     def score(self, split: str, *, last: bool = False) -> float:
         """Return the average over the examples of a split; NaN without evaluations.
@@ -297,8 +296,8 @@ def _counts(what: str, content: Any, *names: str) -> None:
             raise InputError(f"{_wrong(name, value)}, no whole number, in {what}")
 
 
-def judged(scores: Mapping[str, Any]) -> tuple[str, float | None]:
-    """What a split is judged by and how well: the average, unless the training was to select by another."""
+def selection_score(scores: Mapping[str, Any]) -> tuple[str, float | None]:
+    """The metric of a split and its value: the average, unless the training selects by another metric."""
     if name := scores.get("selects"):
         return str(name), scores["metrics"][name]
     return str(scores["metric"]), scores["average"]
@@ -338,7 +337,7 @@ Row = dict[str, Any]
 """A run as a line of a table: values by the names of columns, without those it lacks."""
 
 SHORT = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
-"""How columns call the options in a configuration: ``data.test`` and so on."""
+"""How columns call the options in a configuration: ``data.seed`` and so on."""
 
 
 def row_of(record: RunRecord) -> Row:
@@ -354,14 +353,13 @@ def row_of(record: RunRecord) -> Row:
     row |= {
         "identity": config.identity,
         "name": config.name,
-        "lr": row.pop("optimizer.lr", None),
         "status": record.status,
         "rule": record.rule,
         "seconds": record.seconds,
         "skipped": record.skipped,
         "device": record.environment.get("device"),
         "error": record.error or None,
-        "left_out": left_out(record),
+        "held_out": held_out_domains(record),
     }
     if record.history:
         scores = record.history[-1]["scores"]
@@ -371,13 +369,13 @@ def row_of(record: RunRecord) -> Row:
         row["step"] = record.history[record.selected]["step"]
         if record.status == "finished":
             row |= _scores(record.history[record.selected], "") | _scores(record.history[-1], "_last")
-    return {sys.intern(name): value for name, value in row.items() if value is not None}
+    return {name: value for name, value in row.items() if value is not None}
 
 
-def left_out(record: RunRecord) -> str | None:
+def held_out_domains(record: RunRecord) -> str | None:
     """The domains that were asked for, else those of the test split if they are few."""
     config = record.config
-    asked = config.data_options.get("test", config.protocol.get("leave_out"))
+    asked = config.data_options.get("held_out", config.protocol.get("held_out"))
     if asked is None and record.history:
         names = list(record.history[-1]["scores"].get("test", {}).get("domains", ()))
         asked = names if 0 < len(names) <= 3 else None

@@ -6,20 +6,17 @@ import hashlib
 import importlib
 import inspect
 import json
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from shoal import models
 from shoal.algorithms import algorithm_class, check_settings, registry
@@ -27,9 +24,9 @@ from shoal.data import sets
 from shoal.data.batch import DomainData, InMemory
 from shoal.data.folders import VARIABLE
 from shoal.data.images import ImageFiles
-from shoal.data.splits import hold_out
+from shoal.data.splits import hold_out_examples
 from shoal.errors import InputError, check_names, unknown_name
-from shoal.experiments.config import OPTIMIZERS, RunConfig, check_same_run
+from shoal.experiments.config import RunConfig, check_same_run
 from shoal.experiments.frozen import features_of
 from shoal.experiments.protocol import resplit
 from shoal.experiments.record import RunRecord, read_record
@@ -37,13 +34,14 @@ from shoal.files import open_regular
 from shoal.models import build, lora
 from shoal.models.backbones import Backbone
 from shoal.models.weights import fitting
+from shoal.options import FitOptions, TrainingOptions, declared
 from shoal.training import predictions
 from shoal.training.card import beside
 from shoal.training.checkpoint import Checkpoints, load_weights
 from shoal.training.folder import RunFolder, check_files
 from shoal.training.journal import Journal
 from shoal.training.loop import Training
-from shoal.training.options import Options
+from shoal.training.options import complete
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
 from shoal.training.recipes import recipes
@@ -71,7 +69,7 @@ def _loaded(
 
 def validated(data: DomainData, share: float) -> DomainData:
     """``data`` with a share of every training domain for validation, in place of the split it came with."""
-    train, validation = hold_out(data.splits["train"], share, seed=0)
+    train, validation = hold_out_examples(data.splits["train"], share, seed=0)
     splits = {"train": train, "validation": validation}
     notes = {split: note for split, note in data.notes.items() if split != "validation"}
     return data.split_as(splits | {k: v for k, v in data.splits.items() if k not in splits}, notes)
@@ -81,8 +79,8 @@ def data_of(config: RunConfig, device: torch.device) -> DomainData:
     """The data of a run, in its splits."""
     options = json.dumps(dict(config.data_options), sort_keys=True)
     data = _loaded(config.dataset, options, config.holdout, device, os.environ.get(VARIABLE))
-    if config.protocol:  # not kept: all left-out domains and trials share the examples
-        data = resplit(data, config.protocol["leave_out"], config.protocol["trial"])
+    if config.protocol:  # not kept: all held-out domains and trials share the examples
+        data = resplit(data, config.protocol["held_out"], config.protocol["trial"])
     return data
 
 
@@ -98,8 +96,7 @@ def prepare(
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
     that has ``begun`` will get its weights from a checkpoint.
     """
-    own = {each.name for each in fields(Options)} - {*SAME, "eval_splits", "optimizer", "schedule", "device"}
-    check_names("option of how a run is done:", how or {}, own)
+    check_names("option of how a run is done:", how or {}, HOW)
     processes = Processes(device)
     where = processes.device
     with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
@@ -116,19 +113,8 @@ def prepare(
         data = replace(data, examples=features_of(data, model, where, bool(tell)))
     else:
         data = _finished_on_device(config, data, where)
-    optimizer = getattr(torch.optim, OPTIMIZERS[config.optimizer])
-    same: dict[str, Any] = {name: getattr(config, name) for name in SAME}
-    if config.eval_splits is not None:
-        check_names(f"split of dataset {config.dataset!r}:", config.eval_splits, data.splits)
-        same["eval_splits"] = config.eval_splits
-    options = Options(
-        **same,
-        optimizer=lambda params: optimizer(params, **config.optimizer_options),
-        schedule=_schedule(config),
-        device=device,
-        progress=tell,
-        **(how or {}),
-    )
+    chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
+    options = complete(**{**chosen, "device": device, "progress": tell, **(how or {})})
     return Training(config.algorithm, model, data, options, label=config.name)
 
 
@@ -141,40 +127,8 @@ def _finished_on_device(config: RunConfig, data: DomainData, device: torch.devic
     return replace(data, examples=data.examples.on_device()) if on_device else data
 
 
-SAME = (
-    *("steps", "batch_size", "domains_per_step", "settings", "draw", "seed", "warm_start", "eval_every"),
-    *("eval_limit", "select", "patience", "precision", "clip", "accumulate", "average", "average_start"),
-    *("average_ratio", "on_nan", "metric", "warm_select"),
-    *("average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "memory_format", "retrain"),
-    *("head_lr", "layer_decay"),
-)
-"""What a run's configuration and a training's options call by the same name."""
-
-
-def _schedule(config: RunConfig) -> Callable[[Optimizer], LRScheduler] | None:
-    if config.schedule is None:
-        return None
-    if config.warmup:
-        return partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=partial(_factor, config))
-    if config.decay is not None:
-        factor, every = config.decay
-        return partial(torch.optim.lr_scheduler.StepLR, step_size=every, gamma=factor)
-    if config.schedule == "cosine":
-        return partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=config.steps)
-    return partial(
-        torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.0, total_iters=config.steps
-    )
-
-
-def _factor(config: RunConfig, step: int) -> float:
-    """By what the learning rate is multiplied at ``step``, from 0: a warm-up and what follows it."""
-    done = step / config.steps
-    factor = min(1.0, (step + 1) / config.warmup)
-    if config.decay is not None:
-        return factor * config.decay[0] ** (step // config.decay[1])
-    if config.after_warmup is None:
-        return factor
-    return factor * ((1 + math.cos(math.pi * done)) / 2 if config.after_warmup == "cosine" else 1 - done)
+HOW = {*declared(FitOptions), "runner"} - {*declared(TrainingOptions), "device", "progress"}
+"""Options that change no result."""
 
 
 def start_from(model: nn.Module, path: str) -> None:
@@ -252,11 +206,11 @@ class Turns:
         folder: Path | None = None,
         how: Mapping[str, Any] | None = None,
         wandb: str | None = None,
-        going_on: str | None = None,
+        resume_hint: str | None = None,
         weights: bool = True,
     ) -> None:
         self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
-        self.going_on, self.weights = going_on, weights
+        self.resume_hint, self.weights = resume_hint, weights
         self.record = of_same_run(folder, config) if folder is not None else None
         self.training: Training | None = None
         if self.record is None:
@@ -281,7 +235,7 @@ class Turns:
 
     def to_the_end(self) -> RunRecord:
         if self.training is not None:
-            where, deterministic = self.training.device, self.training.options.deterministic
+            where, deterministic = self.training.device, self.training.options["deterministic"]
             with Signals(self.folder is not None) as signals, world(where, deterministic):
                 for _ in self.take(signals):
                     pass
@@ -302,7 +256,7 @@ class Turns:
         make: Any = Journal
         if not self.weights:
             make = partial(Working, signals, bool(self.how.get("checkpoint_every")))
-        more = {"keep": training.options.keep, "wandb": self.wandb, "going_on": self.going_on}
+        more = {"wandb": self.wandb, "resume_hint": self.resume_hint}
         with make(self.folder, processes, config=written, **more) as journal:
             journal.begin(written)
             yield from self._train(training, journal, signals)
@@ -310,7 +264,7 @@ class Turns:
             finished = self.record.status == "finished"
             if finished:
                 training.restore_selected()
-                if training.options.predictions:
+                if training.options["predictions"]:
                     journal.hold()
                     write_predictions(training, self.config, self.folder)
             if finished and self.weights:

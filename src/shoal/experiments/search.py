@@ -51,7 +51,7 @@ def candidates(config: RunConfig, count: int) -> list[tuple[dict[str, Any], dict
     cls, rates = algorithm_class(config.algorithm), rates_of(config)
     space = search_space(cls, size)
     drawn = [(draw(space, config.seed, n), draw(rates, config.seed, n)) for n in range(1, max(1, count))]
-    return [(changed(cls, draw(space, 0, 0)), {"lr": config.optimizer_options["lr"]}), *drawn]
+    return [(changed(cls, draw(space, 0, 0)), {"lr": config.lr}), *drawn]
 
 
 def changed(cls: type[Algorithm], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,19 +103,16 @@ def with_rate(config: RunConfig, lr: float | None, schedule: str | None) -> tupl
     """``config`` with a learning rate and a schedule, and what was chosen, in words ("" where nothing was).
 
     A rate that is not given follows the model; a pretrained one for which neither was given is warmed up too.
-    ``constant`` is no schedule.
     """
-    pretrained, message = is_pretrained(config), ""
+    pretrained, message, warm = is_pretrained(config), "", ""
     rate = rates_of(config)["lr"]["default"] if lr is None else lr
     if lr is None and schedule is None and pretrained:
-        schedule = f"warmup:{max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))}"
-    options = {**config.optimizer_options, "lr": rate}
-    chosen = replace(config, optimizer_options=options, schedule=None if schedule == "constant" else schedule)
+        steps = max(1, min(round(WARMUP * config.steps), LONGEST_WARMUP))
+        schedule, warm = f"warmup:{steps}", f", with a warmup of {steps} step{'s' * (steps > 1)}"
+    chosen = replace(config, lr=rate, schedule=schedule)
     if lr is None and pretrained:
-        steps = chosen.warmup
-        warm = f", with a warmup of {steps:,} step{'s' * (steps > 1)}" if steps else ""
         what = "the model is pretrained" + " and has LoRA adapters" * _adapts(config)
-        message = f"{what}: learning rate {rate:g}{warm}; use --lr and --schedule to change it"
+        message = f"{what}: learning rate {rate:g}{warm}; set lr and schedule to change it"
     if _adapts(config) and not pretrained:
         message = "the weights of the model are random, and LoRA does not train them; use pretrained weights"
     return chosen, message

@@ -19,7 +19,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,16 +31,16 @@ from shoal.training.metrics import METRICS
 
 
 class Key(NamedTuple):
-    """Which run of a sweep; ``left_out`` is sorted."""
+    """Which run of a sweep; ``held_out`` is sorted."""
 
     dataset: str
     algorithm: str
-    left_out: tuple[str, ...]
+    held_out: tuple[str, ...]
     trial: int
     draw: int
 
     def __str__(self) -> str:
-        which = f"{self.algorithm} on {self.dataset}, {' and '.join(self.left_out)} held out"
+        which = f"{self.algorithm} on {self.dataset}, {' and '.join(self.held_out)} held out"
         return f"{which}, seed {self.trial}, hyperparameter trial {self.draw}"
 
 
@@ -67,10 +66,6 @@ class Sweep:
 
     planned: tuple[Key, ...]
     runs: Mapping[Key, Run]
-    by_domainbed: bool = False
-    """Whether DomainBed ran it: then choices and tables are those of its own ``collect_results``. It chooses
-    among the runs that are there, divides by n in standard errors, averages over domains that have a score,
-    and keeps both lines of a step that was written twice."""
 
     @property
     def datasets(self) -> list[str]:
@@ -80,7 +75,7 @@ class Sweep:
 def key_of(config: RunConfig) -> Key:
     if not (protocol := config.protocol):
         raise InputError(f"the run {config.identity} of {config.name!r} has no protocol to select by.")
-    out = tuple(sorted(protocol["leave_out"]))
+    out = tuple(sorted(protocol["held_out"]))
     return Key(config.dataset, config.name, out, protocol["trial"], protocol.get("draw", 0))
 
 
@@ -98,7 +93,7 @@ def sweep(configs: Iterable[RunConfig], records: Iterable[RunRecord]) -> Sweep:
 def _run(record: RunRecord, key: Key) -> Run:
     points = tuple(_point(m) for m in record.history)
     for point in points:
-        if not set(key.left_out) <= set(point.inside) or not set(point.outside) - set(key.left_out):
+        if not set(key.held_out) <= set(point.inside) or not set(point.outside) - set(key.held_out):
             raise InputError(
                 f"the record of run {record.config.identity} lacks scores at step {point.step} to select by; "
                 "remove it to repeat the run."
@@ -116,8 +111,8 @@ def _point(measured: Mapping[str, Any]) -> Point:
 
 
 Points = Sequence[Point]
-Judged = list[tuple[Point, float]]
-"""Points that may be chosen, each with what it is chosen by."""
+Candidates = list[tuple[Point, float]]
+"""Points that may be chosen, each with its selection score."""
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -125,18 +120,18 @@ def _mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
-def _training(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
+def _training(points: Points, pairs: Mapping[str, Points], name: str) -> Candidates:
     return [(p, _mean(v for n, v in p.outside.items() if n != name)) for p in points]
 
 
-def _leave_one_out(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
+def _leave_one_out(points: Points, pairs: Mapping[str, Points], name: str) -> Candidates:
     scores = [{p.step: p.inside[other] for p in own} for other, own in pairs.items()]
     times = Counter(p.step for p in points)
     common = [p for p in points if times[p.step] == 1 and all(p.step in own for own in scores)]
     return [(p, _mean(own[p.step] for own in scores)) for p in sorted(common, key=_step)]
 
 
-def _oracle(points: Points, pairs: Mapping[str, Points], name: str) -> Judged:
+def _oracle(points: Points, pairs: Mapping[str, Points], name: str) -> Candidates:
     last = sorted(points, key=_step)[-1]
     return [(last, last.outside[name])]
 
@@ -146,10 +141,10 @@ def _step(point: Point) -> int:
 
 
 class Rule(NamedTuple):
-    """``judge`` takes a trial's points, those of its runs that held out a pair, and the held-out domain."""
+    """``candidates`` takes a trial's points, those of its runs with a pair held out, and the domain."""
 
     words: str
-    judge: Callable[[Points, Mapping[str, Points], str], Judged]
+    candidates: Callable[[Points, Mapping[str, Points], str], Candidates]
     pairs: bool = False
     """Whether it needs runs that hold out pairs of domains."""
 
@@ -171,8 +166,8 @@ def select(found: Sweep, dataset: str, rule: str = "training") -> list[dict[str,
     check_names("rule", [rule], RULES)
     check_names("dataset", [dataset], found.datasets)
     keys = [key for key in found.planned if key.dataset == dataset]
-    names = dict.fromkeys(key.left_out[0] for key in keys if len(key.left_out) == 1)
-    every = dict(names) | dict.fromkeys(name for key in keys for name in key.left_out)
+    names = dict.fromkeys(key.held_out[0] for key in keys if len(key.held_out) == 1)
+    every = dict(names) | dict.fromkeys(name for key in keys for name in key.held_out)
     for key, run in found.runs.items():
         if key.dataset == dataset and run.points:
             every |= dict.fromkeys([*run.points[0].inside, *run.points[0].outside])
@@ -180,7 +175,7 @@ def select(found: Sweep, dataset: str, rule: str = "training") -> list[dict[str,
     for key in keys:
         draws.setdefault((key.algorithm, key.trial), set()).add(key.draw)
     return [
-        {"algorithm": algorithm, "left_out": name, "trial": trial}
+        {"algorithm": algorithm, "held_out": name, "trial": trial}
         | _choice(found, RULES[rule], Key(dataset, algorithm, (name,), trial, 0), sorted(tried), list(every))
         for (algorithm, trial), tried in draws.items()
         for name in names
@@ -191,39 +186,38 @@ def _choice(
     found: Sweep, rule: Rule, first: Key, draws: Sequence[int], every: Sequence[str]
 ) -> dict[str, Any]:
     """``first`` is the run of the first trial that held out the domain alone."""
-    name = first.left_out[0]
+    name = first.held_out[0]
     others = [other for other in every if rule.pairs and other != name]
-    choice: dict[str, Any] = dict.fromkeys(("draw", "step", "judged", "score", "metric"))
+    choice: dict[str, Any] = dict.fromkeys(("draw", "step", "selection_score", "score", "metric"))
     choice |= {"status": "missing", "diverged": 0, "missing": []}
 
     def keys(draw: int) -> list[Key]:
         pairs = [tuple(sorted((name, other))) for other in others]
-        return [first._replace(left_out=out, draw=draw) for out in ((name,), *pairs)]
+        return [first._replace(held_out=out, draw=draw) for out in ((name,), *pairs)]
 
     if rule.pairs and len(every) < 3:
         words = f"{rule.words} on {first.dataset}, which has two domains and needs three"
         return choice | {"missing": [words]}
     gone = [str(key) for draw in draws for key in keys(draw) if key not in found.runs]
-    if gone and not found.by_domainbed:
+    if gone:
         return choice | {"missing": gone}
-    whole = [draw for draw in draws if all(key in found.runs for key in keys(draw))]
-    runs = {draw: [found.runs[key] for key in keys(draw)] for draw in whole}
+    runs = {draw: [found.runs[key] for key in keys(draw)] for draw in draws}
     kept = {n: own for n, own in runs.items() if not any(r.diverged or not r.points for r in own)}
     candidates = []
     for draw, (alone, *pairs) in kept.items():
         scores = {other: run.points for other, run in zip(others, pairs, strict=True)}
-        if not (own := rule.judge(alone.points, scores, name)):
+        if not (own := rule.candidates(alone.points, scores, name)):
             gone.append(f"a step at which {alone.key} and its pairs were all evaluated")
-        candidates += [(draw, p.step, judged, p.inside[name]) for p, judged in own if math.isfinite(judged)]
+        candidates += [(draw, p.step, score, p.inside[name]) for p, score in own if math.isfinite(score)]
     choice |= {"diverged": len(runs) - len(kept), "missing": gone}
-    if gone and not (candidates and found.by_domainbed):
+    if gone:
         return choice
     metric = next((own[0].metric for own in kept.values()), "accuracy")
     sign = 1 if lower_is_better(metric) else -1
     best = min(candidates, key=lambda c: (sign * c[2], -c[0]), default=None)  # the first of equal steps
     if best is None or not math.isfinite(best[3]):
         return choice | {"status": "diverged", "metric": metric}
-    chosen = dict(zip(("draw", "step", "judged", "score"), best, strict=True))
+    chosen = dict(zip(("draw", "step", "selection_score", "score"), best, strict=True))
     return choice | chosen | {"status": "scored", "metric": metric}
 
 
@@ -236,55 +230,39 @@ def results(found: Sweep, dataset: str, rule: str = "training") -> dict[str, Any
     """A dataset's results as plain data: a row for each algorithm, in the order of the plan.
 
     Means and standard errors are over seeds; an average is first taken over the held-out domains, seed by
-    seed. Of a sweep by DomainBed, ``average`` is the mean of the domains' means and ``by_seed`` what it
-    averages over datasets: there a seed counts with the domains that it has.
+    seed.
     """
     choices = select(found, dataset, rule)
     names, trials, algorithms = (
-        list(dict.fromkeys(choice[name] for choice in choices)) for name in ("left_out", "trial", "algorithm")
+        list(dict.fromkeys(choice[name] for choice in choices)) for name in ("held_out", "trial", "algorithm")
     )
     metric = next((c["metric"] for c in choices if c["metric"]), None)
-    row = partial(_row, names=names, metric=metric, by_domainbed=found.by_domainbed)
     return {
         "dataset": dataset,
         "rule": rule,
         "words": RULES[rule].words,
         "metric": metric,
-        "left_out": names,
+        "held_out": names,
         "trials": trials,
         "draws": len({key.draw for key in found.planned if key.dataset == dataset}),
-        "by_domainbed": found.by_domainbed,
-        "rows": [row(a, [c for c in choices if c["algorithm"] == a]) for a in algorithms],
+        "rows": [_row(a, [c for c in choices if c["algorithm"] == a], names, metric) for a in algorithms],
         "choices": choices,
         "missing": list(dict.fromkeys(words for c in choices for words in c["missing"])),
     }
 
 
 def _row(
-    algorithm: str,
-    choices: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
-    metric: str | None,
-    by_domainbed: bool,
+    algorithm: str, choices: Sequence[Mapping[str, Any]], names: Sequence[str], metric: str | None
 ) -> dict[str, Any]:
     def summary(values: Sequence[float | None], *some: str) -> dict[str, Any]:
-        states = {c["status"] for c in choices if c["left_out"] in some} - {"scored"}
-        found = spread(values, metric) | {"status": sorted(states)}
-        if by_domainbed and found["se"] is not None:
-            known = sum(v is not None for v in values)
-            found["se"] *= math.sqrt((known - 1) / known)
-        return found
+        states = {c["status"] for c in choices if c["held_out"] in some} - {"scored"}
+        return spread(values, metric) | {"status": sorted(states)}
 
-    scores = {name: [c["score"] for c in choices if c["left_out"] == name] for name in names}
+    scores = {name: [c["score"] for c in choices if c["held_out"] == name] for name in names}
     by_seed = list(zip(*scores.values(), strict=True))
-    row: dict[str, Any] = {
+    return {
         "algorithm": algorithm,
         "domains": {name: summary(values, name) for name, values in scores.items()},
         "average": summary([mean_of(values) for values in by_seed], *names),
         "diverged": sum(c["diverged"] for c in choices),
     }
-    if by_domainbed:
-        means = [own["mean"] for own in row["domains"].values()]
-        row["by_seed"] = summary([mean_of([v for v in own if v is not None]) for own in by_seed], *names)
-        row["average"] |= {"values": means, "mean": mean_of(means), "sd": None, "se": None}
-    return row

@@ -1,38 +1,28 @@
-"""Where the records of runs are kept, and the index of all records below a folder."""
+"""Where the records of runs are kept, and how all records in a folder are read."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import secrets
 import shutil
-import sqlite3
-import sys
-import threading
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from shoal.errors import InputError
-from shoal.experiments.config import RunConfig, check_how, check_same_run, read_config
-from shoal.experiments.record import _FIELDS, SCHEMA, Row, RunRecord, read_record, row_of, summary
-from shoal.files import check_regular, read_json, write_atomically
+from shoal.experiments.config import RunConfig, check_same_run
+from shoal.experiments.record import PYTHON, RunRecord, held_out_domains, read_record
+from shoal.files import write_atomically
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-PLAN = "seeds.json"
-
 
 Stamp = tuple[int, int, int]
 """Size, time and inode of a file: what changes whenever a record is written anew."""
@@ -76,8 +66,8 @@ class Store:
 
     @property
     def resume(self) -> str:
-        """The command that resumes interrupted runs."""
-        return f"shoal resume {self.folder}" if self.weights else "the same command again"
+        """What resumes interrupted runs."""
+        return "the same command again"
 
     def path(self, config: RunConfig) -> Path:
         """Return the path of the record of a run.
@@ -276,202 +266,40 @@ class Store:
         finally:
             self.claim(config, lock=False)
 
-    # Several seeds
-
-    def plan(self, configs: Iterable[RunConfig], how: Mapping[str, Any]) -> None:
-        """Write the list of runs, for `shoal resume`; a different existing list raises an error.
-
-        Args:
-            configs: configurations of the runs.
-            how: options that do not change results.
-        """
-        configs = list(configs)
-        self.missing(configs)
-        content = {"runs": [c.to_dict() for c in configs], "how": dict(how)}
-        write_atomically(self.folder / PLAN, json.dumps(content, default=dict).encode())
-
-    def forget_plan(self) -> None:
-        """Unless some run of it has begun; the folder goes too if nothing is in it."""
-        if not any(self.folder.glob("seed-*/config.yaml")):
-            for path in (*self.folder.glob("seed-*/record.json"), self.folder / PLAN, self.claims):
-                path.unlink(missing_ok=True)
-            for folder in (*self.folder.glob("seed-*"), self.folder):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-
-    def planned(self) -> tuple[list[RunConfig], dict[str, Any]] | None:
-        """Return what :meth:`plan` wrote, or ``None``."""
-        path = self.folder / PLAN
-        if not path.exists():
-            return None
-        try:
-            content = read_json(path)
-            configs = [RunConfig.from_dict(run) for run in content["runs"]]
-            how = check_how(content["how"])
-        except OSError as error:
-            raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{str(path)!r} is not the plan of several seeds ({summary(error)}).") from error
-        begun = [self.workplace(c) / "config.yaml" for c in configs]
-        return [read_config(p.parent) if p.exists() else c for p, c in zip(begun, configs, strict=True)], how
-
 
 _NAMES = re.compile(r"record\.json|[0-9a-f]{16}\.json")
 
 
-def record_files(folder: Path) -> dict[str, Stamp]:
-    """The records in a folder and below, by their paths from there: those of stores and of run folders."""
-    os.scandir(folder).close()  # raises where it cannot be read
-    found: dict[str, Stamp] = {}
-    seen: set[tuple[int, int]] = set()
-    start = len(os.path.join(folder, ""))
-    for place, folders, files in os.walk(folder, followlinks=True):
-        with contextlib.suppress(OSError):
-            state = os.stat(place)
-            if (state.st_dev, state.st_ino) in seen:  # a link that leads back
-                folders.clear()
-                continue
-            seen.add((state.st_dev, state.st_ino))
-        for name in (*files, *folders):
-            if _NAMES.fullmatch(name):
-                with contextlib.suppress(FileNotFoundError):
-                    path = os.path.join(place, name)
-                    found[path[start:].replace(os.sep, "/")] = _stamp(path)
-        folders[:] = [name for name in folders if name[0] != "." and not _NAMES.fullmatch(name)]
-    return found
+def record_files(folder: Path) -> list[Path]:
+    """The records in a folder and its subfolders: those of stores and of run folders."""
+    return sorted(p for p in folder.rglob("*.json") if _NAMES.fullmatch(p.name) and p.is_file())
 
 
-class Entry(NamedTuple):
-    stamp: Stamp
-    row: Row
+def read_runs(folder: Path) -> tuple[dict[Path, RunRecord], dict[Path, str]]:
+    """The newest record of each run in a folder and its subfolders, and files that are no records, with why.
 
-
-INDEX = ".results.sqlite"
-INDEX_FROM = 100
-"""Fewer records are read as fast without an index."""
-_FORMAT = [
-    2,
-    SCHEMA,
-    *(f.name for f in fields(RunConfig)),
-    *(f.name for f in fields(RunRecord)),
-    *sorted(_FIELDS),
-]
-"""An index that another version of these has written is made anew: it may hold what is now refused."""
-
-
-PARALLEL_FROM = 5000
-"""So many records that are new to the index are read by several processes."""
-
-
-def read_row(path: str | Path) -> Row:
-    """Of the measurements only those that a row shows are looked at."""
-    content = read_json(path)
-    if isinstance(content, dict) and isinstance(history := content.get("history"), list) and len(history) > 2:
-        selected = content.get("selected")
-        if type(selected) is int and -1 <= selected < len(history):
-            content |= {"history": [history[selected], history[-1]], "selected": 0, "warm_up": []}
-    return row_of(RunRecord.from_dict(content))
-
-
-def _try_row(path: str) -> Row | str | None:
-    """The row of the record in a file, or what is wrong with it; ``None`` where there is no file."""
-    try:
-        return read_row(path)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        return f"is not a run record ({summary(error)})."
-    except OSError as error:
-        return f"cannot be read: {error.strerror}."
-
-
-def _read_rows(paths: Sequence[str]) -> Iterable[Row | str | None]:
-    # A child of a program with threads may inherit a lock that one of them holds; torch has threads.
-    forks = "fork" in multiprocessing.get_all_start_methods() and "torch" not in sys.modules
-    if len(paths) < PARALLEL_FROM or not forks or threading.active_count() > 1:
-        return map(_try_row, paths)
-    try:
-        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as pool:
-            return list(pool.map(_try_row, paths, chunksize=500))
-    except (OSError, BrokenProcessPool):  # no processes to be had, or one was killed
-        return map(_try_row, paths)
-
-
-class Index:
-    """The rows of all records in a folder and below, in an SQLite file so that each record is read once.
-
-    The records are the truth. A row counts only while its record has the size, time and inode it was made
-    from, and an index that cannot be read or written is done without, and made anew where that is possible.
+    Runs of :func:`shoal.fit` are told apart by their folder: their data and model are not recorded.
     """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        self.path = self.folder / INDEX
-
-    def read(self) -> tuple[dict[str, Entry], dict[str, str]]:
-        """Entries by path, and the files that are no records, each with what is wrong."""
-        files, known = record_files(self.folder), self.known()
-        same = {p: e for p, e in (known or {}).items() if files.get(p) == e.stamp}
-        new = sorted(files.keys() - same.keys())
-        rows = dict(zip(new, _read_rows([str(self.folder / path) for path in new]), strict=True))
-        changed = {path: Entry(files[path], row) for path, row in rows.items() if isinstance(row, dict)}
-        broken = {path: f"{path!r} {row}" for path, row in rows.items() if isinstance(row, str)}
-        every = same | changed
-        entries = {path: every[path] for path in sorted(every)}
-        gone = (known or {}).keys() - entries.keys()
-        if (changed or gone) and len(entries) >= INDEX_FROM:
-            self._write(changed, gone, anew=known is None)
-        return entries, broken
-
-    def known(self) -> dict[str, Entry] | None:
-        """The entries of the index; ``None`` where there is none that can be used."""
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {str(folder)!r}.")
+    newest: dict[str, tuple[Path, RunRecord]] = {}
+    broken: dict[Path, str] = {}
+    for path in sorted(record_files(folder), key=lambda p: p.stat().st_mtime_ns):
         try:
-            check_regular(self.path)
-            if not self.path.exists():
-                return None
-            with contextlib.closing(self._connected()) as database:
-                if database.execute("PRAGMA user_version").fetchone()[0] != self._version():
-                    return None
-                found = database.execute("SELECT * FROM records").fetchall()
-                database_shapes = database.execute("SELECT * FROM shapes").fetchall()
-            if any(zlib.crc32(text.encode()) != checksum for *_, checksum, text in found):
-                return None
-            shapes = {number: json.loads(names) for number, names in database_shapes}
-            values = json.loads(f"[{','.join(text for *_, text in found)}]")
-            return {
-                path: Entry((size, modified, inode), dict(zip(shapes[shape], row, strict=True)))
-                for (path, size, modified, inode, shape, *_), row in zip(found, values, strict=True)
-            }
-        except (sqlite3.Error, OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError):
-            return None
+            record = read_record(path)
+        except InputError as error:
+            broken[path] = str(error)
+        else:
+            newest[identity(record, path)] = path, record
 
-    def _write(self, changed: Mapping[str, Entry], gone: Iterable[str], anew: bool) -> None:
-        rows, shapes = [], dict[tuple[str, ...], int]()
-        for path, (stamp, row) in changed.items():
-            text = json.dumps(list(row.values()), separators=(",", ":"))
-            if (shape := shapes.get(names := tuple(row))) is None:
-                shape = shapes[names] = zlib.crc32(json.dumps(names).encode())
-            rows.append((path, *stamp, shape, zlib.crc32(text.encode()), text))
-        try:
-            if anew:
-                for ending in ("", "-journal"):
-                    Path(f"{self.path}{ending}").unlink(missing_ok=True)
-            with contextlib.closing(self._connected()) as database, database:
-                columns = "path TEXT PRIMARY KEY, size INT, modified INT, inode INT, shape INT, checksum INT"
-                database.execute(f"CREATE TABLE IF NOT EXISTS records ({columns}, row TEXT)")
-                database.execute("CREATE TABLE IF NOT EXISTS shapes (number INT PRIMARY KEY, names TEXT)")
-                database.execute(f"PRAGMA user_version = {self._version()}")
-                database.executemany("DELETE FROM records WHERE path = ?", [(path,) for path in gone])
-                database.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
-                pairs = [(number, json.dumps(names)) for names, number in shapes.items()]
-                database.executemany("INSERT OR REPLACE INTO shapes VALUES (?, ?)", pairs)
-        except (sqlite3.Error, OSError, ValueError, OverflowError):  # no right to write, a full disk, in use
-            pass
+    def order(item: tuple[Path, RunRecord]) -> tuple[Any, ...]:
+        config = item[1].config
+        return config.dataset, config.name, held_out_domains(item[1]) or "", config.seed, item[0]
 
-    def _connected(self) -> sqlite3.Connection:
-        database = sqlite3.connect(self.path, timeout=2)
-        database.execute("PRAGMA synchronous = OFF")  # what a power cut spoils is made anew
-        return database
+    return dict(sorted(newest.values(), key=order)), broken
 
-    def _version(self) -> int:
-        return zlib.crc32(json.dumps(_FORMAT).encode()) & 0x7FFFFFFF
+
+def identity(record: RunRecord, path: str | Path) -> str:
+    """What names a run that is recorded in the file ``path``."""
+    own = record.config.identity
+    return f"{own} {path}" if record.config.dataset == PYTHON else own

@@ -92,7 +92,7 @@ def build(
     except (OSError, RuntimeError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise InputError(
-            f"the weights of {name!r} cannot be loaded ({first}); set a file with --weights."
+            f"the weights of {name!r} cannot be loaded ({first}); set weights to a file."
         ) from error
     config = timm.data.resolve_model_data_config(body)
     if lora is not None:

@@ -78,7 +78,7 @@ def build(
         check_names("attention", [attention], ATTENTION)
     need_transformers()
     name = str(Path(name).expanduser()) if is_folder(name) else name
-    source = Source(name, "model", "--model DIR")
+    source = Source(name, "model", "model: DIR")
     config = _config(source, pretrained)
     new: list[nn.Parameter] = []
     if pretrained:
@@ -140,8 +140,8 @@ def _pretrained(source: Source, config: Any, attention: str | None) -> tuple[nn.
     if lacking:
         raise InputError(
             f"the weights of {source.name!r} lack {len(lacking)} of the model's, such as {lacking[0]!r}: "
-            "they belong to a different model than config.json. For random weights: --model-set "
-            "pretrained=false."
+            "they belong to a different model than config.json. For random weights, set "
+            "pretrained to false in model_options."
         )
     encoder: nn.Module = model.float()
     return encoder, [p for n, p in encoder.named_parameters() if n in info["missing_keys"]]
@@ -188,7 +188,7 @@ def _check_length(name: str, body: nn.Module, tokens: int) -> None:
         if part.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
             most = module.num_embeddings - int(module.padding_idx) - 1
     if most is not None and tokens > most:
-        raise InputError(f"model {name!r} takes up to {most} tokens, not {tokens}: --data max_tokens={most}.")
+        raise InputError(f"model {name!r} takes {most} tokens, not {tokens}; set max_tokens in data_options.")
 
 
 def _check_reads(name: str, features: Encoder) -> None:

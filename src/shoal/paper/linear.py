@@ -1,218 +1,232 @@
 """The paper's linear example: which feature does a linear classifier trust, and when?
 
-Logistic loss, exact expectations (each kind of example weighted by its share), float64, zero start, plain
-SGD. Every method moves at the same effective rate, 1 per step: ERM and IDGM directly, Fish and its kin with
-α = 10, ε = 0.05 over two inner steps (εαS = 1). Weight decay, if any, acts inside the inner steps.
+Logistic loss, exact expectations, float64, zero start, plain SGD. All methods have the same effective
+learning rate, 1 per step: ERM, IDGM and IGA directly, Fish and its relatives with α = 10, ε = 0.05 over two
+inner steps (εαS = 1). Weight decay acts inside the inner steps.
+
+A linear model has its gradients and Hessians in closed form, so that all weight decays are computed together
+in NumPy. A test compares every method with the algorithm of the library.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from shoal.algorithms import build
-from shoal.data.batch import DomainBatch, Task
 from shoal.data.sampler import DomainBatchSampler, Draw
-from shoal.data.sets import load
 from shoal.report.tables import Table
-from shoal.training.engine import Engine
 
-RATE, ALPHA, EPSILON = 1.0, 10.0, 0.05
+if TYPE_CHECKING:
+    from shoal.paper.reproduce import Reproduction, Request
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
 STEPS, EARLY = 1000, 100
+EVERY, POINTS = 2, 80
+"""Accuracies are computed every 2 steps; at most 80 points are kept for the figure, by a logarithmic axis."""
 DECAYS = (0.0, 0.004, 0.008, 0.012)
-FISH = {"meta_lr": EPSILON}
-PRINTED = {  # the paper's table of weights: W and b
-    "ERM": (2.8, 3.3, 3.3, 0.0, -2.7),
-    "IDGM and Fish": (0.4, 0.2, 0.2, 0.0, -0.4),
-}
+SHOWN = 0.008
+"""The weight decay at which the end points of the methods differ."""
 PAPER = {"ERM": "97/57", "IDGM": "93/93", "IGA": "97/57", "Fish": "93/93"}
+PRINTED = {"ERM": (2.8, 3.3, 3.3, 0.0, -2.7), "IDGM and Fish": (0.4, 0.2, 0.2, 0.0, -0.4)}
+"""W and b in the paper's table."""
 
 
-@dataclass(frozen=True)
-class Row:
-    label: str
-    algorithm: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    draw: Draw = "domains"
-    rate: float = RATE
+LEFT_OUT = "Nothing is left out: the whole experiment takes seconds."
 
 
-ROWS = (
-    Row("ERM", "erm", draw="pooled"),
-    Row("IDGM, normalised, γ=0.1", "idgm", {"gamma": 0.1, "trust": None}),
-    Row("IDGM, raw, γ=2.5", "idgm", {"gamma": 2.5, "normalize": False, "trust": None}),
-    Row("IDGM, normalised, trust 0.9", "idgm", {"gamma": 1.0, "trust": 0.9}),
-    Row("IGA, λ=1", "iga", {"weight": 1.0}),
-    Row("IGA, λ=100", "iga", {"weight": 100.0}),
-    Row("Fish", "fish", FISH, rate=ALPHA),
-    Row("Fish, random grouping", "fish", FISH, draw="regrouped", rate=ALPHA),
-    Row("Reptile", "reptile", FISH, draw="one-domain", rate=ALPHA),
-)
+class Domain(NamedTuple):
+    """Its distinct examples with a column of ones for the bias, their labels and their shares."""
+
+    x: Array
+    y: Array
+    share: Array
+
+    def derivatives(self, weights: Array) -> tuple[Array, Array]:
+        """Gradients (D, 5) and Hessians (D, 5, 5) of the expected logistic loss at D weights."""
+        p = 1 / (1 + np.exp(-weights @ self.x.T))
+        curvature = self.share * p * (1 - p)
+        return (self.share * (p - self.y)) @ self.x, (curvature[:, None, :] * self.x.T) @ self.x
+
+    def gradient(self, weights: Array) -> Array:
+        return self.derivatives(weights)[0]
+
+    def accuracy(self, weights: Array) -> Array:
+        return ((weights @ self.x.T > 0) == self.y) @ self.share
 
 
-@dataclass(frozen=True)
-class LinearResult:
-    """One method at one weight decay: its path, and what it predicts along it."""
-
-    row: Row
-    weight_decay: float
-    steps: tuple[int, ...]
-    weights: tuple[tuple[float, ...], ...]
-    """w1, w2, w3, w4, b at each of ``steps``."""
-    train: tuple[float, ...]
-    test: tuple[float, ...]
-
-    def at(self, step: int) -> tuple[float, float]:
-        i = self.steps.index(step)
-        return self.train[i], self.test[i]
-
-    @property
-    def leaves_invariance(self) -> int | None:
-        """The first recorded step from which on the test accuracy stays below 90 %."""
-        above = [i for i, t in enumerate(self.test) if t >= 0.9]
-        last = max(above, default=-1)
-        return None if last == len(self.test) - 1 else self.steps[last + 1]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "leaves_invariance": self.leaves_invariance}
+def _domain(own: int) -> Domain:
+    """The domain whose second kind of example has feature number ``own``."""
+    x = np.zeros((4, 5))
+    x[:, 4] = 1
+    x[1:, 0] = 1
+    x[1, own] = 1
+    return Domain(x, np.array([0.0, 1, 1, 0]), np.array([0.5, 0.4, 0.03, 0.07]))
 
 
-def exact_domains() -> list[tuple[Tensor, Tensor]]:
-    """The three domains as distinct examples x and, for each, (label, share of the domain)."""
-    data = load("linear", per_domain=100)
-    examples: Any = data.examples
+TRAINING, TEST = (_domain(1), _domain(2)), _domain(3)
+MIXTURE = Domain(*(np.concatenate(parts) for parts in zip(*TRAINING, strict=True)))
+MIXTURE = MIXTURE._replace(share=MIXTURE.share / 2)
+
+Step = Callable[[Array, Array, Sequence[int]], Array]
+"""Weights (D, 5), weight decays (D, 1) and the order of the domains → weights after a step."""
+
+
+def erm(w: Array, decay: Array, order: Sequence[int]) -> Array:
+    return w - MIXTURE.gradient(w) - decay * w
+
+
+def _matching(
+    w: Array,
+    decay: Array,
+    order: Sequence[int],
+    *,
+    weight: float,
+    measure: str = "cosine",
+    trust: float = np.inf,
+) -> Array:
+    """A step on mean loss + weight × measure, whose gradient is Σ_i H_i v_i with v_i = ∂measure/∂g_i."""
+    (g, h), (g2, h2) = (domain.derivatives(w) for domain in TRAINING)
+    if measure == "variance":
+        v = (g - g2) / 2
+        v2 = -v
+    elif measure == "inner product":
+        v, v2 = g2, g
+    else:
+        n, n2 = (np.linalg.norm(a, axis=1, keepdims=True) for a in (g, g2))
+        u, u2 = g / n, g2 / n2
+        cosine = (u * u2).sum(1, keepdims=True)
+        v, v2 = (u2 - cosine * u) / n, (u - cosine * u2) / n2
+    slope = (h @ v[..., None] + h2 @ v2[..., None])[..., 0]
+    mean = (g + g2) / 2
+    limit = trust * np.linalg.norm(mean, axis=1) / np.linalg.norm(slope, axis=1)
+    factor = np.sign(weight) * np.minimum(abs(weight), limit)
+    return w - mean - factor[:, None] * slope - decay * w
+
+
+def _inner_loop(w: Array, decay: Array, order: Sequence[int], *, mixed: bool = False) -> Array:
+    """Fish's step; ``mixed``: on batches of the mixture in place of the domains."""
+    inner = w
+    for d in order:
+        inner = inner - 10.0 * ((MIXTURE if mixed else TRAINING[d]).gradient(inner) + decay * inner)
+    return w + 0.05 * (inner - w)
+
+
+METHODS: Mapping[str, tuple[Step, Draw]] = {
+    "ERM": (erm, "domains"),
+    "IDGM, normalised, γ=0.1": (partial(_matching, weight=-0.1), "domains"),
+    "IDGM, raw, γ=2.5": (partial(_matching, weight=-2.5, measure="inner product"), "domains"),
+    "IDGM, normalised, trust 0.9": (partial(_matching, weight=-1.0, trust=0.9), "domains"),
+    "IGA, λ=1": (partial(_matching, weight=1.0, measure="variance"), "domains"),
+    "IGA, λ=100": (partial(_matching, weight=100.0, measure="variance"), "domains"),
+    "Fish": (_inner_loop, "domains"),
+    "Fish, random grouping": (partial(_inner_loop, mixed=True), "domains"),
+    "Reptile": (_inner_loop, "one-domain"),
+}
+"""By name the step, and which domains it takes."""
+
+
+def follow(method: str, decays: Sequence[float] = DECAYS, steps: int = STEPS, seed: int = 0) -> Array:
+    """Weights (steps + 1, decays, 5) of a method that starts at zero."""
+    step, draw = METHODS[method]
+    sampler = DomainBatchSampler([0, 1], 1, 2, draw=draw, seed=seed, steps=1)
+    decay = np.array(decays)[:, None]
+    path = [np.zeros((len(decays), 5))]
+    for number in range(1, steps + 1):
+        path.append(step(path[-1], decay, [d for d, _ in sampler.plan(number) if d is not None]))
+    return np.stack(path)
+
+
+def measure(method: str) -> list[dict[str, Any]]:
+    """The path of a method for each weight decay, as plain data."""
+    path = follow(method)[EVERY::EVERY]
+    steps = list(range(EVERY, STEPS + 1, EVERY))
+    train = np.mean([d.accuracy(path) for d in TRAINING], axis=0)
+    test = TEST.accuracy(path)
+    kept = np.unique(np.geomspace(1, len(steps), POINTS).astype(int)) - 1
     result = []
-    for domains in (data.splits["train"], data.splits["test"]):
-        for d in range(len(domains)):
-            x, y = examples.batch(torch.as_tensor(domains.indices_of(d)).long())
-            rows, counts = torch.cat([x, y[:, None].to(x)], 1).unique(dim=0, return_counts=True)
-            share = counts.double() / counts.sum()
-            result.append((rows[:, :-1].double(), torch.stack([rows[:, -1].double(), share], 1)))
+    for i, decay in enumerate(DECAYS):
+        invariant = [step for step, accuracy in zip(steps, test[:, i], strict=True) if accuracy > 0.9]
+        result.append(
+            {
+                "method": method,
+                "weight_decay": decay,
+                "states": {
+                    s: _state(train[s // EVERY - 1, i], test[s // EVERY - 1, i]) for s in (EARLY, STEPS)
+                },
+                "invariant_until": invariant[-1] if invariant else 0,
+                "w1+b": float(path[-1, i, 0] + path[-1, i, 4]),
+                "weights": path[-1, i].round(6).tolist(),
+                "path": {
+                    "steps": [steps[i] for i in kept],
+                    "weights": path[kept, i].round(4).tolist(),
+                    "test": test[kept, i].round(4).tolist(),
+                },
+            }
+        )
     return result
 
 
-def weighted_logistic(output: Tensor, y: Tensor) -> Tensor:
-    losses = nn.functional.binary_cross_entropy_with_logits(output[:, 0], y[:, 0], reduction="none")
-    return (losses * y[:, 1]).sum() / y[:, 1].sum()
+def _state(train: float, test: float) -> str:
+    return f"{100 * train:.0f}/{100 * test:.0f}"
 
 
-def accuracy(weights: Tensor, domain: tuple[Tensor, Tensor]) -> float:
-    x, y = domain
-    predicted = (x @ weights[:-1] + weights[-1] > 0).double()
-    return float(((predicted == y[:, 0]) * y[:, 1]).sum())
-
-
-def follow(row: Row, weight_decay: float, steps: int = STEPS, seed: int = 0, every: int = 2) -> LinearResult:
-    """Trains one method from zero and keeps its path."""
-    *training, unseen = exact_domains()
-    model = nn.Linear(4, 1).double()
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    algorithm = build(row.algorithm, model, weighted_logistic, Task(2, 2), **row.settings)
-    optimizer = torch.optim.SGD(model.parameters(), row.rate, weight_decay=weight_decay)
-    engine = Engine(algorithm.wrap(optimizer, len(training)))
-    batches = _batches(row.draw, training, seed)
-    recorded, path = [], []
-    for step in range(1, steps + 1):
-        algorithm.step(batches(step), engine)
-        if step % every == 0 or step == steps or step < every:
-            recorded.append(step)
-            path.append(torch.cat([model.weight[0], model.bias]).detach().clone())
-    train = tuple(sum(accuracy(w, d) for d in training) / len(training) for w in path)
-    test = tuple(accuracy(w, unseen) for w in path)
-    weights = tuple(tuple(round(v, 6) for v in w.tolist()) for w in path)
-    return LinearResult(row, weight_decay, tuple(recorded), weights, train, test)
-
-
-def _batches(
-    draw: Draw, domains: list[tuple[Tensor, Tensor]], seed: int
-) -> Callable[[int], list[DomainBatch]]:
-    """Whole domains as batches, in the order in which the sampler deals them."""
-    whole = [DomainBatch(x, y, d) for d, (x, y) in enumerate(domains)]
-    mixture = DomainBatch(torch.cat([b.x for b in whole]), torch.cat([b.y for b in whole]), None)
-    if draw in ("pooled", "regrouped"):  # in expectation, a batch regrouped at random is one of the mixture
-        return lambda step: [mixture] * (1 if draw == "pooled" else len(whole))
-    sampler = DomainBatchSampler(list(range(len(whole))), 1, len(whole), draw=draw, seed=seed, steps=1)
-    return lambda step: [whole[d] for d, _ in sampler.plan(step) if d is not None]
-
-
-def printed_accuracies() -> dict[str, tuple[float, float]]:
+def printed() -> dict[str, str]:
     """Train and test accuracy that the weights printed in the paper give."""
-    *training, unseen = exact_domains()
-    weights = {name: torch.tensor(values, dtype=torch.float64) for name, values in PRINTED.items()}
-    return {n: (sum(accuracy(w, d) for d in training) / 2, accuracy(w, unseen)) for n, w in weights.items()}
+    weights = {name: np.array(values) for name, values in PRINTED.items()}
+    train = {name: float(np.mean([d.accuracy(w) for d in TRAINING])) for name, w in weights.items()}
+    return {name: _state(train[name], float(TEST.accuracy(w))) for name, w in weights.items()}
 
 
-def state(result: Mapping[str, Any], step: int) -> str:
-    i = result["steps"].index(step)
-    return f"{100 * result['train'][i]:.0f}/{100 * result['test'][i]:.0f}"
+def reproduce(request: Request) -> Reproduction:
+    from shoal.paper.figures import linear_figure
 
-
-def margin(result: Mapping[str, Any]) -> float:
-    """w₁ + b at the end: where it is above 0, the prediction follows the invariant feature."""
-    w, b = result["weights"][-1][0], result["weights"][-1][4]
-    return float(w + b)
-
-
-def tables(results: Sequence[Mapping[str, Any]], early: int) -> tuple[Table, Table]:
-    """The path without weight decay, and the end points with it. Cells are train/test accuracy in percent."""
-    decays = sorted({r["weight_decay"] for r in results})
-    last = results[0]["steps"][-1]
+    rows = [row for method in METHODS for row in measure(method)]
+    by = {(row["method"], row["weight_decay"]): row for row in rows}
     path = Table(
-        ["method", "paper", f"step {early}", f"step {last}", "93/93 until step", "W at the end", "b"]
+        ["method", "paper", f"step {EARLY}", f"step {STEPS}", "93/93 until step", "W at the end", "b"]
     )
-    ends = Table(["method", "paper", *(f"decay {d:g}" for d in decays), f"w1+b at decay {decays[-2]:g}"])
-    for label in dict.fromkeys(r["row"]["label"] for r in results):
-        mine = {r["weight_decay"]: r for r in results if r["row"]["label"] == label}
-        paper = PAPER.get(label.split(",")[0], "–") if "random" not in label else "–"
-        free = mine[decays[0]]
-        *w, b = free["weights"][-1]
+    ends = Table(["method", "paper", *(f"decay {d:g}" for d in DECAYS), f"w1+b at decay {SHOWN:g}"])
+    for method in METHODS:
+        paper = "–" if "random" in method else PAPER.get(method.split(",")[0], "–")
+        free = by[method, 0.0]
+        *w, b = free["weights"]
         weights = f"[{', '.join(f'{v:.1f}' for v in w)}]"
-        path.add(label, paper, state(free, early), state(free, last), _until(free), weights, f"{b:.1f}")
-        ends.add(label, paper, *(state(mine[d], last) for d in decays), f"{margin(mine[decays[-2]]):+.3f}")
-    return path, ends
+        path.add(method, paper, *free["states"].values(), _until(free), weights, f"{b:.1f}")
+        cells = [by[method, decay]["states"][STEPS] for decay in DECAYS]
+        ends.add(method, paper, *cells, f"{by[method, SHOWN]['w1+b']:+.3f}")
+    figures = {}
+    for decay in (0.0, SHOWN):
+        name = "linear" if decay == 0 else f"linear-decay-{decay:g}".replace(".", "_")
+        figures[name] = linear_figure({m: by[m, decay]["path"] for m in METHODS}, decay)
+    tables = {
+        "Without weight decay (train/test accuracy in percent)": path,
+        f"At step {STEPS}, with weight decay": ends,
+    }
+    data = {"rows": rows, "printed": printed()}
+    return request.result(tables, _reading(by), data, figures=figures, left_out=LEFT_OUT)
 
 
-def _until(result: Mapping[str, Any]) -> str:
-    """The last recorded step before the method leaves invariance for good."""
-    left = result["leaves_invariance"]
-    if left is None:
-        return "the end"
-    before = result["steps"].index(left) - 1
-    return str(result["steps"][before]) if before >= 0 else "never"
+def _until(row: Mapping[str, Any]) -> str:
+    last = row["invariant_until"]
+    return "the end" if last == STEPS else str(last or "never")
 
 
-def reading(results: Sequence[Mapping[str, Any]], printed: Mapping[str, Sequence[float]]) -> str:
-    """What the table does and does not show, from its own numbers."""
-    free = {r["row"]["label"]: r for r in results if r["weight_decay"] == 0}
-    last = results[0]["steps"][-1]
-    fallen = [n for n, r in free.items() if state(r, last) == "97/57"]
-    decay = sorted({r["weight_decay"] for r in results})[-2]
-    ends = [(r["row"]["label"], r["test"][-1] > 0.9) for r in results if r["weight_decay"] == decay]
-    invariant, lost = ("; ".join(name for name, holds in ends if holds is kept) for kept in (True, False))
-    at_decay = [r for r in results if r["weight_decay"] == decay]
-    nearest = min(at_decay, key=lambda r: abs(margin(r)))
-    weights = "; ".join(f"{n}: {100 * a:.0f}/{100 * b:.0f}" for n, (a, b) in printed.items())
-    everyone = "every method" if len(fallen) == len(free) else ", ".join(fallen)
-    until = {name: _until(result) for name, result in free.items()}
-    return f"""Without weight decay {everyone} ends at 97/57: the table shows when a method stops being
-invariant, not whether. At the same effective learning rate ERM leaves 93/93 after step {
-        until["ERM"]
-    }, Fish after \
-{until["Fish"]},
-normalised IDGM after {
-        until["IDGM, normalised, γ=0.1"]
-    }. IGA, which is equal to ERM here according to the paper, does
-so with λ=1 (after {until["IGA, λ=1"]}); with λ=100 it also stays longer (after {until["IGA, λ=100"]}).
-With weight decay {decay:g}, which the paper does not mention and which was chosen
-after seeing the results, the end points differ:
-  93/93  {invariant}
-  97/57  {lost}
-The end point is determined by the sign of w1 + b, which can depend on the third decimal:
-{nearest["row"]["label"]} has {margin(nearest):+.3f}.
-The weights the paper prints give, with the rule W·x + b > 0, {weights};
-in its IDGM and Fish row w1 + b is exactly 0, so that row is on the decision boundary."""
+def _reading(by: Mapping[tuple[str, float], Mapping[str, Any]]) -> str:
+    """What the tables show and what they do not, from their own numbers."""
+    until = {method: _until(by[method, 0.0]) for method in METHODS}
+    nearest = min(METHODS, key=lambda method: abs(by[method, SHOWN]["w1+b"]))
+    weights = "; ".join(f"{name}: {state}" for name, state in printed().items())
+    return (
+        "Without weight decay every method ends at 97/57: the table shows when a method leaves invariance, "
+        f"not whether. At the same effective learning rate ERM leaves 93/93 after step {until['ERM']}, Fish "
+        f"after {until['Fish']}, normalised IDGM after {until['IDGM, normalised, γ=0.1']}. IGA, which equals "
+        f"ERM here according to the paper, does so with λ=1 (after {until['IGA, λ=1']}); with λ=100 it also "
+        f"stays longer (after {until['IGA, λ=100']}).\nWith weight decay {SHOWN:g}, which the paper does not "
+        "mention and which was chosen after seeing the results, the end points differ. They depend on the "
+        f"sign of w1 + b, which can be a matter of the third decimal: {nearest} has "
+        f"{by[nearest, SHOWN]['w1+b']:+.3f}.\nThe weights the paper prints give, with the rule W·x + b > 0, "
+        f"{weights}; in its IDGM and Fish row w1 + b is exactly 0, on the decision boundary."
+    )

@@ -112,7 +112,7 @@ def domains(result: Mapping[str, Any], first: str | None) -> dict[str, Any]:
 
     Those come in the order of ``first``'s scores there, the worst on top; its numbers stand beside them.
     """
-    rows, names = {str(row["algorithm"]): row for row in result["rows"]}, list(result["left_out"])
+    rows, names = {str(row["algorithm"]): row for row in result["rows"]}, list(result["held_out"])
     scale, unit = figures.unit(result["metric"])
     main = list(dict.fromkeys(n for n in (first, next(iter(rows)), result["baseline"]) if n in rows))
     coloured = list(dict.fromkeys([*main, *rows])) if len(rows) <= COLOURS else main

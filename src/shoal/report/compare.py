@@ -27,9 +27,9 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
 
     Of more than ``most`` domains only the average is in it.
     """
-    shown = result["left_out"] if most is None or len(result["left_out"]) <= most else []
+    shown = result["held_out"] if most is None or len(result["held_out"]) <= most else []
     metric, baseline = result["metric"] or "score", result["baseline"]
-    several, intervals, also = len(result["left_out"]) > 1, has_intervals(result), _also(result)
+    several, intervals, also = len(result["held_out"]) > 1, has_intervals(result), _also(result)
     found = Table(
         [
             "rank",
@@ -57,16 +57,13 @@ def table(result: Mapping[str, Any], written: Callable[[str], str] = str, most: 
 
 
 def has_intervals(result: Mapping[str, Any]) -> bool:
-    """Whether some row has an interval over domains; results of an earlier version have none."""
-    found = [row.get("over_domains") or {} for row in result["rows"]]
-    return any(about.get("low") is not None for about in found)
+    """Whether some row has an interval over domains."""
+    return any((row["over_domains"] or {}).get("low") is not None for row in result["rows"])
 
 
 def _also(result: Mapping[str, Any]) -> list[str]:
-    """Measures that have a value somewhere, beside the one that all are judged by."""
-    known = [
-        name for row in result["rows"] for name, v in row.get("also", {}).items() if v["mean"] is not None
-    ]
+    """Measures that have a value somewhere, beside the one that is compared."""
+    known = [name for row in result["rows"] for name, v in row["also"].items() if v["mean"] is not None]
     return list(dict.fromkeys(known))
 
 
@@ -89,8 +86,8 @@ def _cell(values: Mapping[str, Any]) -> str:
 
 
 def _worst(row: Mapping[str, Any], written: Callable[[str], str] = str) -> str:
-    """The worst held-out domain's score and name; results of an earlier version have none."""
-    if (about := row.get("worst")) is None:
+    """The worst held-out domain's score and name."""
+    if (about := row["worst"]) is None:
         return "–"
     return f"{_number(about['mean'], about['metric'])} ({written(clean(about['domain']))})"
 
@@ -153,7 +150,7 @@ def words(result: Mapping[str, Any]) -> list[str]:
     if has_intervals(result):
         lines.append(
             f"95 % interval: of the difference to {result['baseline']}, paired by domain over "
-            f"{len(result['left_out'])} domains (Student's t, seeds averaged), not corrected for several "
+            f"{len(result['held_out'])} domains (Student's t, seeds averaged), not corrected for several "
             "rows."
         )
     if note := result.get("units"):
@@ -161,9 +158,6 @@ def words(result: Mapping[str, Any]) -> list[str]:
     if controls := [row["algorithm"] for row in result["rows"] if row.get("control")]:
         lines.append(f"Controls (never recommended): {', '.join(controls)}.")
     return [*lines, *recommended(result), *_troubles(result)]
-
-
-CRITERION = {"mean": "average", "worst": "worst domain"}
 
 
 def described(name: str) -> str:
@@ -185,10 +179,10 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
     """What :func:`shoal.experiments.compare.recommendation` found, in sentences.
 
     First which method to use, then what to expect of it in a new domain, then why. Nothing where nothing can
-    be said, and of results of an earlier version.
+    be said.
     """
     about = result.get("recommendation")
-    if about is None or "criterion" not in about:
+    if about is None:
         return []
     domains, metric = about["domains"], result["metric"]
     rows = {row["algorithm"]: row for row in result["rows"]}
@@ -215,23 +209,12 @@ def recommended(result: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"Its improvement over a constant prediction (the majority baseline) is uncertain: {gain}."
         )
-    if (other := about.get("other")) is not None:
-        row, by = rows[other["row"]], other["criterion"]
-        what = "On the worst held-out domain" if by == "worst" else "On average"
-        lines.append(
-            f"{what}, {_scores(row, metric)} is better by {_gap(other, metric)} ({PAIRED[by]}); to recommend "
-            f"by that: --criterion {by}."
-        )
     if (least := about.get("detectable")) is not None:
-        test = "paired t test" if about["criterion"] == "mean" else "t test"
         lines.append(
             f"With {domains} domains, differences of less than {_number(least, metric)}{_points(metric)} "
-            f"would usually not be detected ({test} at the 5 % level, power 80 %)."
+            "would usually not be detected (paired t test at the 5 % level, power 80 %)."
         )
     return [clean(line) for line in lines]
-
-
-PAIRED = {"mean": "paired by domain", "worst": "bootstrap over domains and seeds"}
 
 
 def _called(row: Mapping[str, Any]) -> str:
@@ -289,8 +272,8 @@ def _why(
     metric: Any,
     behind_control: bool,
 ) -> str:
-    by = CRITERION[about["criterion"]] + " among algorithms other than controls" * behind_control
-    which = f"{PAIRED[about['criterion']]}, {about['domains']} domains"
+    by = "average" + " among algorithms other than controls" * behind_control
+    which = f"paired by domain, {about['domains']} domains"
     if about["among"] == 1:
         return "It is the only algorithm that can be recommended."
     if take is best:
@@ -340,8 +323,8 @@ def _troubles(result: Mapping[str, Any]) -> list[str]:
     for measure, names in result.get("undefined", {}).items():
         lines.append(f"{measure} is undefined in {_some(names)}; its average is over the other domains.")
     trials = result.get("trials") or []  # a sweep's result has none
-    if undefined := list(dict.fromkeys(t["left_out"] for t in trials if t["status"] == "undefined")):
-        some = any(t["left_out"] in undefined and t["status"] == "scored" for t in trials)
+    if undefined := list(dict.fromkeys(t["held_out"] for t in trials if t["status"] == "undefined")):
+        some = any(t["held_out"] in undefined and t["status"] == "scored" for t in trials)
         what = "No score in some cases" if some else "No score"
         lines.append(
             f"{what} with {_some(undefined)} held out: the metric is undefined there or on validation."
@@ -367,7 +350,7 @@ def _parts(result: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 def text(result: Mapping[str, Any]) -> str:
     """For a terminal: the recommendation, the table, then how it came about."""
     first, rest = _parts(result)
-    if (many := len(result["left_out"])) > BESIDE:
+    if (many := len(result["held_out"])) > BESIDE:
         rest.append(f"The scores on each of the {many:,} domains are in the files.")
     shown = table(result, _cut, BESIDE).text()
     return "\n".join([*first, *([""] if first else []), shown, "", *rest])
@@ -384,7 +367,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join([heading, "", *lead, *([""] if lead else []), shown, "", *rest, ""])
 
 
-COLUMNS = ("algorithm", "left_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
+COLUMNS = ("algorithm", "held_out", "seed", "status", "metric", "test", "validation", "chosen", "lr", "step")
 OF_ROW = ("average", "worst", "worst_domain")
 
 

@@ -125,11 +125,10 @@ def gap_seen(result: Result) -> bool:
     return bool(round(scale * result["average"]["low"], digits) > 0)
 
 
-def reading(result: Result, command: str = "shoal compare DATASET", without: str = "") -> list[str]:
+def reading(result: Result, command: str = "shoal compare DATA", without: str = "") -> list[str]:
     """What the numbers say, with p, and what to try.
 
-    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`;
-    either is a command line or a call of ``shoal.compare``.
+    ``command`` compares algorithms on these data, ``without`` does so without the columns :func:`to_drop`.
     """
     parts = (_verdict, _of_labels, _of_inputs, _of_columns, _of_relation, _of_gap, _of_gradients)
     lines = [line for part in parts for line in part(result)]
@@ -303,17 +302,11 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _comparing(command: str, algorithms: str) -> str:
-    if command.startswith("shoal.compare("):
-        return f"{command[:-1]}, algorithms={algorithms.split()})"
-    return f"{command} --algorithms {algorithms}"
-
-
 def _advice(result: Result, command: str) -> str:
     found, average, span = kinds(result), result["average"], _span(result, result["average"])
     gap = gap_seen(result) and average["gap"] > (LARGE if result["task"] == "classification" else 0)
     if not result["alarms"] and not gap:
-        check = _comparing(command, "erm vrex fish")
+        check = f"{command} --algorithms erm vrex fish"
         return f"Suggestion: use ERM. If a new domain may differ from these, compare: {check}"
     if found == ["labels"]:
         known = "recalibrate the predictions on the new domain"
@@ -324,13 +317,13 @@ def _advice(result: Result, command: str) -> str:
             known += "classes in the loss"
         return (
             f"Suggestion: only label shift was detected, so {known}. Domain generalization does not "
-            f"address label shift. To check ERM: {_comparing(command, 'erm')}"
+            f"address label shift. To check ERM: {command} --algorithms erm"
         )
     unclear = not gap and _alarm(result, "held-out") and average["high"] > LARGE
     if not gap and not unclear:
         size = "a generalization gap not significantly different from 0, but a large gap is not excluded"
         size = "a negligible generalization gap" if average["high"] <= LARGE else size
-        check = _comparing(command, "erm coral vrex")
+        check = f"{command} --algorithms erm coral vrex"
         return f"Suggestion: use ERM, which has {size}: {span}. To check: {check}"
     conflicts = [when for when in WHEN if _alarm(result, f"gradients {when}")]
     how, chosen = "no gradient conflict was detected", "erm coral vrex groupdro"
@@ -345,7 +338,7 @@ def _advice(result: Result, command: str) -> str:
     uncertain = f"the generalization gap of ERM is uncertain, {span}, {harder}"
     size = uncertain if unclear else f"the generalization gap is {span}"
     return (
-        f"Suggestion: {size} and {how}, so compare: {_comparing(command, chosen)}. On most shifts no "
+        f"Suggestion: {size} and {how}, so compare: {command} --algorithms {chosen}. On most shifts no "
         f"algorithm is reliably better than ERM (docs/evidence/comparisons.md)."
         f"{relation * ('relation' in found)}"
     )
@@ -385,7 +378,7 @@ def _limits(result: Result) -> list[str]:
     return lines
 
 
-def text(result: Result, command: str = "shoal compare DATASET", without: str = "", width: int = 100) -> str:
+def text(result: Result, command: str = "shoal compare DATA", without: str = "", width: int = 100) -> str:
     """Tables and reading for a terminal."""
     wrap = textwrap.TextWrapper(
         width, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False

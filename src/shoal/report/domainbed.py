@@ -16,7 +16,7 @@ Result = Mapping[str, Any]
 def dataset_table(result: Result) -> Table:
     """A row for every algorithm; a column for every held-out domain."""
     unit = _unit(result["metric"])
-    table = Table(["algorithm", *(f"{name}, {unit}" for name in (*result["left_out"], "average"))])
+    table = Table(["algorithm", *(f"{name}, {unit}" for name in (*result["held_out"], "average"))])
     for row in result["rows"]:
         cells = (_cell(values, result["metric"]) for values in (*row["domains"].values(), row["average"]))
         table.add(row["algorithm"], *cells)
@@ -29,17 +29,12 @@ def overall_table(results: Sequence[Result]) -> Table:
     columns = [f"{result['dataset']}, {_unit(result['metric'])}" for result in results]
     shared = len(results) > 1 and len(set(metrics)) == 1
     table = Table(["algorithm", *columns, *([f"average, {_unit(metrics[0])}"] if shared else [])])
-    rows = [{r["algorithm"]: r.get("by_seed", r["average"]) for r in result["rows"]} for result in results]
-    theirs = [result["by_domainbed"] for result in results]
+    rows = [{r["algorithm"]: r["average"] for r in result["rows"]} for result in results]
     for name in dict.fromkeys(name for own in rows for name in own):
         averages = [own.get(name) for own in rows]
         cells = [_cell(average, metric) for average, metric in zip(averages, metrics, strict=True)]
         if shared:
-            whole = (
-                a if a and (by or None not in a["values"]) else None
-                for a, by in zip(averages, theirs, strict=True)
-            )
-            mean = mean_of(a["mean"] if a else None for a in whole)
+            mean = mean_of(a["mean"] if a and None not in a["values"] else None for a in averages)
             cells.append(_cell({"values": [mean], "mean": mean, "se": None, "status": []}, metrics[0]))
         table.add(name, *cells)
     return table
@@ -50,8 +45,7 @@ def words(results: Sequence[Result]) -> list[str]:
     lines = []
     for result in results:
         trials, seeds = result["draws"], len(result["trials"])
-        error = "standard error (with n, as in DomainBed)" if result["by_domainbed"] else "standard error"
-        over = f"mean ± {error} over {seeds} seeds" if seeds > 1 else "one seed"
+        over = f"mean ± standard error over {seeds} seeds" if seeds > 1 else "one seed"
         among = (
             f"selected from {trials} trials of random search"
             if trials > 1

@@ -58,7 +58,6 @@ def short(name: object, longest: int = LONGEST) -> str:
 
 
 def _style() -> Any:
-    _figure(1, 1)  # says what to install
     from matplotlib import rc_context
 
     return rc_context(STYLE)

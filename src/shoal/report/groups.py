@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import PYTHON, RunRecord, judged
+from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.selection import lower_is_better
 from shoal.experiments.statistics import mean_of, spread
+from shoal.experiments.store import identity
 
 NAMED = 6
 """Names in a sentence."""
-APART = ("algorithm", "label", "settings", "seed", "draw", "optimizer_options", "protocol")
+APART = ("algorithm", "label", "settings", "seed", "draw", "lr", "optimizer_options", "protocol")
 """In which runs of a comparison differ."""
 ONCE = {"eval_every": None}
 ASIDE = ("eval_every", "eval_limit", "digest")
 """Runs that differ in these are shown apart, but more telling differences name them."""
 Kept = tuple[Path, Mapping[str, Any]]
-"""The folder of a comparison, and its result."""
+"""The file of a comparison's result, and its content."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class Run:
 
     @cached_property
     def identity(self) -> str:
-        """Of runs from Python code, whose data and model are not recorded, the place is a part of it."""
-        config = self.record.config
-        return f"{config.identity} {self.path}" if config.dataset == PYTHON else config.identity
+        return identity(self.record, self.path)
 
 
 @dataclass(frozen=True)
@@ -70,52 +69,36 @@ class Trouble(NamedTuple):
     more: str = ""
 
 
-def grouped(runs: Sequence[Run], kept: Sequence[Kept], troubles: list[Trouble]) -> list[Group]:
+def grouped(runs: Sequence[Run], comparisons: Sequence[Kept], troubles: list[Trouble]) -> list[Group]:
     """Comparisons as they were made, then whatever else can be compared, then single runs."""
     groups: list[Group] = []
-    taken: set[int] = set()
+    taken: set[str] = set()
     seen: list[Any] = []
-    for folder, result in ((folder, _current(result)) for folder, result in kept):
-        if (own := result.get("identities")) is not None:
-            if own in seen:  # a copy, or the same folder twice
-                continue
-            seen.append(own)
-        mine = [r for r in runs if _belongs(r, folder, result)]
-        name = f"compare-{result['dataset']}.json in {folder}"
-        there = result["runs"] - result.get("runs_missing", 0)
+    for path, result in comparisons:
+        own, there = result["identities"], result["runs"] - result["runs_missing"]
+        if own in seen:  # a copy
+            continue
+        seen.append(own)
+        mine = [r for r in runs if r.identity in own]
         if len(mine) > there:
-            troubles.append(Trouble(f"{name} is older than its runs and not used."))
+            troubles.append(Trouble(f"{path} is older than its runs and not used."))
             continue
         if len(mine) < there:
-            troubles.append(Trouble(f"{name} refers to {there:,} runs; {len(mine):,} records were found."))
-        taken |= {id(r) for r in mine}
-        tried, metric = result.get("search", 1), result.get("metric") or "score"
+            troubles.append(Trouble(f"{path} refers to {there:,} runs; {len(mine):,} records were found."))
+        taken |= {r.identity for r in mine}
+        tried, metric = result["search"], result["metric"] or "score"
         rule = (
             f"For each algorithm and seed, the step with the best validation {metric} on the training "
             f"domains was selected{f', among {tried} hyperparameter trials' if tried > 1 else ''}."
         )
-        groups.append(
-            Group("comparison", result, mine, _chosen(result["trials"], mine), rule, str(folder), True)
-        )
-    left = [r for r in runs if id(r) not in taken]
+        groups.append(Group("comparison", result, mine, _chosen(result), rule, str(path.parent), True))
+    left = [r for r in runs if r.identity not in taken]
     groups += [replace(_group(part), apart=apart) for apart, part in split_up(left)]
     groups.sort(key=lambda g: g.kind == "runs")
     names = [g.result["dataset"] for g in groups]
     return [
         replace(g, apart=(g.apart or g.kind) if names.count(g.result["dataset"]) > 1 else "") for g in groups
     ]
-
-
-def _current(result: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A result that an earlier version wrote, with what the rule of this one recommends."""
-    from shoal.experiments import compare
-
-    if "criterion" in result:
-        return result
-    lower = result["lower_is_better"]
-    rows = _completed(result["rows"], lower)
-    recommendation = None if result.get("runs_missing") else compare.recommendation(rows, lower)
-    return {**result, "rows": rows, "criterion": "mean", "recommendation": recommendation}
 
 
 def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str, Any]]:
@@ -126,22 +109,6 @@ def _completed(rows: Iterable[Mapping[str, Any]], lower: bool) -> list[dict[str,
         {**row, "worst": compare.worst(row, lower), "control": compare.is_control(row["algorithm"])}
         for row in rows
     ]
-
-
-def _belongs(run: Run, folder: Path, result: Mapping[str, Any]) -> bool:
-    from shoal.experiments import compare
-
-    config = run.record.config
-    if isinstance(own := result.get("identities"), list):  # results of an earlier version have none
-        return run.identity in own
-    return (
-        folder in Path(run.path).parents
-        and (config.dataset, config.steps) == (result["dataset"], result["steps"])
-        and not config.protocol
-        and config.seed in result["seeds"]
-        and compare.named(config.data_options.get("test", result["left_out"][0])) in result["left_out"]
-        and config.name in [row["algorithm"] for row in result["rows"]]
-    )
 
 
 def split_up(runs: Sequence[Run]) -> list[tuple[str, list[Run]]]:
@@ -176,7 +143,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
     """
     found = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in APART}
     data, model = (dict(found.pop(part)) for part in ("data_options", "model_options"))
-    data.pop("test", None)
+    data.pop("held_out", None)
     if data.get("seed") == config.seed:
         del data["seed"]
     if each := found.pop("domains_per_step"):
@@ -211,7 +178,7 @@ def _group(runs: Sequence[Run]) -> Group:
             f"Of the runs of an algorithm, seed and held-out domain ({many}), the one with the best "
             f"validation {result['metric'] or 'score'} was selected. {rule}"
         )
-    return Group("comparison", result, runs, _chosen(result["trials"], runs), rule)
+    return Group("comparison", result, runs, _chosen(result), rule)
 
 
 def strange(record: RunRecord) -> list[str]:
@@ -221,42 +188,26 @@ def strange(record: RunRecord) -> list[str]:
     return [d for d in scores.get("validation", {}).get("domains", ()) if d not in known] if known else []
 
 
-def _chosen(trials: Iterable[Mapping[str, Any]], runs: Iterable[Run]) -> frozenset[str]:
-    """The identities of the runs that trials chose; earlier versions name them by their settings alone."""
-    from shoal.experiments import compare
-
-    def key(algorithm: str, seed: int, settings: Mapping[str, Any], lr: Any, held_out: Any) -> str:
-        return json.dumps([algorithm, seed, dict(settings), lr, held_out], sort_keys=True, default=str)
-
-    chosen = [t for t in trials if t.get("chosen") is not None]
-    found = {t["run"] for t in chosen if "run" in t}
-    old = [
-        (t["algorithm"], t["seed"], t["settings"], t["lr"], t["left_out"]) for t in chosen if "run" not in t
-    ]
-    wanted = {key(*parts[:4], held_out) for parts in old for held_out in (parts[4], None)}
-    for run in runs if wanted else ():
-        config, test = run.record.config, run.record.config.data_options.get("test")
-        parts = (config.name, config.seed, config.settings, config.optimizer_options.get("lr"))
-        if key(*parts, None if test is None else compare.named(test)) in wanted:
-            found.add(run.identity)
-    return frozenset(found)
+def _chosen(result: Mapping[str, Any]) -> frozenset[str]:
+    """The identities of the runs that validation chose."""
+    return frozenset(t["run"] for t in result["trials"] if t["chosen"] is not None)
 
 
 def _holes(configs: Iterable[RunConfig]) -> list[RunConfig]:
     """What would have to be run for every algorithm to have the same seeds and held-out domains."""
     found: dict[str, dict[tuple[str, int], RunConfig]] = {}
     for config in configs:
-        test = json.dumps(config.data_options.get("test"))
-        found.setdefault(config.name, {})[test, config.seed] = config
-    tests = dict.fromkeys(test for own in found.values() for test, _ in own)
+        held_out = json.dumps(config.data_options.get("held_out"))
+        found.setdefault(config.name, {})[held_out, config.seed] = config
+    every = dict.fromkeys(held_out for own in found.values() for held_out, _ in own)
     seeds = dict.fromkeys(seed for own in found.values() for _, seed in own)
     holes = []
     for own in found.values():
         first = next(iter(own.values()))
-        for test in tests:
-            options = {k: v for k, v in first.data_options.items() if k != "test"}
-            options |= {} if test == "null" else {"test": json.loads(test)}
-            holes += [replace(first, seed=s, data_options=options) for s in seeds if (test, s) not in own]
+        for held_out in every:
+            options = {k: v for k, v in first.data_options.items() if k != "held_out"}
+            options |= {} if held_out == "null" else {"held_out": json.loads(held_out)}
+            holes += [replace(first, seed=s, data_options=options) for s in seeds if (held_out, s) not in own]
     return holes
 
 
@@ -268,7 +219,6 @@ def _comparable(records: Sequence[RunRecord]) -> bool:
         and bool(scores)
         and all({"validation", "test"} <= set(s) for s in scores)
         and all(None not in s["validation"]["domains"].values() for s in scores)
-        and all("lr" in r.config.optimizer_options for r in records)
     )
 
 
@@ -282,7 +232,7 @@ def _sweep(runs: Sequence[Run]) -> Group:
         found = selection.results(planned, records[0].config.dataset)
     except (InputError, LookupError):
         return Group("runs", means(runs), runs)
-    if not found["left_out"]:
+    if not found["held_out"]:
         return Group("runs", means(runs), runs)
     lower = found["metric"] is not None and lower_is_better(found["metric"])
     rows = [
@@ -297,7 +247,7 @@ def _sweep(runs: Sequence[Run]) -> Group:
     for row in whole:
         row["rank"] = 1 + sum(worth(other) < worth(row) - 1e-12 for other in whole)
     rows.sort(key=lambda row: (row["rank"] is None, row["rank"], worth(row)))
-    picked = {(c["algorithm"], (c["left_out"],), c["trial"], c["draw"]) for c in found["choices"]}
+    picked = {(c["algorithm"], (c["held_out"],), c["trial"], c["draw"]) for c in found["choices"]}
     chosen = frozenset(r.identity for r in runs if selection.key_of(r.record.config)[1:] in picked)
     result = found | {
         "lower_is_better": lower,
@@ -348,7 +298,7 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
         "metric": metric,
         "lower_is_better": lower,
         "baseline": None,
-        "left_out": domains,
+        "held_out": domains,
         "seeds": sorted({r.config.seed for r in records}),
         "rows": _completed(table, lower),
         "missing": [],
@@ -360,7 +310,7 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
 def called(runs: Sequence[Run]) -> list[str]:
     """Each run's algorithm, with those of its settings in which other runs of that name differ."""
     configs = [run.record.config for run in runs]
-    settings = [{**c.settings, **c.optimizer_options, "draw": c.draw} for c in configs]
+    settings = [{**c.settings, **c.optimizer_options, "lr": c.lr, "draw": c.draw} for c in configs]
     found = []
     for config, mine in zip(configs, settings, strict=True):
         others = [s for c, s in zip(configs, settings, strict=True) if c.name == config.name]
@@ -375,13 +325,13 @@ def test_domains(record: RunRecord) -> list[str]:
 
 
 def _by_domain(record: RunRecord, split: str) -> tuple[str | None, dict[str, float]]:
-    """What a finished run measured in a split, by domain; of one domain what it was judged by."""
+    """What a finished run measured in a split, by domain; of one domain its selection score."""
     shown = record.chosen.get(split) if record.status == "finished" else None
     if shown is None:
         return None, {}
     metric, values = shown["metric"], shown["domains"]
     if len(values) == 1:
-        metric, value = judged(shown)
+        metric, value = selection_score(shown)
         values = dict.fromkeys(values, value)
     return metric, {n: v for n, v in values.items() if v is not None and math.isfinite(v)}
 

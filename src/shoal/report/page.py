@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import shoal
-from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, judged, row_of
+from shoal.experiments.record import RunRecord, row_of, selection_score
 from shoal.experiments.statistics import t_limit
 from shoal.report import charts, columns, figures
 from shoal.report.compare import _hours, _many, _spread, _troubles, recommended, words
@@ -33,40 +31,29 @@ class Content:
     groups: Sequence[Group]
     columns: Sequence[Mapping[str, Any]] = ()
     """What became of the columns of files: ``file``, ``rows`` and ``columns``, as in ``columns.json``."""
-    samples: Sequence[Mapping[str, Any]] = ()
-    """Images with what a model makes of them: ``path``, and ``error`` or ``strips`` (``domain``, ``words``,
-    ``images``, each with ``png`` in base64, ``wrong`` and ``words``)."""
     troubles: Sequence[Trouble] = ()
     title: str = "Runs"
     made: str = ""
 
 
 def render(content: Content) -> str:
-    """The page."""
-    need_report()
-    return filled("page.html", context(content))
-
-
-def need_report() -> None:
-    """Both packages are asked for at once, before anything is drawn."""
-    if any(importlib.util.find_spec(name) is None for name in ("jinja2", "matplotlib")):
-        raise InputError("a report needs jinja2 and matplotlib: pip install 'shoal[report]'.")
-
-
-def filled(name: str, values: Mapping[str, Any]) -> str:
-    """One of the templates in this folder; whatever goes into it is escaped, without control characters."""
+    """The page; whatever goes into the template is escaped, without control characters."""
     import jinja2
     from markupsafe import Markup
 
     def safe(value: Any) -> Any:
         return clean(value, "\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
-    folders = [Path(__file__).parent, Path(__file__).parents[1] / "paper" / "views"]
-    how: Any = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "finalize": safe}
-    loader = jinja2.FileSystemLoader(folders)
-    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, **how)
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=safe,
+    )
     environment.filters["number"] = _number
-    return environment.get_template(name).render(values)
+    return environment.get_template("page.html").render(context(content))
 
 
 def context(content: Content) -> dict[str, Any]:
@@ -92,7 +79,7 @@ def lead(group: Group) -> list[str]:
     result = group.result
     if group.kind == "runs":
         of = {"test": "", "validation": "validation examples of ", "train": "the training examples of "}
-        where = of.get(result["split"], f"{result['split']} of ") + listed(result["left_out"])
+        where = of.get(result["split"], f"{result['split']} of ") + listed(result["held_out"])
         names, seeds = _algorithms(result), _many(len(result["seeds"]), "seed")
         about = f"{_many(len(group.runs), 'run')} of {names}, scored on {where}, {seeds}."
         return [clean(about), f"This is not a comparison: {_why_not(result)}."]
@@ -105,7 +92,7 @@ def lead(group: Group) -> list[str]:
 
 def compared(group: Group) -> str:
     """What was compared, on which held-out domains, and how hyperparameters were chosen."""
-    result, names = group.result, list(group.result["left_out"])
+    result, names = group.result, list(group.result["held_out"])
     own = max((test_domains(r.record) for r in group.runs), key=len, default=[])
     names = own if len(own) > 1 == len(names) else names  # of one test split its own domains
     where = f"held-out domain{'s' * (len(names) > 1)} {listed(names)}"
@@ -140,7 +127,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
         more += [line for note in units if (line := f"{note[:1].upper()}{note[1:]}.") not in more]
     about = result.get("recommendation") or {}
     first = about.get("take") or about.get("begin") or result["baseline"]  # what others are held against
-    several = len(result["left_out"]) > 1
+    several = len(result["held_out"]) > 1
     return {
         "id": name,
         "title": result.get("title") or result["dataset"],
@@ -151,7 +138,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
         "words": more,
         "table": _table(result, several),
         "differences": _differences(result, first),
-        "by_domain": charts.domains(result, first) if result["metric"] and result["left_out"] else None,
+        "by_domain": charts.domains(result, first) if result["metric"] and result["held_out"] else None,
         "each": _each_domain(result) if several else None,
         "metric": figures.unit(result["metric"])[1],
         "lower": result["lower_is_better"],
@@ -161,7 +148,7 @@ def _group(group: Group, name: str) -> dict[str, Any]:
 
 def _table(result: Mapping[str, Any], several: bool) -> dict[str, Any]:
     """A row for every algorithm: the average and the worst held-out domain before anything else."""
-    unit, names = figures.unit(result["metric"])[1], result["left_out"]
+    unit, names = figures.unit(result["metric"])[1], result["held_out"]
     every = [(name, v) for row in result["rows"] for name, v in row.get("also", {}).items()]
     also = dict.fromkeys(name for name, v in every if v["mean"] is not None)
     columns = [("average", unit), ("worst domain", unit)] if several else [(n, unit) for n in names]
@@ -206,13 +193,13 @@ def _each_domain(result: Mapping[str, Any]) -> dict[str, Any]:
 
     With many algorithms there is room for means alone.
     """
-    rows, sd, names = result["rows"], len(result["rows"]) <= charts.COLOURS, result["left_out"][:ROWS]
+    rows, sd, names = result["rows"], len(result["rows"]) <= charts.COLOURS, result["held_out"][:ROWS]
     top = {"average": "average", "worst domain": "worst"}
     return {
         "columns": [(row["algorithm"], _mark(row, result)) for row in rows],
         "top": [(name, [_cell(row[key], sd) for row in rows]) for name, key in top.items()],
         "rows": [(name, [_cell(row["domains"][name], sd) for row in rows]) for name in names],
-        "left": len(result["left_out"]) - len(names),
+        "left": len(result["held_out"]) - len(names),
     }
 
 
@@ -229,17 +216,17 @@ def _decision(result: Mapping[str, Any]) -> dict[str, Any] | None:
     take = about.get("take")
     if take not in rows or other not in rows:
         return None
-    pair, by_mean = (rows[take], rows[other]), about["criterion"] == "mean"
-    mean, error = compare.paired(*pair, result["lower_is_better"], about["criterion"])
-    reach = error * t_limit(compare.LEVEL, about["domains"] - 1)
-    found = (compare.over_domains(*pair) if by_mean else None) or {"values": {}}
-    found |= {"mean": mean, "se": error, "low": mean - reach, "high": mean + reach}
+    found = compare.over_domains(rows[take], rows[other])
+    if found is None or found["low"] is None:
+        return None
+    found["se"] = (found["high"] - found["mean"]) / t_limit(compare.LEVEL, len(found["values"]) - 1)
     chart = charts.differences({f"{take} − {other}": found}, result["metric"])
-    what = "average over domains" if by_mean else "worst domains"
-    text = f"Difference in {chart['unit']} of the {what}. Dark: one standard error; light: 95 % interval."
-    text += " Small dots: the held-out domains." if by_mean else ""
     side = "left" if result["lower_is_better"] else "right"
-    return chart | {"text": f"{text} To the {side} of zero {take} is better."}
+    text = (
+        f"Difference in {chart['unit']} of the average over domains. Dark: one standard error; light: 95 % "
+        f"interval; small dots: the held-out domains. To the {side} of zero {take} is better."
+    )
+    return chart | {"text": text}
 
 
 def _differences(result: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
@@ -291,7 +278,9 @@ def _figures(group: Group, name: str) -> dict[str, Any]:
 def _limits(records: Iterable[RunRecord]) -> tuple[float, float] | None:
     """The same for all panels, so that they can be compared, if all values are between 0 and 1."""
     points = [s for r in records for m in r.history for s in m["scores"].values()]
-    found = [v for s in points for v in ([judged(s)[1]] if s.get("selects") else s["domains"].values())]
+    found = [
+        v for s in points for v in ([selection_score(s)[1]] if s.get("selects") else s["domains"].values())
+    ]
     values = [v for v in found if v is not None and math.isfinite(v)]
     if not values or min(values) < 0 or max(values) > 1:
         return None
@@ -343,16 +332,16 @@ def learning_curves(
 
 
 def _curves_metric(record: RunRecord) -> str | None:
-    """What curves are of: what the run was judged by."""
-    return next((judged(s)[0] for m in record.history for s in m["scores"].values()), None)
+    """What curves are of: the metric that the run selects by."""
+    return next((selection_score(s)[0] for m in record.history for s in m["scores"].values()), None)
 
 
 def _curve(
     record: RunRecord, split: str, domain: str | None, metric: str
 ) -> tuple[list[float], list[float | None]]:
     points = [(m["step"], m["scores"][split]) for m in record.history if split in m["scores"]]
-    same = [(step, scores) for step, scores in points if judged(scores)[0] == metric]
-    values = [judged(s)[1] if domain is None else s["domains"].get(domain) for _, s in same]
+    same = [(step, scores) for step, scores in points if selection_score(scores)[0] == metric]
+    values = [selection_score(s)[1] if domain is None else s["domains"].get(domain) for _, s in same]
     return [step for step, _ in same], values
 
 
@@ -405,14 +394,14 @@ def _columns(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 USUAL = {f.name: getattr(RunConfig("", "", 1), f.name) for f in fields(RunConfig)}
-ALWAYS = ("dataset", "algorithm", "steps", "seed", "optimizer_options")
+ALWAYS = ("dataset", "algorithm", "steps", "seed", "lr")
 
 
 def _run(run: Run) -> dict[str, Any]:
     record, row = run.record, row_of(run.record)
     metric, test = row.get("metric", "score"), row.get("test")
     if test is not None and record.chosen["test"].get("selects"):
-        metric, test = judged(record.chosen["test"])
+        metric, test = selection_score(record.chosen["test"])
     settings = []
     for name, value in record.config.to_dict().items():
         if value != USUAL[name] or name in ALWAYS:

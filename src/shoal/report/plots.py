@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from shoal.errors import InputError
 from shoal.terminal import clean
 
 if TYPE_CHECKING:
@@ -22,10 +21,8 @@ SHAPES = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("figures require matplotlib: pip install 'shoal[plots]'.") from None
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -16,11 +16,6 @@ Scores = Mapping[str, Any]
 """By split, see :class:`~shoal.training.evaluate.Scores`."""
 
 
-def scores_table(scores: Scores) -> Table:
-    """One evaluation: a row for every measure and domain."""
-    return _table([scores])
-
-
 def run_table(record: Mapping[str, Any]) -> Table:
     """A finished run: every measure and domain at the selected step and the last."""
     selected, last = record["history"][record["selected"]]["scores"], record["history"][-1]["scores"]

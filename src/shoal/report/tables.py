@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import html
-import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from rich.cells import cell_len
 
 from shoal.terminal import as_csv, clean
 
@@ -29,10 +29,10 @@ class Table:
     def text(self) -> str:
         """Columns padded to their widest cell, numbers to the right."""
         grid = [self.columns, *self.rows]
-        widths = [max(map(_width, column)) for column in zip(*grid, strict=True)]
+        widths = [max(map(cell_len, column)) for column in zip(*grid, strict=True)]
         right, lines = self._right(), []
         for row in grid:
-            fills = [" " * (width - _width(cell)) for cell, width in zip(row, widths, strict=True)]
+            fills = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
             cells = zip(row, fills, right, strict=True)
             lines.append("  ".join(f + c if r else c + f for c, f, r in cells).rstrip())
         lines.insert(1, "  ".join("─" * w for w in widths))
@@ -82,19 +82,5 @@ SIGNS |= {"^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}
 IN_LATEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | SIGNS)
 
 
-def percent(values: Sequence[float]) -> str:
-    """Mean ± standard deviation over seeds, in percent; the mean alone for a single value."""
-    from shoal.experiments.statistics import plus_minus
-
-    return plus_minus(100 * v for v in values if not math.isnan(v))
-
-
 def _numeric(cell: str) -> bool:
     return not cell or cell[0] in "0123456789–-+−≥≤≈"
-
-
-def _width(text: str) -> int:
-    """Columns on a terminal: combining marks take none, wide characters two."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
-    )

@@ -6,8 +6,7 @@ optimizer trains, that is
 
 - ``mean_cosine`` and ``mean_inner_product`` over pairs i ≠ j (see :mod:`shoal.gradients`),
 - ``sign_agreement``, the mean over parameters of |mean of signs|,
-- ``matrix``, the cosines of all pairs, up to :data:`LARGEST` domains,
-- ``layers``, the mean cosine over the parameters of each module.
+- ``matrix``, the cosines of all pairs, up to :data:`LARGEST` domains.
 
 Where there are more domains than are measured at once, those of a measurement are dealt by a keyed
 permutation, so that every pair comes in its turn, whatever their number; which ones depends on the seed and
@@ -31,7 +30,7 @@ from shoal.data.domains import Domains
 from shoal.data.loader import MetaBatchLoader, seeded
 from shoal.data.sampler import DomainBatchSampler, key
 from shoal.errors import InputError
-from shoal.gradients import Gradient, cosines, gradient, gram_matrices, mean_of_pairs, sign_agreement
+from shoal.gradients import Gradient, cosines, gradient, gram_matrix, mean_of_pairs, sign_agreement
 from shoal.replay import leaves_no_trace
 from shoal.training.callbacks import Callback, State
 from shoal.training.capture import Fixed, Replay
@@ -47,8 +46,8 @@ class Pending(NamedTuple):
 
     step: int
     domains: Sequence[str]
-    grams: Tensor
-    """Inner products (layers, S, S)."""
+    gram: Tensor
+    """Inner products (S, S)."""
     signs: Tensor
 
 
@@ -62,12 +61,8 @@ class Agreement:
     ``capture`` replays the measurement as a CUDA graph, as long as batches have the same shapes.
     """
 
-    def __init__(
-        self, algorithm: Algorithm, engine: Engine, *, layers: bool = False, capture: bool = False
-    ) -> None:
-        self.algorithm, self.engine, self.layers = algorithm, engine, layers
-        self.groups = layer_names(algorithm, engine.params) if layers else [""] * len(engine.params)
-        self.names = list(dict.fromkeys(self.groups))
+    def __init__(self, algorithm: Algorithm, engine: Engine, *, capture: bool = False) -> None:
+        self.algorithm, self.engine = algorithm, engine
         self._fixed = Fixed()
         self._replay = (
             Replay(lambda: self._measure(self._fixed.batches), algorithm, engine) if capture else None
@@ -80,7 +75,7 @@ class Agreement:
             plain = [b._replace(domain=None) for b in batches]
             replayed = self._replay is not None and self._fixed.take(plain)
             log = self._replay() if self._replay and replayed else self._measure(plain)
-        return Pending(step, list(domains), log["grams"], log["signs"])
+        return Pending(step, list(domains), log["gram"], log["signs"])
 
     def _gradient(self, batch: DomainBatch) -> Gradient:
         """Of the mean loss of a whole batch, in float32."""
@@ -96,35 +91,22 @@ class Agreement:
 
     def _measure(self, batches: Sequence[DomainBatch]) -> Log:
         gradients = [self._gradient(batch) for batch in batches]
-        grams = gram_matrices(gradients, self.groups)
-        return {"grams": torch.stack([grams[n] for n in self.names]), "signs": sign_agreement(gradients)}
+        return {"gram": gram_matrix(gradients), "signs": sign_agreement(gradients)}
 
     def read(self, pending: Pending) -> dict[str, Any]:
         """A measurement as plain data; what is not finite is ``None``."""
-        grams = pending.grams.cpu().double()
-        whole = grams.sum(0)
-        matrix = cosines(whole)
+        gram = pending.gram.cpu().double()
+        matrix = cosines(gram)
         found: dict[str, Any] = {
             "step": pending.step,
             "domains": list(pending.domains),
             "mean_cosine": _number(mean_of_pairs(matrix)),
-            "mean_inner_product": _number(mean_of_pairs(whole)),
+            "mean_inner_product": _number(mean_of_pairs(gram)),
             "sign_agreement": _number(pending.signs),
         }
         if len(matrix) <= LARGEST:
             found["matrix"] = [[_number(v) for v in row] for row in matrix.tolist()]
-        if self.layers:
-            each = mean_of_pairs(cosines(grams)).tolist()
-            found["layers"] = {n: _number(v) for n, v in zip(self.names, each, strict=True)}
         return found
-
-
-def layer_names(algorithm: Algorithm, params: Sequence[Tensor]) -> list[str]:
-    """For each parameter the name of the module that it is in; one that several share has its first."""
-    names: dict[int, str] = {}
-    for name, p in algorithm.named_parameters():
-        names.setdefault(id(p), name.removeprefix("model.").rpartition(".")[0] or "(model)")
-    return [names[id(p)] for p in params]
 
 
 class Tracking(Callback):

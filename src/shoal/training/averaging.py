@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -193,12 +193,9 @@ class SWAD(Average):
     the limit if ℓ_i > ``ratio`` · mean(ℓ_s, …, ℓ_t); averaging, and the training, end when the last N_e
     segments all are. N_s is ``converge``, N_e is ``tolerate``.
 
-    ``rule="paper"``, algorithm 1 of the paper: the mean over all steps from segment s to the one before those
-    N_e, or to the last; over all steps of the training if there is no s.
-
-    ``rule="released"``, the authors' program (khanrc/swad, ``LossValley``), which their results come from: a
-    mean of segments' means, in which every segment counts as one, however many steps it has, and some count
-    more than once. Let Q be the last N_e segments at any time.
+    As in the authors' program (khanrc/swad, ``LossValley``), which their results come from, it is a mean of
+    segments' means, in which every segment counts as one, however many steps it has, and some count more than
+    once. Let Q be the last N_e segments at any time.
 
     - At t, with N_e > N_s: of the first N_e − N_s + 1 segments of Q, which end with s where Q is full, those
       after the first, or after the one that follows the last over the limit. With N_e ≤ N_s: segments
@@ -207,30 +204,22 @@ class SWAD(Average):
     - At the end, unless averaging has ended: those of Q after the first, up to the last one within the limit.
     - If there is no s: the last segment alone.
 
-    In both a loss that is not finite is over any limit and left out of the mean loss. (In the released
-    program NaN counts as the lowest loss, and averaging that starts there never ends.) At most
-    max(N_s, N_e) + 2 copies of the trained weights are kept, one less by the paper's rule.
+    A loss that is not finite is over any limit and left out of the mean loss. (In the released program NaN
+    counts as the lowest loss, and averaging that starts there never ends.) At most max(N_s, N_e) + 2 copies
+    of the trained weights are kept.
     """
 
     running = False
 
-    def __init__(
-        self,
-        converge: int = 3,
-        tolerate: int = 6,
-        ratio: float = 1.3,
-        rule: Literal["released", "paper"] = "released",
-    ) -> None:
+    def __init__(self, converge: int = 3, tolerate: int = 6, ratio: float = 1.3) -> None:
         self.converge = _whole("converge", converge, 1)
         self.tolerate = _whole("tolerate", tolerate, 1)
         if not 0 < ratio < math.inf:
             raise InputError(f"ratio must be above 0 and finite, got {ratio}.")
-        if rule not in ("released", "paper"):
-            raise InputError(f"rule must be 'released' or 'paper', got {rule!r}.")
-        self.ratio, self.rule = ratio, rule
+        self.ratio = ratio
         self.limit: float | None = None
         """The loss above which a segment is over the limit; None before the start."""
-        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio, "rule": rule}
+        self._settings = {"converge": converge, "tolerate": tolerate, "ratio": ratio}
         self._segment: _Mean | None = None
         self._queue: list[_Mean] = []  # finished segments that may still be added
         self._start = 0  # the last step of segment s
@@ -256,10 +245,7 @@ class SWAD(Average):
         self._segment.loss = loss if math.isfinite(loss) else math.inf
         self._queue.append(self._segment)
         self._segment = None
-        if self.rule == "released":
-            self._released()
-        else:
-            self._paper()
+        self._add_segment()
 
     def _found_start(self, window: Sequence[_Mean]) -> bool:
         """Whether the first of the last ``converge`` segments is the best of them; then sets the limit."""
@@ -274,7 +260,7 @@ class SWAD(Average):
         assert self.limit is not None
         return min(segment.loss for segment in segments) > self.limit
 
-    def _released(self) -> None:
+    def _add_segment(self) -> None:
         self._queue[-1].count = 1  # a segment counts as one, however many steps it has
         del self._queue[: -max(self.tolerate, self.converge if self.limit is None else 0)]
         last = self._queue[-self.tolerate :]
@@ -293,7 +279,7 @@ class SWAD(Average):
                 self._mean.merge(last[0])
 
     def _before(self, window: Sequence[_Mean], last: Sequence[_Mean]) -> Sequence[_Mean]:
-        """What the released program adds when it finds the start."""
+        """What is added when the start is found."""
         surplus = self.tolerate - self.converge
         if surplus <= 0:
             return window[1 : 1 - surplus]
@@ -301,29 +287,13 @@ class SWAD(Average):
         over = [i for i, segment in enumerate(early) if self._over([segment])]
         return early[over[-1] + 2 if over else 1 :]
 
-    def _paper(self) -> None:
-        if self.limit is None:
-            if len(self._queue) < self.converge:
-                return
-            started, first = self._found_start(self._queue), self._queue.pop(0)
-            if started or self._mean is None:
-                self._mean = first
-            else:
-                self._mean.merge(first)
-        elif len(self._queue) >= self.tolerate and self._over(self._queue):
-            self._queue, self.done = [], True
-        while self.limit is not None and self._mean and len(self._queue) >= self.tolerate:
-            self._mean.merge(self._queue.pop(0))
-
     def _parts(self) -> list[_Mean]:
         """What :meth:`weights` is the mean of, if the training ends now."""
-        rest = self._queue
-        if self.rule == "released":
-            if self.limit is None:
-                return rest[-1:]
-            rest = rest[1:]
-            while rest and self._over(rest[-1:]):
-                rest = rest[:-1]
+        if self.limit is None:
+            return self._queue[-1:]
+        rest = self._queue[1:]
+        while rest and self._over(rest[-1:]):
+            rest = rest[:-1]
         first = [] if self._mean is None or (self._mean.count == 0 and rest) else [self._mean]
         return first + rest
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.options import ModelOptions, TrainingOptions, declared
 from shoal.terminal import in_markdown as escaped
 from shoal.training.summary import about, example_of
 
@@ -19,23 +20,7 @@ MOST = 50
 """Rows of a table of domains; more are counted."""
 SMALL = 30
 """Examples of a domain, below which its score says little."""
-SETTINGS = (
-    *("settings", "steps", "batch_size", "domains_per_step", "draw", "model", "model_options", "weights"),
-    *("optimizer", "optimizer_options", "lr", "schedule", "clip", "accumulate", "precision", "warm_start"),
-    *("average", "average_start", "average_ratio", "select", "metric", "patience", "holdout", "protocol"),
-    *(
-        "seed",
-        "warm_select",
-        "average_decay",
-        "wise_ft",
-        "miro",
-        "l2_sp",
-        "l2_sp_head",
-        "memory_format",
-        "retrain",
-    ),
-    *("head_lr", "layer_decay"),
-)
+SETTINGS = (*declared(ModelOptions), *declared(TrainingOptions), "holdout", "protocol")
 """What of a configuration the card lists, where it is set."""
 
 
@@ -139,7 +124,9 @@ def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str,
     if run.get("dataset"):
         options = escaped(_pairs(run.get("data_options") or {}))
         lines.append(f"Dataset {escaped(run['dataset'])}{f' with {options}' if options else ''}.")
-    lines.append(f"Held-out domains: {_several([escaped(n) for n in left_out(sizes)], 20) or 'none'}.")
+    lines.append(
+        f"Held-out domains: {_several([escaped(n) for n in held_out_domains(sizes)], 20) or 'none'}."
+    )
     rows = [
         (split, name, f"{count:,}") for split, domains in sizes.items() for name, count in domains.items()
     ]
@@ -151,7 +138,7 @@ def _data(run: Mapping[str, Any], record: Mapping[str, Any], sizes: Mapping[str,
     return "\n\n".join(lines)
 
 
-def left_out(sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
+def held_out_domains(sizes: Mapping[str, Mapping[str, int]]) -> list[str]:
     """The domains that are tested on and were not trained on."""
     return [name for name in sizes.get("test", {}) if name not in sizes["train"]]
 
@@ -176,13 +163,8 @@ def _training(record: Mapping[str, Any], config: Mapping[str, Any], model: Mappi
     listed["model"] = model.get("name") or model.get("class", "?")
     rows = [(name.replace("_", " "), _pairs(v) if isinstance(v, dict) else v) for name, v in listed.items()]
     lines = [_table(("setting", "value"), rows)]
-    if record.get("skipped"):
-        lines.append(f"{record['skipped']} non-finite steps were skipped.")
     versions = _pairs(record.get("environment") or {})
     lines.append(f"Training took {record['seconds']:.1f} s. Versions: {escaped(versions)}.")
-    if git := config.get("git"):
-        changed = ", with local changes" if git.get("changed") else ""
-        lines.append(f"Commit {escaped(git.get('commit'))}{changed}.")
     if command := config.get("command"):
         lines += ["To repeat it:", code(str(command))]
     return "\n\n".join(lines)
@@ -194,7 +176,7 @@ def _limits(
     at: Mapping[str, Any],
     sizes: Mapping[str, Mapping[str, int]],
 ) -> str:
-    unseen = [escaped(name) for name in left_out(sizes)]
+    unseen = [escaped(name) for name in held_out_domains(sizes)]
     chosen = config.get("run") or config.get("options") or {}
     lines = []
     if unseen:

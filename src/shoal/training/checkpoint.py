@@ -92,8 +92,12 @@ class Loaded:
     best_step: int | None = None
 
 
+KEPT = 2
+"""Checkpoints that a run keeps, besides its best weights."""
+
+
 class Checkpoints:
-    """The newest ``keep`` checkpoints of a run, in a folder of their own.
+    """The newest :data:`KEPT` checkpoints of a run, in a folder of their own.
 
     A file's name ends in a checksum of its content. It appears under that name only when it is complete, and
     older ones go only after that, so a kill or a full disk at any moment leaves one to resume from. The best
@@ -101,10 +105,8 @@ class Checkpoints:
     checkpoint's name has too. One process at a time may save.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise InputError(f"keep={keep!r}; the number of checkpoints to keep must be at least 1.")
-        self.folder, self.keep = Path(folder), keep
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
         self._best: tuple[int, str] | None = None
 
     def save(
@@ -149,7 +151,7 @@ class Checkpoints:
         files = self._files()
         later = [path for path in files if _step(path) > _step(saved)]
         earlier = [path for path in files if _step(path) < _step(saved)]
-        kept = {saved, *later, *earlier[: self.keep - 1]}
+        kept = {saved, *later, *earlier[: KEPT - 1]}
         self._delete([path for path in files if path not in kept], kept)
 
     def _delete(self, unneeded: list[Path], kept: Iterable[Path]) -> None:

@@ -18,7 +18,7 @@ from shoal.data.batch import DomainBatch, pieces
 from shoal.errors import InputError, shown
 from shoal.gradients import gradient
 from shoal.losses import find_terms
-from shoal.optim import Walks, copy_where, inner_of, step_unless
+from shoal.optim import Walks, inner_of, step_unless
 from shoal.replay import leaves_no_trace, random_state
 from shoal.tensors import like
 from shoal.training.miro import Miro
@@ -37,7 +37,7 @@ class Engine:
 
     Each of several ``processes`` holds ``share`` of every batch, taken in ``accumulate`` pieces. With fp16
     losses are scaled. A step whose loss or gradient is not finite is never applied, and Fish drops the walk
-    it belongs to: with ``on_nan="stop"`` no other is applied after it, with ``"skip"`` buffers are restored.
+    it belongs to; no other is applied after it.
     On CUDA this is decided on the device (an optimizer without a fused form waits for it). ``auxiliary`` are
     the algorithm's own optimizers (see :meth:`Algorithm.auxiliary_optimizers`). ``loss`` is the algorithm's:
     where its examples count differently (class weights, ``ignore_index``, sample weights), a piece of a batch
@@ -55,7 +55,6 @@ class Engine:
         precision: Precision = "fp32",
         clip: float | None = None,
         accumulate: int = 1,
-        on_nan: Literal["stop", "skip"] = "stop",
         auxiliary: Mapping[str, Optimizer] | None = None,
         loss: Loss | None = None,
         miro: Miro | None = None,
@@ -73,7 +72,6 @@ class Engine:
         self.share = share
         self.clip = None if clip is None else float(clip)  # a tensor cannot be divided into 2**64
         self.accumulate = accumulate
-        self.on_nan = on_nan
         self.stopped = torch.zeros((), dtype=torch.bool, device=self.device)
         self.compute_in(precision)
         self.scale = LossScale(self.device) if precision == "fp16" else None
@@ -99,35 +97,17 @@ class Engine:
     def step(self, algorithm: Algorithm, batches: Sequence[DomainBatch]) -> Log:
         """One step of ``algorithm``; its log, with the ``norms`` of what was applied."""
         self.begin()
-        before = [t.detach().clone() for t in self._beside(algorithm)] if self.on_nan == "skip" else []
         log = _checked(algorithm, algorithm.step(batches, self))
         if self._norms:
             log["norms"] = torch.stack(self._norms)
         if self.scale is not None:
             bad = torch.zeros_like(self.stopped) if self._bad_loss is None else self._bad_loss
             log["objective"] = torch.where(bad, math.nan, 0.0)
-        if before:
-            watched = [log[k] for k in self.watched if k in log]
-            bad = self._anywhere(~torch.stack([v.isfinite().all() for v in watched]).all())
-            now = self._beside(algorithm)
-            # What an auxiliary optimizer has made meanwhile was zero.
-            before += [torch.zeros_like(t) for t in now[len(before) :]]
-            with torch.no_grad():
-                copy_where(bad, now, before)
         if self.processes > 1:
             floating = [b for b in self._buffers(algorithm) if b.is_floating_point()]
             for buffer, mean in zip(floating, self.average(floating), strict=True):
                 buffer.copy_(mean)
         return log
-
-    def _beside(self, algorithm: Algorithm) -> list[Tensor]:
-        """What a step changes besides what the optimizer trains: buffers and auxiliary modules."""
-        auxiliary = self.auxiliary.values()
-        trained = [p for h in auxiliary for p in _parameters(h)]
-        moments = [
-            t for h in auxiliary for s in h.state.values() for t in s.values() if isinstance(t, Tensor)
-        ]
-        return [*self._buffers(algorithm), *trained, *moments]
 
     def _buffers(self, algorithm: Algorithm) -> list[Tensor]:
         """Those that a step may change: pretrained weights, which are kept to compare with, stay."""
@@ -339,9 +319,8 @@ class Engine:
         bad = ~norm.isfinite()
         # With a loss scale, a gradient that overflows costs its own step and no more.
         fatal = _or(self._bad_loss, torch.zeros_like(bad) if self.scale else bad)
-        if self.on_nan == "stop":
-            self.stopped |= fatal
-            fatal = self.stopped.clone()
+        self.stopped |= fatal
+        fatal = self.stopped.clone()
         bad = bad | fatal
         if self.clip is not None:
             found = list(torch._foreach_mul(found, (self.clip / norm).clamp(max=1.0)))

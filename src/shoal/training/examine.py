@@ -196,17 +196,15 @@ def check_comparison(algorithm: Algorithm, data: DomainData, sampler: DomainBatc
         raise InputError(f"{name} compares domains: domains_per_step must be at least 2, got 1.")
 
 
-def check_scored(found: Examined) -> None:
-    """Refuses outputs that an evaluation could not compare with the targets, or would broadcast."""
+def why_unscored(found: Examined) -> str:
+    """Why an evaluation could not compare outputs with the targets, or would broadcast; "" if it can."""
     output, y = found.output, found.y
     got = f"of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
     if found.task.kind == "dense" and isinstance(output, Tensor):
-        return  # `examine` has compared them
+        return ""  # `examine` has compared them
     if not isinstance(output, Tensor) or (found.task.classes is None and output.shape != y.shape):
-        raise InputError(
-            f"the model's output is {got} and the targets are {tuple(y.shape)}: scores compare one tensor "
-            "with the targets. Give the model such an output, or evaluate nothing (eval_splits=[])."
-        )
+        return f"the model's output is {got} and the targets are {tuple(y.shape)}, which cannot be compared"
+    return ""
 
 
 def check_loss(loss: Loss, found: Examined, algorithm: Algorithm, divided: str | None) -> None:

@@ -14,21 +14,21 @@ from torch.optim.lr_scheduler import LRScheduler
 from shoal.errors import InputError
 from shoal.models.head import find_head
 from shoal.models.layers import find_layers
-from shoal.training.options import Options
+from shoal.options import FitOptions
 
 OPTIONS = ("head_lr", "layer_decay", "l2_sp")
 """Those that need a head."""
 
 
-def head_for(options: Options, model: nn.Module, x: Any) -> nn.Module | None:
+def head_for(options: FitOptions, model: nn.Module, x: Any) -> nn.Module | None:
     """The head of ``model``, where an option needs it; ``x`` is a batch of inputs."""
-    named = [name for name in OPTIONS if getattr(options, name) is not None]
+    named = [name for name in OPTIONS if options.get(name) is not None]
     if not named:
         return None
     try:
         return find_head(model, x)
     except InputError as error:
-        raise InputError(f"{named[0]}={getattr(options, named[0])}: {error}") from error
+        raise InputError(str(error), named[0]) from error
 
 
 class Rates:
@@ -38,15 +38,15 @@ class Rates:
     its other settings. Schedulers multiply them all alike.
     """
 
-    def __init__(self, optimizer: Optimizer, options: Options, model: nn.Module, head: nn.Module) -> None:
+    def __init__(self, optimizer: Optimizer, options: FitOptions, model: nn.Module, head: nn.Module) -> None:
         self.optimizer = optimizer
         self.base = _rate(optimizer.param_groups[0])
         depths, own = find_layers(model, head).depths(model, head), set(head.parameters())
 
         def rate(p: nn.Parameter, usual: float) -> float:
-            if options.head_lr is not None and p in own:
-                return options.head_lr
-            return usual * (options.layer_decay or 1.0) ** depths.get(p, 0)
+            if options["head_lr"] is not None and p in own:
+                return options["head_lr"]
+            return usual * (options["layer_decay"] or 1.0) ** depths.get(p, 0)
 
         groups: list[dict[str, Any]] = []
         for group in optimizer.param_groups:
@@ -79,7 +79,7 @@ def _rate(group: dict[str, Any]) -> float:
 
 
 class L2SP(nn.Module):
-    """The gradient of α/2 ‖θ − θ₀‖² + β/2 ‖w‖², for what is pretrained, θ, and the weights w of the head.
+    """The gradient of α/2 (‖θ − θ₀‖² + ‖w‖²), for what is pretrained, θ, and the weights w of the head.
 
     θ₀ are the weights at the start of the training, after a warm start. They are buffers, and saved with the
     algorithm, of which this is a part.
@@ -88,7 +88,7 @@ class L2SP(nn.Module):
     Networks, ICML 2018.
     """
 
-    def __init__(self, model: nn.Module, head: nn.Module, alpha: float, beta: float) -> None:
+    def __init__(self, model: nn.Module, head: nn.Module, alpha: float) -> None:
         super().__init__()
         own = set(head.parameters())
         self._trained = [p for p in model.parameters() if p.requires_grad and p not in own]
@@ -96,7 +96,7 @@ class L2SP(nn.Module):
         self._names = [f"start_{n}" for n in range(len(self._trained))]
         for name, p in zip(self._names, self._trained, strict=True):
             self.register_buffer(name, p.detach().clone())
-        self.alpha, self.beta = alpha, beta
+        self.alpha = alpha
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -110,13 +110,11 @@ class L2SP(nn.Module):
         moved: list[Tensor] = [p.detach() for p in self._trained]
         if moved:
             moved = list(torch._foreach_sub(moved, [getattr(self, name) for name in self._names]))
-        for which, offsets, weight in (
-            (self._trained, moved, self.alpha),
-            (self._head, [p.detach() for p in self._head], self.beta),
-        ):
-            kept = [(place[p], offset) for p, offset in zip(which, offsets, strict=True) if p in place]
-            if weight and kept:
-                sums = torch._foreach_add([found[n] for n, _ in kept], [o for _, o in kept], alpha=weight)
-                for (n, _), g in zip(kept, sums, strict=True):
-                    found[n] = g
+        offsets = [*moved, *(p.detach() for p in self._head)]
+        pairs = zip([*self._trained, *self._head], offsets, strict=True)
+        kept = [(place[p], offset) for p, offset in pairs if p in place]
+        if self.alpha and kept:
+            sums = torch._foreach_add([found[n] for n, _ in kept], [o for _, o in kept], alpha=self.alpha)
+            for (n, _), g in zip(kept, sums, strict=True):
+                found[n] = g
         return found

@@ -21,7 +21,7 @@ from shoal.errors import InputError
 
 FILES = (
     *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors"),
-    *("inputs.json", "card.md", "columns.json", "seeds.json", ".lock"),
+    *("inputs.json", "card.md", "columns.json", ".lock"),
 )
 FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")
 """What Shoal keeps in the folder of a run, and in no other."""

@@ -24,6 +24,7 @@ from shoal.models.calling import call
 from shoal.replay import leaves_no_trace
 from shoal.tensors import map_nest
 from shoal.training.capture import WARM_UP, Replay
+from shoal.training.options import precision_of
 
 if TYPE_CHECKING:
     from shoal.training.engine import Precision
@@ -86,13 +87,13 @@ def lay_out(model: nn.Module) -> list[Tensor]:
 def candidates(setup: Setup) -> list[Format]:
     """What may be chosen, the simplest first."""
     options = setup.options
-    memory, precision = options.memory_format or "contiguous", options.chosen_precision
+    memory, precision = options["memory_format"] or "contiguous", precision_of(options)
     memories: list[Any] = [memory] if memory != "auto" else ["contiguous"]
     precisions: list[Any] = [precision] if precision != "auto" else ["fp32"]
     # A choice by time is not the same every time.
-    if setup.device.type == "cuda" and not options.deterministic:
+    if setup.device.type == "cuda" and not options["deterministic"]:
         # A compiled model is laid out by the compiler.
-        if memory == "auto" and not options.compile and any(p.ndim == 4 for p in setup.model.parameters()):
+        if memory == "auto" and not options["compile"] and any(p.ndim == 4 for p in setup.model.parameters()):
             memories.append("channels-last")
         if precision == "auto" and torch.cuda.is_bf16_supported(including_emulation=False):
             precisions.append("bf16")
@@ -142,7 +143,7 @@ def fastest(seconds: Mapping[Format, float]) -> Format:
 def _batches(setup: Setup, step: int) -> Iterator[list[DomainBatch]]:
     """The training's batches of ``step``; the block leaves buffers and random numbers as they were."""
     training = setup.model.training
-    with seeded(setup.options.seed), leaves_no_trace(setup.algorithm):
+    with seeded(setup.options["seed"]), leaves_no_trace(setup.algorithm):
         try:
             yield next(iter(setup.loader(setup.sampler, step, step + 1, workers=0)))
         finally:

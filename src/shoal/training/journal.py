@@ -34,14 +34,13 @@ class Journal:
         folder: str | Path,
         processes: Processes,
         *,
-        keep: int = 2,
         wandb: str | None = None,
         config: Mapping[str, Any] | None = None,
-        going_on: str | None = None,
+        resume_hint: str | None = None,
     ) -> None:
         self.folder = RunFolder(folder)
         self.processes = processes
-        self.checkpoints = Checkpoints(self.folder.checkpoints, keep)
+        self.checkpoints = Checkpoints(self.folder.checkpoints)
         if wandb and processes.main:
             check_wandb()
         self.wandb = wandb
@@ -49,7 +48,7 @@ class Journal:
         self.metrics: Metrics | None = None
         self.trackers: list[TensorBoard | WeightsAndBiases] = []
         self.saved: int | None = None
-        self.going_on = going_on or f"shoal resume {self.folder.path}"
+        self.resume_hint = resume_hint or "the same command or call"
         """What to do to go on with a run that was stopped."""
         self._full = False
         self._config = b""
@@ -237,7 +236,7 @@ class Journal:
         stands = "Earlier checkpoints are intact: free some disk space, then resume with"
         if self.saved is None or self.checkpoints.latest() is None:
             stands = "No checkpoint was saved. Free some disk space, then start again with"
-        return InputError(f"{path} could not be written ({error.strerror}). {stands}: {self.going_on}")
+        return InputError(f"{path} could not be written ({error.strerror}). {stands}: {self.resume_hint}")
 
 
 def _is_there(path: Path, content: bytes) -> bool:

@@ -14,19 +14,19 @@ from torch import Tensor, nn
 from shoal.algorithms import Algorithm
 from shoal.data.batch import DomainData
 from shoal.optim import inner_of
+from shoal.options import FitOptions
 from shoal.training.callbacks import Callback, Callbacks, State
 from shoal.training.formats import choose
 from shoal.training.history import Point
 from shoal.training.journal import Journal
 from shoal.training.monitoring import Monitor, Window
-from shoal.training.options import Options
 from shoal.training.probing import only_trained, train_mode
 from shoal.training.processes import Processes
 from shoal.training.progress import Told
 from shoal.training.retraining import Plan, plan, with_validation
 from shoal.training.selection import Selection
 from shoal.training.session import CHUNK, SECONDS, Session
-from shoal.training.setup import Setup
+from shoal.training.setup import LOG_EVERY, Setup
 from shoal.training.stepping import Stepper
 from shoal.training.stopping import Interrupted, Signals
 from shoal.training.world import world
@@ -38,7 +38,7 @@ class Training(Setup):
     """Trains ``model`` in place; everything is checked when it is made, before any step.
 
     ``state`` says where it stands, ``monitor`` watches the losses, ``selection`` evaluates and keeps weights.
-    A warm start is another training, ``warm``, that comes first; with ``options.retrain`` another,
+    A warm start is another training, ``warm``, that comes first; with ``options["retrain"]`` another,
     ``retraining``, comes last, once this one has found its ``plan``.
     """
 
@@ -47,7 +47,7 @@ class Training(Setup):
         algorithm: str | type[Algorithm],
         model: nn.Module,
         data: DomainData,
-        options: Options,
+        options: FitOptions,
         label: str | None = None,
         phase: str = "train",
         processes: Processes | None = None,
@@ -57,18 +57,18 @@ class Training(Setup):
         super().__init__(algorithm, model, data, options, label, phase, processes, only, horizon)
         main = self.processes.main
         optimizer = self.engine.optimizer
-        last = phase in ("train", "retrain") and not options.retrain
-        self.state = State(self.label, phase, options.steps, self.model, optimizer, last, main)
+        last = phase in ("train", "retrain") and not options["retrain"]
+        self.state = State(self.label, phase, options["steps"], self.model, optimizer, last, main)
         self.monitor = Monitor(self, self.state)
         self.selection = Selection(self, self.state, self._watched)
-        shown = Told(options.progress) if main and callable(options.progress) else self.progress
+        shown = Told(options["progress"]) if main and callable(options["progress"]) else self.progress
         self._ours: list[Callback] = [shown]
         if self.tracking is not None:
             self.tracking.log = self._log
             self._ours.append(self.tracking)
-        self.callbacks = Callbacks(self._ours, options.callbacks)
+        self.callbacks = Callbacks(self._ours, options["callbacks"])
         self.warm: Training | None = None
-        if options.warm_start is not None:
+        if options["warm_start"] is not None:
             name, given = "warm start", self.warm_options()
             of = name if phase == "train" else f"{phase} {name}"
             self.warm = Training("erm", self.model, data, given, name, of, self.processes, self.head)
@@ -77,7 +77,7 @@ class Training(Setup):
         self._searched: Point | None = None  # what the search selected
         self.initial: dict[str, Tensor] | None = None
         """The weights before the warm start, if they are to be trained from again."""
-        if options.compile and phase == "train":
+        if options["compile"] and phase == "train":
             self.compile()
         self.session: Session | None = None
         self.seconds, self._began = 0.0, time.monotonic()
@@ -95,10 +95,6 @@ class Training(Setup):
     def agreement(self) -> list[dict[str, Any]]:
         """What was tracked; only the newest measurement has its matrix, the log has all of them."""
         return self.tracking.found if self.tracking else []
-
-    @property
-    def skipped(self) -> list[int]:
-        return self.monitor.skipped + (self.retraining.skipped if self.retraining else [])
 
     @property
     def points(self) -> list[Point]:
@@ -152,7 +148,7 @@ class Training(Setup):
 
     def run(self, journal: Journal | None = None) -> None:
         """Trains to the end, resuming from the newest checkpoint of ``journal`` where there is one."""
-        with Signals(journal is not None) as signals, world(self.device, self.options.deterministic):
+        with Signals(journal is not None) as signals, world(self.device, self.options["deterministic"]):
             for _ in self.stages(journal, signals):
                 pass
 
@@ -178,7 +174,7 @@ class Training(Setup):
             if not session.restore():
                 self._choose_format(session)
             yield from self._in_turn(session)
-            if self.options.retrain:
+            if self.options["retrain"]:
                 if self.retraining is None:
                     session.retrain(plan(self))
                 assert self.retraining is not None
@@ -247,7 +243,7 @@ class Training(Setup):
                     yield from stepper.advance(stepper.next_stop(chunk), session.signals)
                 self.callbacks("on_sync", state)
                 self.monitor.read(stepper.read())
-                if state.step % options.log_every == 0:
+                if state.step % LOG_EVERY == 0:
                     self._log(self.monitor.line())
             measured = selection.due
             if measured:
@@ -255,10 +251,10 @@ class Training(Setup):
             state.note = self.monitor.note()
             self.callbacks("on_progress", state)
             pace = (state.step - first) / max(time.monotonic() - began, 1e-9)
-            due = options.checkpoint_every is None and time.monotonic() - saved > CHECKPOINT_SECONDS
+            due = options["checkpoint_every"] is None and time.monotonic() - saved > CHECKPOINT_SECONDS
             chunk, due, asked = session.agreed(max(1, min(CHUNK, int(pace * SECONDS))), due)
-            at_step = options.checkpoint_every and state.step % options.checkpoint_every == 0
-            regular = measured and (options.checkpoint_every is None or selection.finished)
+            at_step = options["checkpoint_every"] and state.step % options["checkpoint_every"] == 0
+            regular = measured and (options["checkpoint_every"] is None or selection.finished)
             if asked or due or at_step or regular:
                 self._checkpoint(session)
                 saved = time.monotonic()
@@ -267,9 +263,9 @@ class Training(Setup):
 
     def _beginning(self) -> str:
         """What may make the first steps slow."""
-        if self.seconds_now > 60 or not (self.options.compile or self.unroll):
+        if self.seconds_now > 60 or not (self.options["compile"] or self.unroll):
             return ""
-        return "compiling the model" if self.options.compile else "capturing steps"
+        return "compiling the model" if self.options["compile"] else "capturing steps"
 
     def _log(self, line: Mapping[str, Any]) -> None:
         state = self.state

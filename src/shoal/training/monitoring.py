@@ -22,8 +22,6 @@ from shoal.training.setup import Setup
 from shoal.training.stepping import Taken
 from shoal.training.stopping import Diverged
 
-HOPELESS = 100
-"""So many steps in a row that are not finite, and nothing is left to skip to."""
 COLLAPSED = 20
 """Steps from which on a training that is worse than a constant guess is said to be."""
 KNOWN = ("losses", "norms", "objective")
@@ -65,11 +63,10 @@ class Window:
 
 
 class Monitor:
-    """Reads what steps have logged off the device, and stops or goes on where it is not finite."""
+    """Reads what steps have logged off the device, and stops where it is not finite."""
 
     def __init__(self, setup: Setup, state: State) -> None:
         self.setup, self.state = setup, state
-        self.skipped: list[int] = []
         self.since_point, self.since_line = Window(), Window()
         self._line_began, self._line_step, self._pace = time.monotonic(), 0, 0.0
         self._losses: dict[str, float] = {}
@@ -93,8 +90,8 @@ class Monitor:
             objective = [columns["objective"][n]] if "objective" in columns else []
             watched = {"losses": row, "norms": norms, "objective": objective}
             if bad := self._first_bad(domains, {k: watched[k] for k in engine.watched}):
-                self._not_finite(step + 1, *bad)
-                continue
+                domain, what, value = bad
+                raise self.diverged(step + 1, domain, what, f"became {value}")
             finite = [norm for norm in norms if math.isfinite(norm)]
             more = {k: columns[k][n] for k in own}
             self.since_point.add(domains, row, finite, more)
@@ -115,13 +112,6 @@ class Monitor:
                     return name, {"losses": "loss", "norms": "gradient"}.get(what, what), value
         return None
 
-    def _not_finite(self, step: int, domain: str | None, what: str, value: float) -> None:
-        self.skipped.append(step)
-        if self.setup.options.on_nan == "stop":
-            raise self.diverged(step, domain, what, f"became {value}")
-        if self.skipped[-HOPELESS:] == list(range(step + 1 - HOPELESS, step + 1)):
-            raise self.diverged(step, domain, what, f"was {value} in {HOPELESS} steps in a row")
-
     def check_weights(self) -> None:
         if not bool(torch.stack([p.isfinite().all() for p in self.setup.engine.params]).all()):
             raise self.diverged(self.state.step, None, "weights", "became non-finite", applied=True)
@@ -130,12 +120,10 @@ class Monitor:
         self, step: int, domain: str | None, what: str, happened: str, applied: bool = False
     ) -> Diverged:
         where = f" of domain {domain!r}" if domain is not None else ""
-        fate, skip = "", ""
-        if not applied:
-            fate, skip = ", which was not applied", ", or skip such steps (on_nan='skip')"
+        fate = "" if applied else ", which was not applied"
         message = (
             f"{self.setup.label}: the {what}{where} {happened} at step {step}{fate}; lower the learning rate "
-            f"or the weight of the penalty, clip gradients{skip}."
+            f"or the weight of the penalty, or clip gradients."
         )
         return Diverged(message, self.state.history, step, domain, what)
 
@@ -157,7 +145,6 @@ class Monitor:
             **{name: total / window.steps for name, total in window.more.items()},
             "lr": self.setup.lr,
             **({"gradient_norm": window.norm / window.norms} if window.norms else {}),
-            "skipped": len(self.skipped),
             "examples_per_second": round(self._pace, 1),
         }
 
@@ -193,15 +180,15 @@ class Monitor:
             loss = math.inf if now.loss is None or math.isnan(now.loss) else now.loss
             last = before.scores["train"].loss if before else None
             stuck = (last is not None and loss >= last) or loss > 1.1 * point.loss
-            worse = options.loss is not None or loss > entropy
-            begun = point.step >= max(COLLAPSED, options.steps / 10)
+            worse = options["loss"] is not None or loss > entropy
+            begun = point.step >= max(COLLAPSED, options["steps"] / 10)
             return begun and stuck and worse and now.average < majority - margin
 
         every = [None, *self.state.history, point]
         *earlier, now = (below(p, before) for before, p in pairwise(every) if p is not None)
         if now and not any(earlier):
             warnings.warn(
-                f"after {point.step:,} of {options.steps:,} steps the accuracy on the training domains "
+                f"after {point.step:,} of {options['steps']:,} steps the accuracy on the training domains "
                 f"is {point.scores['train'].average:.1%}; always guessing the most frequent class gives "
                 f"{majority:.1%}. Lower the learning rate ({setup.lr:g}), or check the labels.",
                 stacklevel=2,

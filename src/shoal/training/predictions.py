@@ -22,7 +22,6 @@ from shoal.data.domains import Domains
 from shoal.data.wilds import SPLITS
 from shoal.errors import InputError, check_names
 from shoal.files import write_atomically
-from shoal.settings import plain_number
 from shoal.training.evaluate import Scores, scored
 from shoal.training.metrics import NONE, Metric, Outcome, metric
 
@@ -60,7 +59,7 @@ def parse_name(name: str) -> Named | None:
 
 def write(training: Training, folder: Path, dataset: str, replicate: tuple[str, str]) -> list[Path]:
     """The predictions of a training's model as it is, into ``folder``; ``replicate`` is such as (seed, 0)."""
-    trained = ("train", "validation") if training.options.retrain else ("train",)
+    trained = ("train", "validation") if training.options["retrain"] else ("train",)
     splits = [split for split in training.splits if split not in trained]
     if not splits:
         return []
@@ -100,7 +99,7 @@ def read(path: Path, classes: int | None) -> Array:
     right = "a finite number" if classes is None else f"a class, a whole number from 0 to {classes - 1}"
     values = []
     for number, text in enumerate(map(str.strip, lines), 1):
-        value = plain_number(text)
+        value = float(text) if re.fullmatch(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?", text) else None
         whole = value is not None and 0 <= value < (classes or math.inf) and value == int(value)
         if whole or (classes is None and value is not None and math.isfinite(value)):
             values.append(value)

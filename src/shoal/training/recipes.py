@@ -21,7 +21,7 @@ class Recipe:
     reference: str
     algorithm: str
     options: Mapping[str, Any]
-    """Fields of :class:`~shoal.training.options.Options`; what the caller sets himself wins."""
+    """Fields of :class:`~shoal.options.TrainingOptions`; what the caller gives wins."""
     pretrained: bool = True
     """Whether it makes sense for pretrained weights only."""
     model: Mapping[str, Any] = field(default_factory=dict)
@@ -30,12 +30,9 @@ class Recipe:
     """Whether :func:`shoal.fit` calls :func:`shoal.models.freeze_batchnorm` on a model of the caller's own.
     Backbones built by their names have BatchNorm frozen by default."""
 
-    def fill(self, given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """``given``, with the recipe's value for every option that is at its default."""
-        return {
-            name: self.options[name] if name in self.options and value == defaults.get(name) else value
-            for name, value in given.items()
-        }
+    def fill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """``given``, with the recipe's value for every option that was not given."""
+        return {**self.options, **given}
 
 
 @cache

@@ -15,6 +15,7 @@ from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.errors import InputError
 from shoal.training.averaging import SMA
+from shoal.training.options import probes_head, uses_swad
 
 if TYPE_CHECKING:
     from shoal.training.loop import Training
@@ -46,17 +47,15 @@ def plan(search: Training) -> Plan:
     """What a training that is over says of the one to come."""
     point, rule = search.selection.selected
     steps, average, options = point.step, search.average, search.options
-    changes: dict[str, Any] = {"average": options.average, "average_start": None}
-    if options.swad:  # the mean over the same steps
+    changes: dict[str, Any] = {"average": options["average"]}
+    first = average.start if isinstance(average, SMA) else 0
+    if uses_swad(options):  # the mean over the same steps
         first, steps = average.span if average and average.span else (steps + 1, steps)
-        changes = {"average": "sma", "average_start": first}
-    elif isinstance(average, SMA):
-        changes["average_start"] = average.start
-    if (changes["average_start"] or 0) > steps:  # the selected weights are from before the averaging
-        changes = {"average": None, "average_start": None}
+    if first:  # unless the selected weights are from before the averaging
+        changes["average"] = f"sma:{first}" if first <= steps else None
     if search.warm is not None:
         warm = search.warm.selection.selected_step
-        changes["warm_start"] = f"head:{warm}" if options.probes else warm
+        changes["warm_start"] = f"head:{warm}" if probes_head(options) else warm
     if search.selection.interpolation:
         changes["wise_ft"] = search.selection.interpolation["alpha"]
     at = next((n for n, other in enumerate(search.history) if other is point), None)

@@ -63,7 +63,7 @@ class Selection:
 
     def _stale(self) -> bool:
         """Whether validation has not improved for as many evaluations as patience allows."""
-        patience = self.setup.options.patience
+        patience = self.setup.options["patience"]
         if patience is None or not self.history:
             return False
         return len(self.history) - 1 - self._best_so_far() >= patience
@@ -122,7 +122,7 @@ class Selection:
         setup = self.setup
         if self._refreshing is None:
             train, options = setup.data.splits["train"], setup.options
-            sampler = DomainBatchSampler(train, options.batch_size, 1, draw="pooled", seed=options.seed)
+            sampler = DomainBatchSampler(train, options["batch_size"], 1, draw="pooled", seed=options["seed"])
             self._refreshing = setup.loader(sampler, 0, stop=min(REFRESH_BATCHES, sampler.steps))
         with setup.engine.autocast(), self.watched(REFRESHING):
             refresh_batchnorm(setup.model, self._inputs(self._refreshing))
@@ -139,7 +139,7 @@ class Selection:
 
     def begin(self) -> None:
         """Before the first step: notes the weights, if they are to be interpolated with."""
-        if self.setup.options.wise_ft is not None and self.start is None:
+        if self.setup.options["wise_ft"] is not None and self.start is None:
             self.start = snapshot(self.setup.model)
 
     def finish(self) -> None:
@@ -153,7 +153,7 @@ class Selection:
 
         BatchNorm's statistics are computed anew, but for α = 0 and 1, which have their own.
         """
-        setup, model, chosen = self.setup, self.setup.model, self.setup.options.wise_ft
+        setup, model, chosen = self.setup, self.setup.model, self.setup.options["wise_ft"]
         point, rule = self.selected
         kept = self.final or self.best
         end = kept[1] if kept else snapshot(model)
@@ -165,7 +165,7 @@ class Selection:
                 self.refresh()
 
         if chosen == "validation":
-            limit = setup.options.eval_limit
+            limit = setup.options["eval_limit"]
             evaluator = setup.evaluator_of(["validation"], {"validation": limit} if limit else None)
             found: dict[float, Scores] = {}
             alpha = ALPHAS[-1]
@@ -211,11 +211,11 @@ class Selection:
         if not isinstance(average, SWAD) or average.started or self.final is None or average.span is None:
             return ""
         first, last = average.span
-        which = "all steps" if average.rule == "paper" else "those since the last evaluation but one"
         return (
-            f"{self.setup.options.average} found no start in {count:,} evaluation{'s' * (count != 1)}: none "
-            f"was followed by {average.converge - 1} without a lower validation loss. The result is the mean "
-            f"over steps {first:,} to {last:,}, {which}. Train for longer, or set a smaller eval_every."
+            f"swad found no start in {count:,} evaluation{'s' * (count != 1)}: none was followed by "
+            f"{average.converge - 1} without a lower validation loss. The result is the mean over steps "
+            f"{first:,} to {last:,}, those since the last evaluation but one. Train for longer, or set "
+            "a smaller eval_every."
         )
 
     @property
@@ -229,7 +229,7 @@ class Selection:
         """The point whose weights count, and the rule that chose it."""
         if not self.history:
             raise RuntimeError("the training has not been run yet.")
-        name, average, selects = self.setup.options.average, self.setup.average, self.setup.selects
+        name, average, selects = self.setup.options["average"], self.setup.average, self.setup.selects
         if self.final is not None and self._rule:
             return self.final[0], self._rule
         span = average.span if average else None

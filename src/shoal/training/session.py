@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from shoal.errors import InputError
+from shoal.options import TrainingOptions, declared
 from shoal.tensors import like
 from shoal.training.checkpoint import Loaded
 from shoal.training.evaluate import snapshot
 from shoal.training.formats import Choice
 from shoal.training.history import Point
 from shoal.training.journal import Journal
+from shoal.training.options import plain, precision_of
 from shoal.training.stopping import Interrupted, Signals
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class Session:
         state["format"] = self.main.choice.state_dict()
         for number, each in enumerate(self.trainings[: at + 1]):
             state[_key(each)] = _phase_state(each, self.main.seconds_now, number == at)
-        if self.main.options.retrain:
+        if self.main.options["retrain"]:
             state |= {"initial": self.main.initial, "plan": self.main.plan}
         return self.journal.checkpoint(self.done, state, kept)
 
@@ -86,7 +88,7 @@ class Session:
         """Puts the trainings where the newest checkpoint was made, if there is one; refuses another run's."""
         loaded = self.journal.restore() if self.journal else None
         if loaded is None:
-            if self.main.options.retrain:
+            if self.main.options["retrain"]:
                 self.main.initial = {k: v.cpu() for k, v in snapshot(self.main.model).items()}
             return False
         was, now = loaded.state["made with"], _fingerprint(self.main)
@@ -143,7 +145,7 @@ class Session:
             return Interrupted(f"interrupted at step {step}; no checkpoint could be written.", number)
         where = "which is saved" if saved in (self.done, None) else f"the last saved step is {saved}"
         return Interrupted(
-            f"interrupted at step {step}, {where}. Resume with: {self.journal.going_on}", number
+            f"interrupted at step {step}, {where}. Resume with: {self.journal.resume_hint}", number
         )
 
 
@@ -161,7 +163,6 @@ def _phase_state(training: Training, seconds: float, whole: bool) -> dict[str, A
     state: dict[str, Any] = {
         "step": training.state.step,
         "seconds": seconds,
-        "skipped": training.monitor.skipped,
         "history": [point.to_dict() for point in training.history],
         "agreement": training.agreement,
         "best": training.history.index(best[0]) if best else None,
@@ -191,7 +192,6 @@ def _parts(training: Training) -> dict[str, Any]:
 
 def _load_phase(training: Training, state: Mapping[str, Any], loaded: Loaded) -> None:
     training.state.step = state["step"]
-    training.monitor.skipped = list(state["skipped"])
     training.history[:] = [Point.from_dict(point) for point in state["history"]]
     if training.tracking is not None:
         training.tracking.found = [dict(found) for found in state["agreement"]]
@@ -238,29 +238,17 @@ def _fingerprint(training: Training) -> dict[str, Any]:
     options, sampler, train = training.options, training.sampler, training.data.splits["train"]
     optimizer = training.engine.optimizer
     return {
+        **{name: plain(options[name]) for name in declared(TrainingOptions)},  # type: ignore[literal-required]
+        "loss": plain(options["loss"]),
         "algorithm": type(training.algorithm).__name__,
-        "settings": {k: str(v) for k, v in options.settings.items()},
         "draw": sampler.draw,
         "batch_size": sampler.batch_size,
         "domains_per_step": sampler.domains_per_step,
-        "seed": options.seed,
-        "precision": options.chosen_precision,
-        "memory_format": None if options.memory_format == "contiguous" else options.memory_format,
+        "precision": precision_of(options),
         "optimizer": type(getattr(optimizer, "inner", optimizer)).__name__,
         "lr": [float(g.get("initial_lr", g["lr"])) for g in optimizer.param_groups],
-        "head_lr": options.head_lr,
-        "layer_decay": options.layer_decay,
-        **{name: getattr(options, name) for name in ("l2_sp", "l2_sp_head", "miro")},
-        "clip": options.clip,
-        "accumulate": options.accumulate,
         "select": training.select,
         "metric": training.selects.name if training.selects else None,
-        "average": options.average,
-        "wise_ft": options.wise_ft,
-        "retrain": options.retrain or None,
-        "schedule": type(training.schedule).__name__,
-        "warm start": options.warm_start,
-        "warm_select": options.warm_select,
         "eval_every": training.eval_every,
         "domains": list(train.names)[:1000],
         "sizes": train.sizes.tolist()[:1000],

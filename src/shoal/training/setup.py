@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from shoal.data.sampler import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models import FeatureExtractor, FeatureModel
 from shoal.models.head import find_head
+from shoal.options import FitOptions
 from shoal.training.agreement import Agreement, Tracking
 from shoal.training.averaging import SWAD
 from shoal.training.callbacks import each_step
@@ -29,14 +30,23 @@ from shoal.training.evaluate import Evaluator
 from shoal.training.examine import (
     check_comparison,
     check_loss,
-    check_scored,
     examine,
+    why_unscored,
 )
 from shoal.training.fine_tuning import L2SP, Rates, head_for
 from shoal.training.formats import Choice, Format, channels_last, lay_out
 from shoal.training.metrics import check_output, chosen
 from shoal.training.miro import Miro
-from shoal.training.options import Options
+from shoal.training.options import (
+    SPLITS,
+    make_average,
+    make_optimizer,
+    make_schedule,
+    precision_of,
+    probes_head,
+    uses_swad,
+    warm_steps,
+)
 from shoal.training.probing import only_trained, probed_head
 from shoal.training.processes import Processes
 from shoal.training.progress import Progress
@@ -54,11 +64,12 @@ SWAD_EVALUATIONS = 20
 """By default with SWAD, which starts and ends by them."""
 CHEAP = 2000
 """So many examples may be evaluated in the shortest training."""
-NOT_WARM = (
-    *("draw", "warm_start", "warm_select", "schedule", "average", "average_start", "average_ratio"),
-    *("average_decay", "wise_ft", "miro", "l2_sp", "l2_sp_head", "retrain"),
-    *("track_every", "track_layers", "track_domains"),
-)
+LOG_EVERY = 50
+"""Steps between two lines of the log."""
+NOT_WARM: FitOptions = {
+    **{"draw": None, "warm_start": None, "schedule": None, "average": None, "wise_ft": None},
+    **{"miro": None, "l2_sp": None, "retrain": False, "track_every": None},
+}
 """Options that a warm start does without."""
 
 
@@ -74,7 +85,7 @@ class Setup:
         algorithm: str | type[Algorithm],
         model: nn.Module,
         data: DomainData,
-        options: Options,
+        options: FitOptions,
         label: str | None = None,
         phase: str = "train",
         processes: Processes | None = None,
@@ -83,10 +94,10 @@ class Setup:
     ) -> None:
         cls = algorithm_class(algorithm)
         self.options, self.data, self.phase, self.only = options, data, phase, only
-        self.processes = processes or Processes(options.device)
+        self.processes = processes or Processes(options["device"])
         self.device = self.processes.device
         self.model = model.to(self.device)
-        precision = options.chosen_precision
+        precision = precision_of(options)
         self.choice = Choice(Format("contiguous", "fp32" if precision == "auto" else precision))
         """In what the model is computed; it may change before the first step (see :meth:`use`)."""
         self._laid_out: list[Tensor] = []
@@ -95,32 +106,30 @@ class Setup:
         self.gathers = isinstance(examples, InMemory)
         """A batch is gathered where the examples are."""
         self.examples: Any = examples.to(self.device) if self.gathers else examples
-        self.splits: list[str] = [s for s in options.eval_splits if s in data.splits]
-        self.select = options.select or ("best" if "validation" in self.splits else "last")
-        watches = self.select == "best" or options.patience or options.warm_start == "plateau"
-        watches = watches or options.warm_select == "best" or options.wise_ft == "validation"
-        watches = watches or options.retrain
-        if (watches or options.swad) and "validation" not in self.splits:
+        self.splits: list[str] = [s for s in SPLITS if s in data.splits]
+        self.select = options["select"] or ("best" if "validation" in self.splits else "last")
+        watches = self.select == "best" or options["patience"] or options["warm_start"] == "plateau"
+        watches = watches or options["wise_ft"] == "validation" or options["retrain"]
+        if (watches or uses_swad(options)) and "validation" not in self.splits:
             raise InputError(
-                "select='best', average='swad' or 'swad-paper', warm_start='plateau', "
-                "warm_select='best', wise_ft='validation', retrain=True and patience require "
-                "validation data."
+                "select='best', average='swad', warm_start='plateau', wise_ft='validation', retrain=True and "
+                "patience require validation data."
             )
-        if options.retrain:
+        if options["retrain"]:
             with_validation(data)
-        shown = options.progress is True and self.processes.main
-        self.progress = Progress(self.label, options.steps, shown)
+        shown = options["progress"] is True and self.processes.main
+        self.progress = Progress(self.label, options["steps"], shown)
         # Reading examples may draw random numbers.
-        with seeded(options.seed), self.progress.phase("reading data"):
-            if isinstance(options.loss, nn.Module):
-                options.loss.to(self.device)  # its class weights
-            settings = check_settings(cls, options.settings)
+        with seeded(options["seed"]), self.progress.phase("reading data"):
+            if isinstance(options["loss"], nn.Module):
+                options["loss"].to(self.device)  # its class weights
+            settings = check_settings(cls, options["settings"])
             extractor = self._extractor(cls, settings)
             found = examine(
-                self.model, data, self.examples, self.device, options.classes, options.loss, extractor
+                self.model, data, self.examples, self.device, options["classes"], options["loss"], extractor
             )
-            self.task = replace(found.task, steps=horizon or options.steps)
-            self.loss = options.loss or found.loss
+            self.task = replace(found.task, steps=horizon or options["steps"])
+            self.loss = options["loss"] or found.loss
             if extractor is not None and "features" in settings_of(cls):
                 settings |= {"features": extractor.layer}
             made = build(algorithm, self.model, self.loss, self.task, **settings)
@@ -128,50 +137,55 @@ class Setup:
             self.algorithm.check_input(found.x)
             self.head: nn.Module | None = None
             """What a linear probe trains, where there is to be one."""
-            if options.probes:
-                self.head = probed_head(self.model, found.x, f"warm_start={options.warm_start!r}")
-            self.miro = self._make_miro(found.x) if options.miro and phase in ("train", "retrain") else None
+            if probes_head(options):
+                self.head = probed_head(self.model, found.x, f"warm_start={options['warm_start']!r}")
+            self.miro = (
+                self._make_miro(found.x) if options["miro"] and phase in ("train", "retrain") else None
+            )
             self.tuned_head = head_for(options, self.model, found.x)
-            self.l2_sp = self._make_l2_sp() if options.l2_sp is not None else None
-            if self.splits:
-                check_scored(found)
+            self.l2_sp = self._make_l2_sp() if options["l2_sp"] is not None else None
+            if self.splits and (why := why_unscored(found)):
+                if self.splits != ["train"]:
+                    raise InputError(f"{why}; give the model one output, or no validation and test data.")
+                warnings.warn(f"{why}: nothing is evaluated.", stacklevel=4)
+                self.splits = []
             kind = self.task.kind
-            self.metrics, self.selects = chosen(options.metric, data.measures, kind)
+            self.metrics, self.selects = chosen(options["metric"], data.measures, kind)
             if any(m.needs in ("class", "output") for m in self.metrics):
                 check_output(self.metrics, tuple(found.output.shape), kind)
         self.sampler = DomainBatchSampler(
             data.splits["train"],
-            options.batch_size,
-            options.domains_per_step,
-            draw=options.draw or self.algorithm.draw,
-            seed=options.seed,
-            steps=options.steps,
+            options["batch_size"],
+            options["domains_per_step"],
+            draw=options["draw"] or self.algorithm.draw,
+            seed=options["seed"],
+            steps=options["steps"],
         )
         check_comparison(self.algorithm, data, self.sampler)
         self.algorithm.check_step(self.sampler.domains_per_step)
-        if options.loss is not None or found.weighted:
+        if options["loss"] is not None or found.weighted:
             check_loss(self.loss, found, self.algorithm, self._divided())
         with only_trained(self.model, only):
             self.engine = self._make_engine()
         self.algorithm.autocast = self.engine.autocast
-        self.schedule = options.make_schedule(self.engine.optimizer)
+        self.schedule = make_schedule(options, self.engine.optimizer)
         if self.rates is not None:
             self.rates.check(self.schedule)
-        self.average = options.make_average()
+        self.average = make_average(options)
         most = _most_numbers(self.device)
-        self.eval_batch = options.eval_batch or max(1, min(1024, most // found.numbers))
+        self.eval_batch = options["eval_batch"] or max(1, min(1024, most // found.numbers))
         limits = {"train": TRAIN_SAMPLE} if "train" in self.splits else {}
-        if options.eval_limit is not None:
-            limits = dict.fromkeys(self.splits, options.eval_limit)
+        if options["eval_limit"] is not None:
+            limits = dict.fromkeys(self.splits, options["eval_limit"])
         self.evaluator = self.evaluator_of(self.splits, limits)
-        self.eval_every = options.eval_every or self._usual_eval_every()
+        self.eval_every = options["eval_every"] or self._usual_eval_every()
         self.few_evaluations = self._few_evaluations()
         if self.few_evaluations and self.processes.main:
             warnings.warn(self.few_evaluations, stacklevel=3)
-        if options.wise_ft is not None and options.warm_start is None and phase == "train":
+        if options["wise_ft"] is not None and options["warm_start"] is None and phase == "train":
             self._warn_of_new_head()
         self.unroll = self._unroll()
-        self.tracking = self._make_tracking() if options.track_every is not None else None
+        self.tracking = self._make_tracking() if options["track_every"] is not None else None
 
     def _extractor(self, cls: type[Algorithm], settings: Mapping[str, Any]) -> FeatureExtractor | None:
         """What finds the features of the model, where the algorithm uses any and they are to be found."""
@@ -184,8 +198,7 @@ class Setup:
 
     def _make_l2_sp(self) -> L2SP:
         assert self.tuned_head is not None
-        alpha, beta = self.options.l2_sp or 0.0, self.options.l2_sp_head
-        made = L2SP(self.model, self.tuned_head, alpha, alpha if beta is None else beta)
+        made = L2SP(self.model, self.tuned_head, self.options["l2_sp"] or 0.0)
         self.algorithm.add_module("l2_sp", made)
         return made
 
@@ -193,40 +206,40 @@ class Setup:
         """As a part of the algorithm, with which it is moved, trained and saved."""
         if not self.algorithm.by_engine:
             raise InputError(
-                f"miro={self.options.miro:g} cannot be added to {type(self.algorithm).__name__}, which "
+                f"miro={self.options['miro']:g} cannot be added to {type(self.algorithm).__name__}, which "
                 "computes its own gradients; remove miro."
             )
-        made = Miro(self.model, find_head(self.model, x), self.options.miro or 0.0, x)
+        made = Miro(self.model, find_head(self.model, x), self.options["miro"] or 0.0, x)
         self.algorithm.add_module("miro", made)
         return made
 
     def _divided(self) -> str | None:
         """Why batches are taken in pieces, if they are."""
-        if self.options.accumulate > 1:
-            return f"accumulate={self.options.accumulate}"
+        if self.options["accumulate"] > 1:
+            return f"accumulate={self.options['accumulate']}"
         return f"training in {self.processes.count} processes" if self.processes.count > 1 else None
 
     def _make_engine(self) -> Engine:
         options, count = self.options, self.processes.count
-        check_precision(options.chosen_precision, self.algorithm)
-        if options.compile and self.algorithm.second_order:
+        check_precision(precision_of(options), self.algorithm)
+        if options["compile"] and self.algorithm.second_order:
             raise InputError(
                 f"{type(self.algorithm).__name__} uses second derivatives, which compiled models do not "
                 "support; "
                 "remove compile."
             )
-        if options.batch_size < count:
+        if options["batch_size"] < count:
             raise InputError(
-                f"batch_size={options.batch_size} is split over {count} processes; "
+                f"batch_size={options['batch_size']} is split over {count} processes; "
                 f"it must be at least {count}."
             )
-        least = options.batch_size // count  # the same answer in all of them
-        if options.accumulate > least:
+        least = options["batch_size"] // count  # the same answer in all of them
+        if options["accumulate"] > least:
             raise InputError(
-                f"accumulate={options.accumulate} pieces of {least} examples; it must be at most {least}."
+                f"accumulate={options['accumulate']} pieces of {least} examples; it must be at most {least}."
             )
         auxiliary = self.algorithm.auxiliary_optimizers()
-        optimizer = options.make_optimizer(trained_parameters(self.algorithm, auxiliary))
+        optimizer = make_optimizer(options, trained_parameters(self.algorithm, auxiliary))
         if self.miro is not None:
             self.miro.own_rate(optimizer)
         self.rates = (
@@ -235,11 +248,10 @@ class Setup:
         return Engine(
             self.algorithm.wrap(optimizer, self.sampler.domains_per_step),
             self.processes,
-            share=len(range(self.processes.index, options.batch_size, count)) / options.batch_size,
+            share=len(range(self.processes.index, options["batch_size"], count)) / options["batch_size"],
             precision=self.choice.format.precision,
-            clip=options.clip,
-            accumulate=options.accumulate,
-            on_nan=options.on_nan,
+            clip=options["clip"],
+            accumulate=options["accumulate"],
             auxiliary=auxiliary,
             loss=self.loss,
             miro=self.miro,
@@ -254,22 +266,22 @@ class Setup:
     def _usual_eval_every(self) -> int:
         """As many evaluations as pass no more examples through the model than the training does."""
         options, sampler = self.options, self.sampler
-        trained = options.steps * sampler.domains_per_step * sampler.batch_size
+        trained = options["steps"] * sampler.domains_per_step * sampler.batch_size
         each = sum(map(len, self.evaluator.which.values()))
-        if options.swad:
-            return -(-options.steps // SWAD_EVALUATIONS)
-        asked = options.patience is not None  # evaluations are part of it
+        if uses_swad(options):
+            return -(-options["steps"] // SWAD_EVALUATIONS)
+        asked = options["patience"] is not None  # evaluations are part of it
         fits = [n for n in EVALUATIONS if asked or n * each <= max(trained, CHEAP)]
-        return -(-options.steps // max([1, *fits]))
+        return -(-options["steps"] // max([1, *fits]))
 
     def _few_evaluations(self) -> str:
         """What is wrong where SWAD could not find an end in so few evaluations."""
-        average, steps, every = self.average, self.options.steps, self.eval_every
+        average, steps, every = self.average, self.options["steps"], self.eval_every
         count = -(-steps // every)
         if not isinstance(average, SWAD) or count >= average.converge + average.tolerate:
             return ""
         return (
-            f"average={self.options.average!r} has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
+            f"average='swad' has {count} evaluation{'s' * (count != 1)} (steps={steps:,}, "
             f"eval_every={every:,}). It needs {average.converge} to find a start and "
             f"{average.converge + average.tolerate} to find an end; its authors evaluate 31 to 101 times. "
             f"Set eval_every={max(1, steps // 50)}."
@@ -290,7 +302,7 @@ class Setup:
             task=self.task,
             loss=self.loss,
             batch_size=self.eval_batch,
-            workers=self.options.workers,
+            workers=self.options["workers"],
             limits=limits,
             processes=self.processes,
             autocast=self._autocast,
@@ -336,7 +348,7 @@ class Setup:
         return MetaBatchLoader(
             self.examples,
             sampler,
-            workers=self.options.workers if workers is None else workers,
+            workers=self.options["workers"] if workers is None else workers,
             device=self.device,
             enter=self.entering,
             start=start,
@@ -348,66 +360,54 @@ class Setup:
         options = self.options
         capture = self.unroll > 0 and self.gathers and not draws(self.algorithm)
         return Tracking(
-            Agreement(self.algorithm, self.engine, layers=options.track_layers, capture=capture),
+            Agreement(self.algorithm, self.engine, capture=capture),
             self.data.splits["train"],
             self.sampler,
             self.examples,
-            every=options.track_every or 1,
-            count=options.track_domains,
-            workers=options.workers,
+            every=options["track_every"] or 1,
+            workers=options["workers"],
             share=(self.processes.index, self.processes.count),
             enter=self.entering,
         )
 
-    def retrain_options(self, changes: Mapping[str, Any]) -> Options:
+    def retrain_options(self, found: FitOptions) -> FitOptions:
         """Those of the training on all data, with what the search has found."""
-        unused = ("warm_select", "patience", "average_ratio", "track_every", "track_layers", "track_domains")
-        usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in unused}
-        return replace(
-            self.options,
-            **usual,
-            **changes,
-            retrain=False,
-            select="last",
-            eval_every=changes["steps"],
-            eval_splits=[split for split in self.options.eval_splits if split != "validation"],
-        )
+        once: FitOptions = {"patience": None, "track_every": None, "retrain": False, "select": "last"}
+        return {**self.options, **found, **once, "eval_every": found["steps"]}
 
-    def warm_options(self) -> Options:
+    def warm_options(self) -> FitOptions:
         """Those of the training with ERM that a warm start is."""
-        steps, one_pass = self.options.warm_steps(len(self.data.splits["train"].examples()))
-        plateau = self.options.warm_start == "plateau"
-        best = (self.options.warm_select or ("best" if plateau else "last")) == "best"
-        usual: dict[str, Any] = {each.name: each.default for each in fields(Options) if each.name in NOT_WARM}
-        return replace(
-            self.options,
-            **usual,
-            steps=steps,
-            domains_per_step=1,
-            settings={},
-            patience=5 if plateau else None,
-            select="best" if best else "last",
-            eval_every=max(1, one_pass // 10) if plateau else min(self.eval_every, steps) if best else steps,
-        )
+        steps, one_pass = warm_steps(self.options, len(self.data.splits["train"].examples()))
+        plateau = self.options["warm_start"] == "plateau"
+        return {
+            **self.options,
+            **NOT_WARM,
+            "steps": steps,
+            "domains_per_step": 1,
+            "settings": {},
+            "patience": 5 if plateau else None,
+            "select": "best" if plateau else "last",
+            "eval_every": max(1, one_pass // 10) if plateau else steps,
+        }
 
     def _unroll(self) -> int:
         """How many steps a CUDA graph is to hold; 0 for none."""
         options = self.options
-        if options.capture is False:
+        if options["capture"] is False:
             return 0
         reason = why_not(self.algorithm, self.engine)
         if self.schedule is not None:
             reason = reason or "a schedule changes the learning rate between steps"
-        if reason and options.capture:
+        if reason and options["capture"]:
             raise InputError(f"capture=True is not possible: {reason}.")
         if reason:
             return 0
-        if draws(self.algorithm) or self.average or not self.gathers or each_step(options.callbacks):
+        if draws(self.algorithm) or self.average or not self.gathers or each_step(options["callbacks"]):
             return 1
         # About ten batches to a graph, so that launching it pays also where a step is a single batch.
         batches = max(1, 10 // self.sampler.domains_per_step)
-        regular = (options.log_every, options.checkpoint_every or 0, options.track_every or 0)
-        return math.gcd(options.steps, self.eval_every, batches, *regular)
+        regular = (LOG_EVERY, options["checkpoint_every"] or 0, options["track_every"] or 0)
+        return math.gcd(options["steps"], self.eval_every, batches, *regular)
 
     def compile(self) -> None:
         """As ``model.compile()`` of what the algorithm calls, which leaves ``nn.Sequential`` as it is."""

@@ -14,7 +14,7 @@ from shoal.data.loader import seed_all
 from shoal.data.sampler import key
 from shoal.training.callbacks import Callbacks, State
 from shoal.training.capture import GatheredSteps, LoadedSteps
-from shoal.training.setup import Setup
+from shoal.training.setup import LOG_EVERY, Setup
 from shoal.training.stopping import Signals
 
 WORLD = 31  # what a key is for
@@ -41,7 +41,7 @@ class Stepper:
         """To step ``stop``, or after a signal to the next step; one turn of the caller's for each stride."""
         setup, state = self.setup, self.state
         first, alone = state.step, setup.processes.count == 1
-        seeds = key(setup.options.seed, WORLD, np.arange(first, stop), setup.processes.index).tolist()
+        seeds = key(setup.options["seed"], WORLD, np.arange(first, stop), setup.processes.index).tolist()
         while state.step < stop and not (signals.asked and alone and state.step > first):
             # Random numbers are a function of the step, so that nothing of them has to be remembered.
             seed_all(seeds[state.step - first], setup.device)
@@ -71,14 +71,14 @@ class Stepper:
         options, step, unroll = self.setup.options, self.state.step, self.setup.unroll
         if unroll:
             chunk = max(unroll, chunk - chunk % unroll)
-        every = [self.setup.eval_every, options.log_every, options.checkpoint_every or options.steps]
-        return min(options.steps, step + chunk, *(step + n - step % n for n in every))
+        every = [self.setup.eval_every, LOG_EVERY, options["checkpoint_every"] or options["steps"]]
+        return min(options["steps"], step + chunk, *(step + n - step % n for n in every))
 
     def _loaded(self) -> Generator[Taken, None, None]:
         setup, state = self.setup, self.state
         algorithm, engine = setup.algorithm, setup.engine
         captured = LoadedSteps(algorithm, engine) if setup.unroll else None
-        with closing(setup.loader(setup.sampler, state.step, setup.options.steps)) as loader:
+        with closing(setup.loader(setup.sampler, state.step, setup.options["steps"])) as loader:
             for batches in loader:
                 state.batches = batches
                 self.callbacks("before_step", state)
@@ -93,7 +93,7 @@ class Stepper:
         """
         setup, step = self.setup, self.state.step
         aside = -step % setup.unroll
-        whole = (setup.options.steps - step - aside) // setup.unroll
+        whole = (setup.options["steps"] - step - aside) // setup.unroll
         for unroll, count in ((1, aside), (setup.unroll, whole)):
             captured = GatheredSteps(
                 setup.algorithm, setup.engine, setup.examples, setup.sampler, unroll, setup.entering

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import os
 import platform
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,7 @@ from shoal.data.inputs import reader
 from shoal.data.loader import seeded
 from shoal.models import _maker
 from shoal.training.loop import Training
+from shoal.training.options import plain
 
 
 def summary(training: Training, status: str = "finished", error: str = "") -> dict[str, Any]:
@@ -39,7 +36,6 @@ def summary(training: Training, status: str = "finished", error: str = "") -> di
         "environment": environment(training.device, training.processes.count) | computed_in(training),
         "error": error,
         "warm_up": tuple(p.to_dict() for p in training.warm.history) if training.warm else (),
-        "skipped": len(training.skipped),
         "notes": {**training.data.notes, **plan.get("notes", training.selection.notes)},
         "agreement": tuple(training.agreement),
         "interpolation": plan.get("interpolation", training.selection.interpolation),
@@ -62,7 +58,10 @@ def environment(device: torch.device, processes: int = 1) -> dict[str, str]:
 def computed_in(training: Training) -> dict[str, str]:
     """The memory format and precision, where they were not the usual ones or were left to a trial."""
     asked, choice = training.options, training.choice
-    if choice.format.memory_format == "contiguous" and "auto" not in (asked.precision, asked.memory_format):
+    if choice.format.memory_format == "contiguous" and "auto" not in (
+        asked["precision"],
+        asked["memory_format"],
+    ):
         return {}
     return {k: v for k, v in choice.state_dict().items() if v}
 
@@ -71,7 +70,6 @@ def surroundings(device: torch.device, processes: int = 1) -> dict[str, Any]:
     """What a later reader needs beside the settings to repeat a run."""
     return {
         "environment": environment(device, processes),
-        "git": git_state(os.getcwd()),
         "command": _command(),
     }
 
@@ -120,13 +118,13 @@ def _whole(recipe: Mapping[str, Any]) -> dict[str, Any]:
     name = str(recipe["name"])
     takes = list(inspect.signature(_maker(name)).parameters.values())[2:]
     usual = {option.name: option.default for option in takes if option.default is not option.empty}
-    return {"name": name, "options": _plain({**usual, **(recipe.get("options") or {})})}
+    return {"name": name, "options": plain({**usual, **(recipe.get("options") or {})})}
 
 
 def example_of(training: Training) -> tuple[list[int], str]:
     """What one input's shape is, and of which kind its numbers are; nothing of a nest of tensors."""
     examples: Any = evaluation_view(training.examples)
-    with seeded(training.options.seed):  # reading an example may draw random numbers
+    with seeded(training.options["seed"]):  # reading an example may draw random numbers
         x = finished(examples, examples[int(training.data.splits["train"].indices[0])][0])
     if not isinstance(x, torch.Tensor):
         return list(training.data.input_shape), ""
@@ -135,39 +133,11 @@ def example_of(training: Training) -> tuple[list[int], str]:
 
 def describe(training: Training, where: bool = True) -> dict[str, Any]:
     """A training that was started from Python: its options, and the names of what cannot be written down."""
-    options = {f.name: _plain(getattr(training.options, f.name)) for f in fields(training.options)}
     return {
         "algorithm": type(training.algorithm).__name__,
         "model": type(training.model).__name__,
         "parameters": sum(p.numel() for p in training.model.parameters()),
         "domains": {split: len(domains) for split, domains in training.data.splits.items()},
-        "options": options,
+        "options": plain(training.options),
         **(surroundings(training.device, training.processes.count) if where else {}),
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    plain = isinstance(value, (torch.dtype, torch.device)) or not hasattr(value, "__dict__")
-    return getattr(value, "__qualname__", None) or (str(value) if plain else type(value).__qualname__)
-
-
-@lru_cache
-def git_state(folder: str) -> dict[str, Any] | None:
-    """The commit checked out in ``folder`` and whether files differ from it; ``None`` outside of git."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "-uno"))}
-    except (OSError, subprocess.SubprocessError):
-        return None

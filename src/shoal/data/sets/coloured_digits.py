@@ -14,15 +14,15 @@ PAPER = "Arjovsky et al., Invariant Risk Minimization, 2019, https://arxiv.org/a
 DOMAINS = tuple(COLOUR_NOISE)
 
 
-def load(*, test: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to three domains and colour them; ``test`` is the held-out domain.
+def load(*, held_out: str | list[str] = "-90%", seed: Seed = 0) -> DomainData:
+    """Shuffle the digits, deal them to three domains and colour them; ``held_out`` is the held-out domain.
 
     The label is (digit < 5), flipped with probability 0.25. The colour is the label, flipped with
     probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
     """
     generator = torch.Generator().manual_seed(seed)
     images, digits = shuffled_digits(generator)
-    splits = deal(DOMAINS, len(digits), test)
+    splits = deal(DOMAINS, len(digits), held_out)
     label, colour = noisy_colours(digits, generator)
     return DomainData(
         examples=TensorData(paint(images, colour), label.long()),

@@ -19,7 +19,7 @@ DOMAINS = tuple(COLOUR_NOISE)
 
 def load(
     *,
-    test: str | list[str] = "-90%",
+    held_out: str | list[str] = "-90%",
     seed: Seed = 0,
     folder: str | None = None,
     per_domain: Count | None = None,
@@ -30,7 +30,7 @@ def load(
     probability 0.1, 0.2, 0.9 by domain. Colour c lights channel c and leaves the other dark.
 
     Args:
-        test: the held-out domain.
+        held_out: the held-out domain.
         seed: for the shuffle and both kinds of noise.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each domain, the first ones.
@@ -40,7 +40,7 @@ def load(
     # Drawn for all images, so that `per_domain` changes none of those it keeps.
     label, colour = noisy_colours(digits, generator)
     count = used(per_domain, len(digits), len(DOMAINS))
-    splits = deal(DOMAINS, count, test)
+    splits = deal(DOMAINS, count, held_out)
     return DomainData(
         examples=ByteImages(paint(images[:count], colour[:count]), label[:count].long()),
         splits=splits,

@@ -72,7 +72,7 @@ DIAGNOSES = (0, 1, 2, 3, 4)
 Table = NDArray[np.float64]
 
 
-def load(*, test: str | list[str] = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
+def load(*, held_out: str | list[str] = "va", seed: Seed = 0, folder: str | None = None) -> DomainData:
     """Read the four hospitals' patients; the label is whether the diagnosis is above 0.
 
     Numbers are standardised by the mean and deviation of the training examples: neither the test hospital
@@ -84,16 +84,16 @@ def load(*, test: str | list[str] = "va", seed: Seed = 0, folder: str | None = N
     how many are ill: 46 % in Cleveland, 36 % in Hungary, 93 % in Switzerland, 75 % at VA.
 
     Args:
-        test: the held-out hospital, or a list of them.
+        held_out: the held-out hospital, or a list of them.
         seed: for the choice of the validation examples.
         folder: where ``processed.cleveland.data`` and so on are; ``$SHOAL_DATA/heart_disease`` by default.
     """
-    names = held_out_names(test, DOMAINS)
+    names = held_out_names(held_out, DOMAINS)
     paths = find_files(list(FILES), folder=folder, home="heart_disease", get="heart")
     tables = [read(path) for path in paths]
     sizes = {name: len(table) for name, table in zip(DOMAINS, tables, strict=True)}
     splits = split(Domains.from_sizes(sizes), names, 0.2, seed)
-    table, held_out = np.concatenate(tables), splits["test"].indices
+    table, test = np.concatenate(tables), splits["test"].indices
     x = features(table, table[splits["train"].examples()])
     y = table[:, COLUMNS.index("num")] > 0
     return DomainData(
@@ -103,7 +103,7 @@ def load(*, test: str | list[str] = "va", seed: Seed = 0, folder: str | None = N
         input_shape=x.shape[1:],
         model="mlp",
         notes={
-            "test": f"{y[held_out].sum()} of its {len(held_out)} patients are ill",
+            "test": f"{y[test].sum()} of its {len(test)} patients are ill",
             "examples": f"numbers are scaled on the hospitals other than {' and '.join(names)}",
         },
     )

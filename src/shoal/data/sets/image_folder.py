@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from shoal.data.batch import DomainData
 from shoal.data.folders import needed
-from shoal.data.images import SIZE, image_data, leave_one_out
+from shoal.data.images import SIZE, image_data, split_files
 from shoal.data.tree import domain_folders, read_tree, subfolders
 from shoal.settings import Pixels, Seed
 
@@ -18,7 +18,7 @@ RESPLIT = True
 def load(
     *,
     folder: str | None = None,
-    test: str | list[str] | None = None,
+    held_out: str | list[str] | None = None,
     seed: Seed = 0,
     size: Pixels = SIZE,
     augment: bool = True,
@@ -35,7 +35,7 @@ def load(
 
     Args:
         folder: has a folder for each domain, which has one for each class, which has images.
-        test: the held-out domain or a list of them, by default the last by name; ``[]`` holds none out.
+        held_out: the held-out domain or a list of them; by default the last in natural order, ``[]``: none.
         seed: for the choice of the validation examples, and how these are changed.
         size: to which images are resized, in pixels each way.
         augment: whether training images are cropped, mirrored and recoloured at random.
@@ -51,14 +51,14 @@ def load(
     files = read_tree(
         needed("image-folder", "folder", folder, "your own images"), {name: [name] for name in names}
     )
-    splits = leave_one_out(files, files.domains[-1] if test is None else test, seed)
+    splits = split_files(files, held_out, seed)
     options: dict[str, Any] = {"augment_validation": augment_validation, "seed": seed}
     options |= {"augment": augment, "augment_on": augment_on}
     return image_data(files, splits, size=size, bad=bad, cache=cache, **options)
 
 
 def domains(*, folder: str | None = None, splits_are_domains: bool = False, **others: Any) -> list[str]:
-    """Those that ``test`` can hold out."""
+    """Those that ``held_out`` can hold out."""
     return (subfolders if splits_are_domains else domain_folders)(
         needed("image-folder", "folder", folder, "your own images")
     )

@@ -11,7 +11,7 @@ import numpy as np
 from shoal.data.batch import DomainData
 from shoal.data.domains import Domains
 from shoal.data.folders import needed
-from shoal.data.images import SIZE, SPLITS, image_data, leave_one_out
+from shoal.data.images import SIZE, SPLITS, image_data, split_files
 from shoal.data.reading import ALL, CsvRows, check_header, need_column, rows_of
 from shoal.data.tree import FileList, warn_missing
 from shoal.errors import InputError
@@ -28,7 +28,7 @@ OTHER_WORDS = {"val": "validation", "valid": "validation", "dev": "validation", 
 def load(
     *,
     file: str | None = None,
-    test: str | list[str] | None = None,
+    held_out: str | list[str] | None = None,
     seed: Seed = 0,
     size: Pixels = SIZE,
     augment: bool = True,
@@ -37,12 +37,12 @@ def load(
 ) -> DomainData:
     """Read the images that ``file`` lists, by paths from the folder it is in.
 
-    With a column ``split`` (train, validation, test) these are the splits, and ``test`` may not be given.
+    With a column ``split`` (train, validation, test) these are the splits, and ``held_out`` may not be given.
     Without it one domain is held out and a fifth of every other one held out for validation.
 
     Args:
         file: the table; Parquet (.parquet), Excel (.xlsx), else CSV in UTF-8 with a line of names first.
-        test: the held-out domain, by default the last by name; ``[]`` holds none out.
+        held_out: the held-out domain or a list of them; by default the last in natural order, ``[]``: none.
         seed: for the choice of the validation examples.
         size: of the images, in pixels each way.
         augment: whether training images are cropped, mirrored and recoloured at random.
@@ -52,18 +52,17 @@ def load(
     path = needed("manifest", "file", file, "a list of images")
     files, chosen = read_manifest(path)
     if chosen is None:
-        splits = leave_one_out(files, max(files.domains) if test is None else test, seed)
-    elif test is not None:
-        raise InputError(
-            f"{str(path)!r} has a column 'split', which defines the test split; do not set test."
-        )
+        splits = split_files(files, held_out, seed)
+    elif held_out is not None:
+        message = f"{str(path)!r} has a column 'split', which defines the test split; use only one of them."
+        raise InputError(message, "held_out")
     else:
         splits = _splits(files, chosen, path)
     return image_data(files, splits, size=size, augment=augment, bad=bad, cache=cache)
 
 
 def domains(*, file: str | None = None, **others: Any) -> tuple[str, ...] | None:
-    """Those that ``test`` can hold out; ``None`` where the table itself says what test is."""
+    """Those that ``held_out`` can hold out; ``None`` where the table itself says what test is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # loading says them again
         files, chosen = read_manifest(needed("manifest", "file", file, "a list of images"))

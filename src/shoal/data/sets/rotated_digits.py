@@ -14,10 +14,10 @@ PAPER = "Ghifary et al., Domain Generalization for Object Recognition with Multi
 DOMAINS = tuple(ANGLES)
 
 
-def load(*, test: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
-    """Shuffle the digits, deal them to six angles and turn them; ``test`` is the held-out angle."""
+def load(*, held_out: str | list[str] = "75°", seed: Seed = 0) -> DomainData:
+    """Shuffle the digits, deal them to six angles and turn them; ``held_out`` is the held-out angle."""
     images, digits = shuffled_digits(torch.Generator().manual_seed(seed))
-    splits = deal(DOMAINS, len(digits), test)
+    splits = deal(DOMAINS, len(digits), held_out)
     return DomainData(
         examples=TensorData(turn(images)[:, None], digits),
         splits=splits,

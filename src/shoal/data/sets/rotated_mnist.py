@@ -19,7 +19,7 @@ DOMAINS = tuple(ANGLES)
 
 def load(
     *,
-    test: str | list[str] = "75°",
+    held_out: str | list[str] = "75°",
     seed: Seed = 0,
     folder: str | None = None,
     per_domain: Count | None = None,
@@ -27,14 +27,14 @@ def load(
     """Shuffle MNIST, deal it to six angles and turn it counter-clockwise, as DomainBed does.
 
     Args:
-        test: the held-out angle.
+        held_out: the held-out angle.
         seed: for the shuffle.
         folder: where MNIST's four files are, gzipped or not; ``$SHOAL_DATA/mnist`` by default.
         per_domain: use only this many images of each angle, the first ones.
     """
     images, digits = shuffled_mnist(folder, torch.Generator().manual_seed(seed))
     count = used(per_domain, len(digits), len(DOMAINS))
-    splits = deal(DOMAINS, count, test)
+    splits = deal(DOMAINS, count, held_out)
     return DomainData(
         examples=ByteImages(turn(images[:count])[:, None], digits[:count]),
         splits=splits,

@@ -12,6 +12,7 @@ from shoal.data.batch import DomainData
 from shoal.data.folders import needed
 from shoal.data.own import domains_of, from_table
 from shoal.data.reading import need_column, read_table
+from shoal.data.splits import last_domain
 from shoal.errors import InputError
 from shoal.files import open_regular
 from shoal.settings import Seed
@@ -32,7 +33,7 @@ def load(
     file: str | None = None,
     label: str | None = None,
     domain: str | None = None,
-    test: str | list[str] | None = None,
+    held_out: str | list[str] | None = None,
     seed: Seed = 0,
     group: str | None = None,
     columns: str | list[str] | None = None,
@@ -52,7 +53,7 @@ def load(
         file: Parquet (.parquet), Excel (.xlsx), or CSV in UTF-8 with a line of names first (.csv, .csv.gz …).
         label: the column to predict.
         domain: the column that tells where a row is from.
-        test: the held-out domain, by default the last; ``[]`` holds none out.
+        held_out: the held-out domain or a list of them; by default the last in natural order, ``[]``: none.
         seed: for the choice of the validation examples.
         group: the column that names the entity of a row; an entity's rows are on one side of every split.
         columns: the features, as [a, b] or a,b; by default all but label, domain and group.
@@ -66,13 +67,13 @@ def load(
     path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
     if digest is not None and (now := digest_of(path)) != digest:
         raise InputError(f"{str(path)!r} has changed: its digest is {now}, not {digest}.")
-    if test is None:
-        test = domains(file=file, label=label, domain=domain)[-1]
+    if held_out is None:
+        held_out = last_domain(domains(file=file, label=label, domain=domain))
     return from_table(
         path,
         label=roles["label"],
         domain=roles["domain"],
-        test=test,
+        held_out=held_out,
         group=None if group is None else str(group),
         columns=None if columns is None else _several(columns),
         drop=_several(drop or ()),
@@ -87,7 +88,7 @@ def load(
 def domains(
     *, file: str | None = None, label: str | None = None, domain: str | None = None, **others: Any
 ) -> tuple[str, ...]:
-    """Those that ``test`` can hold out."""
+    """Those that ``held_out`` can hold out."""
     path, roles = needed("table", "file", file, "your own table"), _named(label, domain)
     columns = read_table(path)
     need_column(roles["label"], columns, "label")

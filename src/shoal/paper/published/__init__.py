@@ -1,4 +1,4 @@
-"""The paper's numbers and claims, as data."""
+"""The paper's numbers, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def read(path: str) -> Any:
     return yaml.safe_load(resources.files("shoal.paper").joinpath(path).read_text(encoding="utf-8"))
 
 
-def claims(name: str) -> list[dict[str, Any]]:
-    """What the paper says in its part ``name``; of the part ``claims`` all that is judged."""
+def published(name: str) -> list[dict[str, Any]]:
+    """What the paper says about an experiment."""
     found: list[dict[str, Any]] = read(f"published/{name}.yaml")
     return found

@@ -1,0 +1,399 @@
+"""``shoal data``: check data before training, download datasets, write example data."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from typing_extensions import Unpack
+
+from shoal.api.result import Result
+from shoal.api.source import IMAGE_FOLDER, OF_TABLE, listed_names
+from shoal.errors import InputError, TableWarning
+from shoal.options import DataOptions, public
+from shoal.settings import Few
+
+if TYPE_CHECKING:
+    from shoal.data.download import Download
+    from shoal.data.tree import FileList, Layout
+    from shoal.data.wilds import Published
+
+UNTRIED = "URLs and checksums are as published or recorded by others; they were not tested for this release."
+SHOWN = 10
+"""Findings of each kind that a text shows; ``to_dict`` has all of them."""
+SECONDS = 5
+"""Between two lines of progress."""
+
+
+@dataclass(frozen=True)
+class DataReport(Result):
+    """What :func:`check`, :func:`get` and :func:`example` found or did.
+
+    Attributes:
+        content: the report as plain data.
+        text: text that ``print`` shows.
+    """
+
+    content: Mapping[str, Any]
+    text: str
+
+    @property
+    def problems(self) -> list[str]:
+        return list(self.content.get("problems", ()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(self.content)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@public()
+def check(
+    data: Any,
+    *,
+    dataset: str | None = None,
+    workers: Few | None = None,
+    progress: bool = True,
+    **options: Unpack[DataOptions],
+) -> DataReport:
+    """Check a table or a folder of images before training.
+
+    For a table: the kind of each column, the numbers of missing and distinct values, the features, and
+    warnings (non-numeric values, identifiers, possible leakage, duplicate rows). For a folder of images: all
+    images are decoded and counted, and duplicates are found. For a WILDS dataset: the examples and domains of
+    each split are counted, and all files are read.
+
+    Args:
+        data: table (.csv, .tsv, .csv.gz, .parquet, .xlsx), folder of images, or folder of a dataset. In
+            Python also a DataFrame or a mapping of columns.
+        dataset: published dataset to compare a folder with (default: none, your own images).
+        workers: number of processes (default: one per core).
+        progress: show progress on stderr.
+        **options: how to read the data, see :class:`~shoal.options.DataOptions`.
+    """
+    from shoal.data.reading import ENDINGS, ending
+    from shoal.registry import DATASETS
+
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    table = not isinstance(data, (str, Path)) or bool(ending(Path(data)))
+    if table and dataset is not None:
+        raise InputError("is for folders, and the data are a table.", "dataset")
+    allowed = OF_TABLE if table else ("data_options",) if dataset is None else ()
+    for name in given:
+        if name not in allowed:
+            kind = "table" if table else "folder"
+            raise InputError(f"does not apply to the check of a {kind}.", name)
+    if table:
+        return _check_table(data, given)
+    path = Path(data).expanduser()
+    if not path.is_dir():
+        what = "is neither a table nor a folder" if path.exists() else "does not exist"
+        raise InputError(f"{str(data)!r} {what}; tables are {', '.join(ENDINGS)} files.")
+    module = DATASETS.module(dataset or IMAGE_FOLDER)
+    cores = workers or os.cpu_count() or 1
+    processes, tell = 0 if cores == 1 else cores, _teller(progress)
+    if hasattr(module, "PUBLISHED"):
+        return _check_wilds(module, path, processes, tell)
+    if dataset is not None and not hasattr(module, "LAYOUT"):
+        known = [*DATASETS.having("LAYOUT"), *DATASETS.having("PUBLISHED")]
+        raise InputError(f"{dataset!r} has no folder to check; these have: {', '.join(known)}.", "dataset")
+    layout = getattr(module, "LAYOUT", None)
+    return _check_images(layout, path, given.get("data_options", {}), processes, tell)
+
+
+def _check_table(data: Any, options: Mapping[str, Any]) -> DataReport:
+    from shoal.data.own import check_table
+    from shoal.report import columns
+
+    name = Path(data).name if isinstance(data, (str, Path)) else "the table"
+    known = {name: value for name, value in options.items() if name != "drop"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TableWarning)  # they are in the report
+        found = check_table(data, drop=listed_names(options.get("drop")), **known)
+    report = {"file": name, **found}
+    return DataReport(report, columns.text(report))
+
+
+def _check_wilds(module: Any, folder: Path, workers: int, tell: Callable[[str], None]) -> DataReport:
+    """Counts the examples and domains of a dataset of WILDS, and reads all files there may be."""
+    from shoal.data.batch import InMemory
+    from shoal.data.wilds import find, unreadable
+    from shoal.report.tables import Table
+
+    published: Published = module.PUBLISHED
+    place = find(published, folder)
+    data = module.load(folder=str(place.folder), version=place.version)
+    examples: Any = data.examples
+    bad: dict[int, str] = {}
+    if not isinstance(examples, InMemory):
+        bad = unreadable(examples, workers, lambda n: tell(f"{n:,} of {len(examples):,} files read"))
+    here = {
+        "examples": {name: len(domains.examples()) for name, domains in data.splits.items()},
+        "domains": {name: len(domains) for name, domains in data.splits.items()},
+    }
+    known = {v: {what: dict(getattr(c, what)) for what in here} for v, c in published.counts.items()}
+    differing = {
+        version: [
+            f"{split} has {here[what].get(split, 0):,} {what}, not {number:,}"
+            for what in here
+            for split, number in counts[what].items()
+            if here[what].get(split, 0) != number
+        ]
+        for version, counts in known.items()
+    }
+    counts, source = known[place.version], published.counts[place.version].source
+    problems = differing[place.version] + [f"files that cannot be read: {len(bad):,}"] * bool(bad)
+    unread = {examples.path(i): why for i, why in bad.items()}
+    table = Table(["split", "examples", "published", "domains", "published"])
+    for split in dict.fromkeys([*here["examples"], *counts["examples"]]):
+        numbers = [side[what].get(split) for what in here for side in (here, counts)]
+        table.add(split, *("–" if n is None else f"{n:,}" for n in numbers))
+    lines = [f"{published.title} {place.version} in {place.folder}", table.text(), f"published: {source}", ""]
+    lines += [f"{what}: {note}" for what, note in data.notes.items()]
+    lines += _some("cannot be read:", (f"{path!r} ({why})" for path, why in unread.items()))
+    lines += _some("problem:", problems)
+    if not problems:
+        lines.append("The counts match the published ones, and no problem was found in the files.")
+    elif other := [v for v, differences in differing.items() if not differences and v != place.version]:
+        lines.append(f"These are the counts of version {', '.join(other)}.")
+    content = {"folder": str(place.folder), "version": place.version, **here, "published": counts}
+    content |= {"source": source, "notes": dict(data.notes), "unreadable": unread, "problems": problems}
+    return DataReport(content, "\n".join(lines))
+
+
+def _check_images(
+    layout: Layout | None,
+    folder: Path,
+    options: Mapping[str, Any],
+    workers: int,
+    tell: Callable[[str], None],
+) -> DataReport:
+    from shoal.data.images import inspect_files
+    from shoal.data.tree import read_tree
+    from shoal.report.tables import Table
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="there is no image of class")  # it is in the report
+        files = read_tree(folder) if layout is None else read_tree(*layout.find(folder))
+    found = inspect_files(files, workers, lambda n: tell(f"{n:,} of {len(files):,} images decoded"))
+    rows = zip(files.domains, files.counts().tolist(), strict=True)
+    classes = {domain: dict(zip(files.classes, row, strict=True)) for domain, row in rows}
+    counts = {domain: sum(row.values()) for domain, row in classes.items()}
+    duplicates: dict[str, list[list[str]]] = {"domains": [], "classes": [], "copies": []}
+    for same in found.duplicates:  # in two domains an image leaks, in two classes it has a wrong label
+        several = [len({int(codes[i]) for i in same}) > 1 for codes in (files.groups, files.labels)]
+        kind = "domains" if several[0] else "classes" if several[1] else "copies"
+        duplicates[kind].append([files.name(i) for i in same])
+    unreadable = {files.name(i): why for i, why in found.unreadable.items()}
+    problems = _refused(files, options) if layout is None else _unlike(layout, counts, classes)
+    problems += [f"images that cannot be read: {len(unreadable):,}"] * bool(unreadable)
+    for kind in ("domains", "classes"):
+        problems += [f"images that are in several {kind}: {len(duplicates[kind]):,}"] * bool(duplicates[kind])
+    published = {} if layout is None else dict(layout.counts)
+    content = {"folder": files.root, "images": len(files), "domains": counts, "classes": classes}
+    content |= {"lacking": [{"domain": domain, "class": label} for domain, label in files.missing()]}
+    content |= {"unreadable": unreadable, "duplicates": duplicates, "problems": problems}
+    content |= {"published": published, "source": layout.source} if layout else {}
+
+    table = Table(["domain", "images", "classes", *(["published"] if published else [])])
+    for domain in published or counts:
+        present = sum(n > 0 for n in classes.get(domain, {}).values())
+        number = [f"{published[domain]:,}"] if published else []
+        table.add(domain, f"{counts.get(domain, 0):,}", str(present), *number)
+    lines = [table.text(), *([f"published: {layout.source}"] if layout else []), ""]
+    lines += _some("no image of", (f"{label!r} in {domain!r}" for domain, label in files.missing()))
+    lines += _some("cannot be read:", (f"{name!r} ({why})" for name, why in unreadable.items()))
+    for kind, groups in duplicates.items():
+        words = "duplicate image:" if kind == "copies" else f"same image in several {kind}:"
+        lines += _some(words, (" = ".join(map(repr, group)) for group in groups))
+    lines += _some("problem:", problems)
+    if not problems:
+        lines.append(f"All {len(files):,} images can be read, and no problem was found.")
+    elif layout is not None:
+        lines.append(f"{layout.title} can be obtained {layout.how}.")
+    return DataReport(content, "\n".join(lines))
+
+
+def _refused(files: FileList, options: Mapping[str, Any]) -> list[str]:
+    """Why training would refuse a folder of the user's own images, if it would."""
+    from shoal.data import sets
+
+    given = sets.check_options(IMAGE_FOLDER, options)
+    if len(files.classes) < 2:
+        return [f"there is only one class, {files.classes[0]!r}; a classifier needs two"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            sets.load(IMAGE_FOLDER, **{**given, "folder": files.root, "cache": False})
+    except InputError as error:
+        return [f"the images cannot be trained on: {str(error).rstrip('.')}"]
+    return []
+
+
+def _unlike(layout: Layout, counts: Mapping[str, int], classes: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """How the images differ from what was published."""
+    problems = [f"domain {name} is missing" for name in layout.domains if name not in counts]
+    differences = layout.differences(counts)
+    if all(differences.values()):
+        different = {d: n for d, n in differences[layout.source].items() if d in counts}
+        problems += [f"{d} has {counts[d]:,} images, not {number:,}" for d, number in different.items()]
+    there = len(next(iter(classes.values()), {}))
+    problems += [f"there are {there} classes, not {layout.classes}"] * (there != layout.classes)
+    for domain, labels in layout.by_class.items() if differences[layout.source] else ():
+        for label, number in labels.items():
+            if (count := classes.get(domain, {}).get(label, number)) != number:
+                problems.append(f"{domain} has {count:,} images of {label}, not {number:,}")
+    return problems
+
+
+def _some(words: str, items: Iterable[str]) -> list[str]:
+    lines = [f"{words} {item}" for item in items]
+    more = [f"… {len(lines) - SHOWN:,} more; use --json for all"] if len(lines) > SHOWN else []
+    return lines[:SHOWN] + more
+
+
+def _teller(shown: bool) -> Callable[[str], None]:
+    """Prints what it is told on stderr, a line every few seconds."""
+    last = time.monotonic()
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if shown and time.monotonic() - last > SECONDS:
+            last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+    return tell
+
+
+@public()
+def get(
+    datasets: Sequence[str],
+    *,
+    out: str | Path | None = None,
+    plan: bool = False,
+    progress: bool = True,
+) -> DataReport:
+    """Download, verify and unpack datasets; the same call resumes an interrupted download.
+
+    Where no checksum is published, that of the first download is saved next to it, and later downloads are
+    compared with it. WILDS datasets cannot be downloaded: their server has been down since August 2026.
+
+    Args:
+        datasets: names of datasets (`shoal list datasets`).
+        out: folder to download to (default: $SHOAL_DATA, or data).
+        plan: list the files and URLs and download nothing.
+        progress: show progress on stderr.
+    """
+    from shoal.data.folders import VARIABLE
+
+    to = Path(out or os.environ.get(VARIABLE) or "data").expanduser()
+    downloads = {name: _download(name) for name in listed_names(datasets)}
+    if plan:
+        plans = [_plan(name, download, to) for name, download in downloads.items()]
+        return DataReport({"plan": plans}, "\n\n".join([*map(_planned, plans), UNTRIED]))
+    reports, problems = [], []
+    for name, download in downloads.items():
+        try:
+            reports.append(_fetch(name, download, to, progress))
+        except InputError as error:
+            if len(downloads) == 1:
+                raise
+            problems.append(f"{name}: {error}")
+    text = "\n\n".join([*map(_fetched, reports), *problems])
+    return DataReport({"datasets": reports, "problems": problems}, text)
+
+
+def _download(name: str) -> Download:
+    from shoal.registry import DATASETS
+
+    module = DATASETS.module(name)
+    if hasattr(module, "DOWNLOAD"):
+        found: Download = module.DOWNLOAD
+        return found
+    if hasattr(module, "PUBLISHED"):
+        raise InputError(
+            f"{name} cannot be downloaded: the server of WILDS has been down since August 2026. If you have "
+            f"a copy of the folder {module.PUBLISHED.folder}, pass the folder that it is in as data_dir."
+        )
+    known = ", ".join(DATASETS.having("DOWNLOAD"))
+    raise InputError(f"dataset {name!r} cannot be downloaded; these can: {known}.")
+
+
+def _plan(name: str, download: Download, to: Path) -> dict[str, Any]:
+    there = download.found_in(to)
+    place = {"folder": str(there or to / download.home), "there": there is not None}
+    return {"dataset": name, **place, "files": [vars(source) for source in download.sources]}
+
+
+def _planned(plan: Mapping[str, Any]) -> str:
+    from shoal.data.unpack import amount
+
+    there = "exists: nothing would be downloaded" if plan["there"] else "would be downloaded"
+    lines = [f"{plan['dataset']}, in {plan['folder']}, {there}"]
+    for one in plan["files"]:
+        exact, about = one["size"], one["about"]
+        size = amount(exact) if exact else f"about {amount(about)}" if about else "size unknown"
+        kind, _, value = one["checksum"].partition(":")
+        checksum = f"{kind} {value} ({one['said_by']})" if kind else "no checksum is published"
+        lines += [f"  {one['file']}: {size}, {checksum}", *(f"    {url}" for url in one["urls"])]
+    return "\n".join(lines)
+
+
+def _fetch(name: str, download: Download, to: Path, progress: bool) -> dict[str, Any]:
+    from shoal.data.download import get as fetch
+    from shoal.data.unpack import amount
+
+    told = _teller(progress)
+
+    def tell(file: str, doing: str, done: int, total: int | None) -> None:
+        known = amount if doing == "fetched" else "{:,}".format
+        told(f"{file}: {known(done)}{'' if total is None else f' of {known(total)}'} {doing}")
+
+    def say(text: str) -> None:
+        if progress:
+            print(text, file=sys.stderr, flush=True)
+
+    got = fetch(download, to, tell=tell, say=say)
+    words = ["shoal", "train", "erm", name, "--data-dir", str(to)]
+    if download.layout is not None:
+        words = ["shoal", "data", "check", str(got.folder), "--dataset", name]
+    report = {"dataset": name, "folder": str(got.folder), "files": got.files, "notes": got.notes}
+    return {**report, "next": shlex.join(words)}
+
+
+def _fetched(report: Mapping[str, Any]) -> str:
+    done = "is now in {folder}." if report["files"] else "is already in {folder}; nothing was downloaded."
+    lines = [f"{report['dataset']} {done.format(**report)}"]
+    for one in report["files"]:
+        how = f"checked ({one['checked']})" if one["checked"] else "no checksum is published: recorded"
+        lines.append(f"  {one['file']}: sha256 {one['sha256']}, {how}")
+    return "\n".join([*lines, *(f"  {note}." for note in report["notes"]), f"Next: {report['next']}"])
+
+
+@public()
+def example(kind: Literal["table", "images"], *, out: str | Path | None = None) -> DataReport:
+    """Write a small generated table or folder of images to try Shoal with, the same on every machine.
+
+    Args:
+        kind: a table of 600 patients from five hospitals, or a folder of 240 images in four domains and three
+            classes.
+        out: new file or folder (default: patients.csv or photos).
+    """
+    from shoal.data.example import write_images, write_table
+
+    if kind == "table":
+        path, flags = write_table(out or "patients.csv"), ["--label", "ill", "--domain", "hospital"]
+        text = f"A table of generated patients is now in {path}."
+    else:
+        path, flags = write_images(out or "photos"), []
+        text = f"A folder of generated images is now in {path}."
+    following = shlex.join(["shoal", "data", "check", str(path), *flags])
+    return DataReport({"path": str(path), "next": following}, f"{text}\nNext: {following}")

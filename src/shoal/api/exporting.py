@@ -1,0 +1,343 @@
+"""What :func:`shoal.export` does: makes a file, compares its outputs with the model's, and then keeps it.
+
+The ONNX file of a table model takes raw columns. What becomes of numbers and dates is computed by a module
+(:class:`RawColumns`) in front of the network; only text, which torch does not have, is added to the graph by
+hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from shoal.api.export import TOLERANCE, Exported, Format
+from shoal.data.cells import MISSING
+from shoal.data.inputs import TOKENIZER
+from shoal.data.table import CLIP
+from shoal.errors import InputError
+from shoal.files import replacing, write_atomically
+from shoal.models.lora import merged
+from shoal.trained import Trained, input_errors
+
+SIZES, ROWS, TRACED = (1, 5), (1, 100), 3
+"""Batch sizes that are compared, those of raw rows of a table, and the one that graphs are traced with."""
+
+
+def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported:
+    """Write the model in this format, with its description beside it."""
+    final = merged(trained.model)
+    raw = format == "onnx" and trained.inputs.get("kind") == "table"
+    columns: list[dict[str, Any]] = []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".export-") as folder:
+        made = Path(folder) / path.name
+        with _quiet(format):
+            if raw:
+                columns = write_table_onnx(trained, final, made)
+                difference = max(_raw_difference(trained, columns, made, rows) for rows in ROWS)
+            else:
+                x, *others = (_sample(trained, size, seed) for seed, size in enumerate((TRACED, *SIZES)))
+                run = write_network(final, x, made, format)
+                with torch.no_grad():
+                    difference = max(_difference(trained(x).numpy(), run(x).numpy()) for x in others)
+        if not difference <= TOLERANCE:
+            raise InputError(
+                f"the outputs of the exported model differ from the model's by up to {difference:.3g} "
+                f"(allowed: {TOLERANCE:g}); nothing was written. Try another format."
+            )
+        with replacing(path) as target, made.open("rb") as source:
+            shutil.copyfileobj(source, target)
+    content = {**trained.about.to_dict(), "export": {"format": format, "file": path.name, "columns": columns}}
+    if final is not trained.model:
+        options = content["model"].get("options", {})
+        content["model"]["options"] = {k: v for k, v in options.items() if not k.startswith("lora")}
+    if trained.inputs.get("tokenizer") == TOKENIZER:
+        # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
+        beside = path.with_name(f"{path.name}.{TOKENIZER}")
+        for name, text in trained.reader().kept()[1].items():
+            write_atomically(beside / Path(name).name, text)
+        content["inputs"]["tokenizer"] = beside.name
+    write_atomically(about, json.dumps(content, indent=1).encode())
+    kind = str(trained.inputs.get("kind", "array"))
+    return Exported(path, about, format, difference, tuple(columns), kind)
+
+
+@contextlib.contextmanager
+def _quiet(format: str) -> Iterator[None]:
+    """Without the reports of exporters; what they refuse is one InputError."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            input_errors(f"this model cannot be exported as {format}"),
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _sample(trained: Trained, size: int, seed: int) -> Any:
+    """Random input of the shape that the model takes; the length of text depends on the seed."""
+    about = trained.about
+    if not about.input_shape:
+        raise InputError("the input shape of this model is not known, so it cannot be exported.")
+    kind = getattr(torch, about.numbers or "float32")
+    if about.inputs.get("kind") != "text" and not kind.is_floating_point:
+        return torch.zeros(size, *about.input_shape, dtype=kind)
+    return trained.reader().sample(size, seed)
+
+
+def _parts(x: Any) -> dict[str, Tensor]:
+    return dict(x) if isinstance(x, Mapping) else {"x": x}
+
+
+def _difference(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+    if found.shape != wanted.shape:
+        raise InputError(f"the exported model gives {found.shape}, not {wanted.shape}.")
+    return float(np.abs(found - wanted).max())
+
+
+class _Arguments(nn.Module):
+    """A network that takes a mapping, with its parts as arguments: graphs have no mappings."""
+
+    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.network, self.names = network, tuple(names)
+
+    def forward(self, *parts: Tensor) -> Any:
+        return self.network(dict(zip(self.names, parts, strict=True)))
+
+
+def _traced(network: nn.Module, x: Any) -> dict[str, Any]:
+    """The arguments of torch's exporters; the number of examples is dynamic, and so is the length of text."""
+    batch, length = torch.export.Dim("batch"), torch.export.Dim.AUTO
+    if not isinstance(x, Mapping):
+        return {"mod": network.eval(), "args": (x,), "dynamic_shapes": ({0: batch},)}
+    shapes = (tuple({0: batch, 1: length} for _ in x),)  # several arguments under one star are a tuple
+    return {"mod": _Arguments(network, list(x)).eval(), "args": tuple(x.values()), "dynamic_shapes": shapes}
+
+
+def write_network(network: nn.Module, x: Any, path: Path, format: Format) -> Callable[[Any], Tensor]:
+    """Write a network to a file, traced with the input ``x``; returns what runs that file."""
+    if format == "safetensors":
+        save_file({k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}, path)
+        return lambda x: torch.func.functional_call(network, load_file(path), (x,))
+    traced = _traced(network, x)
+    if format == "torch-export":
+        torch.export.save(torch.export.export(**traced), path)
+        again = torch.export.load(path).module()
+        return lambda x: again(*_parts(x).values())
+    _save_onnx(traced.pop("mod"), path, input_names=list(_parts(x)), output_names=["output"], **traced)
+    session = _session(path)
+    return lambda x: torch.from_numpy(session.run(None, {k: v.numpy() for k, v in _parts(x).items()})[0])
+
+
+def _save_onnx(network: nn.Module, path: Path, **options: Any) -> None:
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"format 'onnx' requires {package}: pip install 'shoal[onnx]'.")
+    program = torch.onnx.export(network, dynamo=True, verbose=False, **options)
+    assert program is not None
+    program.save(path, external_data=False)
+
+
+def _session(path: Path) -> Any:
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+
+# Raw columns of a table
+
+TYPES = {
+    "numeric": ("DOUBLE", "the number; missing: NaN"),
+    "boolean": ("DOUBLE", "0 or 1; missing: NaN"),
+    "date": ("DOUBLE", "days since 1970-01-01, with the hours as a fraction; missing: NaN"),
+    "categorical": ("STRING", "the text, of a whole number its digits; missing: empty, NA, - …"),
+    "text": ("FLOAT", "preprocessed: a bag of words, as described in FILE.json"),  # no operator hashes words
+}
+"""Of each kind of column: the type of its input, and what that holds."""
+
+
+class RawColumns(nn.Module):
+    """The preprocessing of a table, its network, and what is made of the outputs.
+
+    It takes one (n, 1) tensor per column, of categories the number of the value. It returns probabilities,
+    logits and the number of the class, or in regression the prediction in the units of the label.
+    """
+
+    def __init__(self, trained: Trained, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.columns = network, trained.inputs["columns"]
+        self.classes, self.label = trained.about.classes, trained.inputs.get("label") or {}
+
+    def forward(self, *columns: Tensor) -> Any:
+        features = [f for x, about in zip(columns, self.columns, strict=True) for f in self.encoded(x, about)]
+        output = self.network(torch.cat(features, 1))
+        if self.classes is None:
+            return output.double() * self.label.get("scale", 1.0) + self.label.get("mean", 0.0)
+        return output.softmax(1), output.clone(), output.argmax(1)
+
+    def encoded(self, x: Tensor, about: Mapping[str, Any]) -> list[Tensor]:
+        """The features of a column, in float64 step by step as in training, so that rounding is the same."""
+        if about["kind"] == "text":
+            return [x]
+        if about["kind"] == "categorical":
+            return [(x == torch.arange(len(about["values"]) + bool(about["other"]))).float()]
+        missing = x.isnan()
+        if about["kind"] == "date":
+            parts = zip(self.calendar(x.nan_to_num(0.0)), about["parts"], strict=True)
+        else:
+            parts = zip([x], [about["scaling"]], strict=True)
+        features = [
+            (part.clamp(s["low"], s["high"]).sub(s["mean"]) / s["scale"]).clamp(-CLIP, CLIP)
+            for part, s in parts
+            if s["scale"] > 0
+        ]
+        features = [torch.where(missing, 0.0, feature).float() for feature in features]
+        return features + ([missing.float()] if about["indicator"] else [])
+
+    @staticmethod
+    def calendar(days: Tensor) -> tuple[Tensor, ...]:
+        """Day, month, weekday and hour of days since 1970-01-01.
+
+        The month is that of a calendar whose years begin in March, so that leap days come last; days are
+        counted within 400 years, which are always 146,097 days.
+        """
+        whole = days.floor()
+        day = (whole + 719468) - ((whole + 719468) / 146097).floor() * 146097
+        leap_days = (day / 1460).floor() - (day / 36524).floor() + (day / 146096).floor()
+        year = ((day - leap_days) / 365).floor()
+        day_of_year = day - (year * 365 + (year / 4).floor() - (year / 100).floor())
+        month = ((day_of_year * 5 + 2) / 153).floor()
+        month = torch.where(month < 10, month + 3, month - 9)
+        weekday = (whole + 3) - ((whole + 3) / 7).floor() * 7
+        return days, month, weekday, (days - whole) * 24
+
+
+def write_table_onnx(trained: Trained, network: nn.Module, path: Path) -> list[dict[str, Any]]:
+    """Write an ONNX file that takes the raw columns of a table; returns how each is given."""
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+
+    described, classes = trained.inputs["columns"], trained.about.classes
+    dtypes = {"STRING": torch.int64, "DOUBLE": torch.float64, "FLOAT": torch.float32}
+    widths = [len(about["idf"]) if about["kind"] == "text" else 1 for about in described]
+    example = tuple(
+        torch.zeros(TRACED, width, dtype=dtypes[TYPES[about["kind"]][0]])
+        for about, width in zip(described, widths, strict=True)
+    )
+    outputs = ["prediction"] if classes is None else ["probabilities", "logits", "class"]
+    _save_onnx(
+        RawColumns(trained, network).eval(),
+        path,
+        args=example,
+        dynamic_shapes=(tuple({0: torch.export.Dim("n")} for _ in example),),
+        input_names=[f"column {n}" for n in range(len(example))],
+        output_names=outputs,
+    )
+    # All names of the graph get a prefix, so that columns can have any; nodes around it translate.
+    network_graph = onnx.compose.add_prefix(onnx.load(path), "shoal/")
+    nodes, inputs, columns = list(network_graph.graph.node), [], list[dict[str, Any]]()
+    for n, (about, width) in enumerate(zip(described, widths, strict=True)):
+        name, (kind, words) = str(about["name"]), TYPES[about["kind"]]
+        while name in ("", "label", *outputs) or name.startswith("shoal/"):
+            name = f"column {name}"
+        nodes.insert(0, _entry(name, f"shoal/column {n}", about))
+        inputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind), ["n", width]))
+        columns.append({"name": about["name"], "kind": about["kind"], "input": name, "shape": ["n", width]})
+        columns[-1] |= {"type": kind.lower(), "value": words}
+    shape: list[Any] = ["n"] if classes is None else ["n", classes]
+    number = TensorProto.DOUBLE if classes is None else TensorProto.FLOAT
+    results = [helper.make_tensor_value_info(name, number, shape) for name in outputs[:2]]
+    nodes += [helper.make_node("Identity", [f"shoal/{name}"], [name]) for name in outputs[:2]]
+    constants = list(network_graph.graph.initializer)
+    if classes is not None:
+        names = np.array(trained.class_names or range(classes), object if trained.class_names else np.int64)
+        constants.append(numpy_helper.from_array(names, "shoal/class names"))
+        nodes.append(helper.make_node("Gather", ["shoal/class names", "shoal/class"], ["label"]))
+        label_type = TensorProto.STRING if trained.class_names else TensorProto.INT64
+        results.insert(0, helper.make_tensor_value_info("label", label_type, ["n"]))
+    model = helper.make_model(
+        helper.make_graph(nodes, "shoal", inputs, results, constants),
+        opset_imports=[*network_graph.opset_import, helper.make_opsetid("ai.onnx.ml", 2)],
+        functions=network_graph.functions,
+        ir_version=network_graph.ir_version,
+    )
+    label = (trained.inputs.get("label") or {}).get("name", "")
+    about = {"columns": columns, "class_names": trained.class_names, "label": label}
+    helper.set_model_props(model, {name: json.dumps(value) for name, value in about.items()})
+    onnx.checker.check_model(model, full_check=True)
+    onnx.save(model, path)
+    return columns
+
+
+def _entry(name: str, to: str, about: Mapping[str, Any]) -> Any:
+    """The node from a column to the network: the text of a category becomes its number, −1 if unknown."""
+    from onnx import helper
+
+    if about["kind"] != "categorical":
+        return helper.make_node("Identity", [name], [to])
+    missing = {form: -1 for mark in sorted(MISSING) for form in (mark, mark.upper(), mark.capitalize())}
+    number = {**missing, **{str(value): n for n, value in enumerate(about["values"])}}
+    other = len(about["values"]) if about["other"] else -1
+    keys: dict[str, Any] = {"keys_strings": list(number), "values_int64s": list(number.values())}
+    return helper.make_node("LabelEncoder", [name], [to], domain="ai.onnx.ml", default_int64=other, **keys)
+
+
+def _raw_difference(trained: Trained, columns: Sequence[Mapping[str, Any]], path: Path, rows: int) -> float:
+    """Between what the file and the model make of random raw rows; of numbers, in units of their scale."""
+    random = np.random.default_rng(rows)
+    raw = {about["name"]: _random_cells(about, random, rows) for about in trained.inputs["columns"]}
+    reader: Any = trained.reader()
+    prepared = np.concatenate([batch.x for batch in reader.batches(raw, rows)])
+    inputs, start = dict[str, Any](), 0
+    for column, step in zip(columns, reader.preprocessing.steps, strict=True):
+        cells = raw[column["name"]][:, None]
+        if column["kind"] == "text":
+            cells = prepared[:, start : start + step.width]
+        elif column["kind"] == "date":
+            seconds = cells.astype("datetime64[s]")
+            cells = np.where(np.isnat(seconds), np.nan, seconds.astype(np.int64) / 86400)
+        start += step.width
+        inputs[column["input"]] = cells
+    regression = trained.about.classes is None
+    found = _session(path).run(["prediction" if regression else "logits"], inputs)[0]
+    wanted = np.concatenate([output for _, output in trained.outputs(reader, raw, rows)])
+    scale = (trained.inputs.get("label") or {}).get("scale", 1.0) if regression else 1.0
+    return _difference(wanted, found) / float(scale)
+
+
+def _random_cells(about: Mapping[str, Any], random: np.random.Generator, rows: int) -> NDArray[Any]:
+    """Cells of a column as a table may have them: usual ones, far ones, missing ones, unknown ones."""
+    kind, missing = about["kind"], random.random(rows) < 0.2
+    if kind == "numeric":
+        far = np.where(random.random(rows) < 0.1, 100.0, 1.0)
+        values = about["scaling"]["mean"] + (about["scaling"]["scale"] or 1.0) * far * random.normal(
+            size=rows
+        )
+        return np.where(missing, np.nan, values)
+    if kind == "boolean":
+        return np.where(missing, np.nan, random.integers(0, 2, rows))
+    if kind == "date":
+        seconds = random.integers(-(10**10), 10**10, rows).astype("datetime64[s]")
+        return np.where(missing, "", seconds.astype(str)).astype(object)
+    words = [*about.get("values", ()), "never seen before", "other words", ""]
+    return np.array(words, object)[random.integers(0, len(words), rows)]

@@ -1,0 +1,158 @@
+"""``shoal.predict``: the predictions of a trained model for new input."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from shoal.api.result import Result
+from shoal.errors import InputError
+from shoal.settings import Count, Range, checked
+from shoal.terminal import as_csv
+
+if TYPE_CHECKING:
+    import pandas
+
+SHOWN = 10
+"""Classes in the summary, and rows in a notebook."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions(Result):
+    """The result of :func:`predict`; ``print`` shows it as CSV, or where it was saved.
+
+    Attributes:
+        names: name of each example: the number of its row, or its file.
+        labels: predicted class of each example, or number in regression; an array of shape (n,), or
+            (n, labels) if there are several labels.
+        probabilities: array of shape (n, classes), or (n, labels); ``None`` unless requested.
+        classes: names of the columns of ``probabilities``.
+        example: name of the column that names the examples, ``row`` or ``file``.
+        notes: remarks on the input, such as columns that are not used.
+        out: file that was written, if any.
+    """
+
+    names: Sequence[str]
+    labels: Any
+    probabilities: Any
+    classes: tuple[str, ...]
+    example: str = "row"
+    notes: tuple[str, ...] = ()
+    out: Path | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table: the example, its prediction, and the probabilities."""
+        several = [f"prediction {n}" for n in range(self.labels[0].size)]
+        first = [self.example, *(["prediction"] if self.labels.ndim == 1 else several)]
+        return [*first, *(f"probability of {name}" if name in first else name for name in self.classes)]
+
+    def rows(self) -> list[list[Any]]:
+        """Return the rows of the table as plain values."""
+        labels = self.labels.reshape(len(self.names), -1).tolist()
+        more = [[]] * len(labels) if self.probabilities is None else self.probabilities.round(6).tolist()
+        return [[name, *label, *p] for name, label, p in zip(self.names, labels, more, strict=True)]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a DataFrame with one row per example."""
+        import pandas
+
+        return pandas.DataFrame(self.rows(), columns=self.columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with the rows unless they were written to a file."""
+        content = {"predictions": len(self.names), "classes": self._counts(), "notes": list(self.notes)}
+        if self.out is not None:
+            return {**content, "out": str(self.out)}
+        return {**content, "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows()]}
+
+    def _counts(self) -> dict[str, int]:
+        """How often each class is predicted; empty where predictions are numbers, or several."""
+        classes = self.labels.ndim == 1 and self.labels.dtype.kind in "iU"
+        return dict(Counter(map(str, self.labels.tolist())).most_common()) if classes else {}
+
+    def __str__(self) -> str:
+        if self.out is None:
+            return as_csv([self.columns, *self.rows()]).rstrip("\n")
+        counts = ", ".join(f"{name} {count:,}" for name, count in list(self._counts().items())[:SHOWN])
+        summary = f"{len(self.names):,} predictions{f' ({counts})' if counts else ''}. Saved in {self.out}."
+        return "\n".join([summary, *self.notes])
+
+    def _repr_html_(self) -> str:
+        return str(self.to_frame().to_html(max_rows=SHOWN, index=False))
+
+
+@checked
+def predict(
+    model: Any,
+    data: Any,
+    *,
+    out: str | Path | None = None,
+    proba: bool = False,
+    column: str | None = None,
+    batch_size: Count = 256,
+    workers: Annotated[int, Range(0, 1000)] = 0,
+    device: str | None = None,
+) -> Predictions:
+    """Predict with a trained model. ::
+
+        shoal.predict("runs/fish", "patients.csv", proba=True, out="predicted.csv")
+        shoal.predict("runs/fish", new_patients).to_frame()
+
+    Input is preprocessed as in training. A table must contain the columns that the model was trained on;
+    other columns are ignored. In a file, text that a spreadsheet would evaluate as a formula is prefixed with
+    an apostrophe; on an error, nothing is written.
+
+    Args:
+        model: run folder, or model from :func:`shoal.load`.
+        data: table (.csv, .parquet …), images or a folder of images, .txt file with one text per line, or
+            .npy array of preprocessed inputs; in Python also a DataFrame, a list of text or files, or arrays.
+        out: CSV file to write (default: none; the command prints the predictions).
+        proba: add the probability of each class.
+        column: text column of a table, for text models (default: as in training).
+        batch_size: number of examples per batch.
+        workers: number of processes that load examples.
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+    """
+    import numpy as np
+
+    from shoal.files import replacing
+    from shoal.trained import as_trained, output_file
+
+    trained = as_trained(model, device)
+    if proba and trained.about.task in ("regression", "dense"):
+        raise InputError(f"this is a model for {trained.about.task}; there is no column per class.", "proba")
+    path = None if out is None else output_file(out, trained, data)
+    reader = trained.reader(data, column=column)
+    example = "file" if trained.inputs.get("kind") == "image" else "row"
+    parts: list[Predictions] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(replacing(path)) if path is not None else None
+            for batch, outputs in trained.outputs(reader, data, batch_size, workers):
+                p = trained.probabilities(outputs).reshape(len(outputs), -1) if proba else None
+                classes = () if p is None else trained.classes or tuple(map(str, range(p.shape[1])))
+                part = Predictions(batch.names, trained.labels(outputs), p, classes, example)
+                if file is not None:
+                    lines = as_csv([*([] if parts else [part.columns]), *part.rows()])
+                    file.write(lines.encode("utf-8", "surrogateescape"))
+                parts.append(part)
+            if not parts:
+                raise InputError("the input is empty.")
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror or error}.", "out") from error
+    for note in reader.doubts:
+        warnings.warn(note, stacklevel=3)
+    return replace(
+        parts[0],
+        names=[name for part in parts for name in part.names],
+        labels=np.concatenate([part.labels for part in parts]),
+        probabilities=np.concatenate([part.probabilities for part in parts]) if proba else None,
+        notes=tuple(reader.notes),
+        out=path,
+    )

@@ -1,0 +1,28 @@
+"""What the public functions return: an object that prints itself, in a terminal and in a notebook."""
+
+from __future__ import annotations
+
+import html
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+
+class Result(ABC):
+    """The result of a public function.
+
+    ``print`` shows it as text, a notebook as HTML; the command line prints one of ``str(result)`` and, with
+    ``--json``, ``result.to_dict()``.
+    """
+
+    @property
+    def problems(self) -> Sequence[str]:
+        """What failed, one line each. If there are any, the command line exits with code 1."""
+        return ()
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -1,0 +1,245 @@
+"""``shoal.score``: how well a trained model does on labelled data, per domain, and how the data differ."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from shoal.api.result import Result
+from shoal.errors import InputError
+from shoal.files import dump_json, write_atomically
+from shoal.report.tables import Table
+from shoal.settings import Count, Range, Seed, checked
+from shoal.terminal import clean
+
+if TYPE_CHECKING:
+    import pandas
+
+    from shoal.experiments.drift import ColumnDrift
+    from shoal.experiments.statistics import Estimate
+
+SHOWN = 20
+"""Domains and columns in the text; :meth:`Score.to_dict` has all of them."""
+BY_DOMAIN = {"classification": ("accuracy", "AUC", "average precision"), "regression": ("MAE", "RMSE", "R²")}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The metrics of some rows: those of a domain, or all.
+
+    Attributes:
+        name: name of the domain.
+        rows: number of rows.
+        metrics: metrics by name, each with ``value``, ``low`` and ``high``.
+        seen: of a domain: ``training``, ``held out`` (the test domain of the training) or ``new``.
+    """
+
+    name: str
+    rows: int
+    metrics: Mapping[str, Estimate]
+    seen: str = ""
+
+
+@dataclass(frozen=True)
+class Score(Result):
+    """The result of :func:`score`; ``print`` shows it.
+
+    Attributes:
+        model: run folder of the model.
+        data: name of the data.
+        task: ``classification`` or ``regression``.
+        label: label column.
+        domain: domain column, if there is one.
+        rows: number of rows of the data, of which ``overall.rows`` are scored.
+        overall: metrics of all rows.
+        domains: metrics of each domain.
+        class_names: names of the classes.
+        unlabelled: number of rows without a label.
+        unusable: labels that are classes unknown to the model or, in regression, no numbers; with their
+            counts.
+        calibration: calibration of the probabilities, in classification.
+        drift: drift of each column, flagged columns first; ``None`` if the model has no summary of its
+            training columns.
+        notes: remarks on the data.
+        out: file that was written, if any.
+    """
+
+    model: str
+    data: str
+    task: str
+    label: str
+    domain: str | None
+    rows: int
+    overall: Group
+    domains: tuple[Group, ...]
+    class_names: tuple[str, ...]
+    unlabelled: int
+    unusable: Mapping[str, int]
+    calibration: Mapping[str, Any] | None
+    drift: tuple[ColumnDrift, ...] | None
+    notes: tuple[str, ...] = ()
+    out: Path | None = None
+
+    @property
+    def worst(self) -> Group | None:
+        """The domain with the lowest accuracy, or the highest mean absolute error."""
+        name = BY_DOMAIN[self.task][0]
+        sign = 1 if self.task == "classification" else -1
+        known = [(sign * v, group) for group in self.domains if (v := group.metrics[name].value) is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None
+
+    def to_dict(self) -> dict[str, Any]:
+        content = {name: value for name, value in asdict(self).items() if name != "out"}
+        for column, one in zip(content["drift"] or (), self.drift or (), strict=True):
+            column["words"] = one.words()
+        return content
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return a DataFrame with each metric and its interval: one row per domain, and one for all rows."""
+        import pandas
+
+        rows = []
+        for group in (*self.domains, self.overall):
+            row: dict[str, Any] = {"domain": group.name, "rows": group.rows, "seen": group.seen}
+            for name, found in group.metrics.items():
+                row |= {name: found.value, f"{name} low": found.low, f"{name} high": found.high}
+            rows.append(row)
+        return pandas.DataFrame(rows)
+
+    def __str__(self) -> str:
+        parts = [*self._rows(), *self._overall(), *self._by_domain(), *self._calibration(), *self._drift()]
+        parts += [_filled(note) for note in self.notes]
+        return "\n\n".join([*parts, *([f"Saved in {self.out}."] if self.out else [])])
+
+    def _rows(self) -> Iterator[str]:
+        positive = f"; positive class {self.class_names[1]!r}" if len(self.class_names) == 2 else ""
+        scored, excluded = self.overall.rows, sum(self.unusable.values())
+        lines = [f"{scored:,} of {self.rows:,} rows of {self.data} (label {self.label!r}{positive})"]
+        if self.unlabelled:
+            lines.append(f"Excluded: {self.unlabelled:,} without a label.")
+        if excluded:
+            some = ", ".join(f"{name!r} ({count:,})" for name, count in list(self.unusable.items())[:3])
+            if self.task == "classification":
+                right = (self.overall.metrics["accuracy"].value or 0.0) * scored
+                some += f". Counted as errors, the accuracy would be {right / (scored + excluded):.3f}"
+            what = "of unknown classes" if self.task == "classification" else "with a label that is no number"
+            lines.append(f"Excluded: {excluded:,} {what}: {some}.")
+        yield "\n".join(map(_filled, lines))
+
+    def _overall(self) -> Iterator[str]:
+        table = Table(["all rows", "value (95 %)"])
+        for name, found in self.overall.metrics.items():
+            table.add(name, _cell(found))
+        yield table.text()
+
+    def _by_domain(self) -> Iterator[str]:
+        names, worst = BY_DOMAIN[self.task], self.worst if len(self.domains) > 1 else None
+        if not self.domains:
+            return
+        table = Table(["domain", "rows", "in training", *(f"{name} (95 %)" for name in names)])
+        for group in self.domains[:SHOWN]:
+            seen = "yes" if group.seen == "training" else group.seen
+            table.add(group.name, f"{group.rows:,}", seen, *(_cell(group.metrics[name]) for name in names))
+        more = f", {SHOWN} of {len(self.domains):,}" if len(self.domains) > SHOWN else ""
+        yield _filled(f"By domain ({self.domain}{more}){f'; worst: {worst.name}' if worst else ''}")
+        yield table.text()
+
+    def _calibration(self) -> Iterator[str]:
+        if self.calibration is None:
+            return
+        error, chance = self.calibration["error"], self.calibration["chance"]
+        what = "the predicted class" if len(self.class_names) != 2 else repr(self.class_names[1])
+        result = "more than sampling explains" if error > chance else "no significant miscalibration"
+        yield _filled(
+            f"Calibration of the probability of {what}: expected calibration error {error:.3f} (below "
+            f"{chance:.3f} for 95 % of perfectly calibrated models with as many rows): {result}."
+        )
+
+    def _drift(self) -> Iterator[str]:
+        if not self.drift:
+            return
+        flagged = sum(bool(one.flags) for one in self.drift)
+        count = f"{flagged or 'none'} of {len(self.drift)} columns differ{'s' * (flagged < 2)}"
+        yield f"Drift: {count} from training by more than sampling explains."
+        table = Table(["column", "kind", "PSI", "p", "difference"])
+        for one in [one for one in self.drift if one.words()][:SHOWN]:
+            p = "–" if one.p is None else "< 0.001" if one.p < 0.001 else f"{one.p:.3f}"
+            table.add(one.column, one.kind, _number(one.psi), p, one.words())
+        if table.rows:
+            yield table.text()
+
+
+def _filled(line: str) -> str:
+    return textwrap.fill(clean(line), 100)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if abs(value) < 10 else f"{value:,.1f}" if abs(value) < 1e6 else f"{value:.4g}"
+
+
+def _cell(found: Estimate) -> str:
+    if found.undefined:
+        return f"undefined: {found.undefined}"
+    ends = f" ({_number(found.low)} to {_number(found.high)})" if found.low is not None else ""
+    return f"{_number(found.value)}{ends}"
+
+
+@checked
+def score(
+    model: Any,
+    data: Any,
+    *,
+    label: str | None = None,
+    domain: str | None = None,
+    column: str | None = None,
+    out: str | Path | None = None,
+    batch_size: Count = 256,
+    workers: Annotated[int, Range(0, 1000)] = 0,
+    device: str | None = None,
+    seed: Seed = 0,
+) -> Score:
+    """Score a trained model on labelled data, per domain and overall, with 95 % confidence intervals. ::
+
+        result = shoal.score("runs/fish", "labelled.csv")
+        print(result)
+        result.overall.metrics["AUC"].low
+
+    Rows without a label, and rows of classes that are unknown to the model, are counted and excluded.
+    Confidence intervals account for the sampling of rows within the same domains. A column is reported as
+    drifted if its distribution differs from training by more than sampling explains.
+
+    Args:
+        model: run folder, or model from :func:`shoal.load`.
+        data: table (.csv, .parquet …), or folder of images arranged as domain/class/image or class/image; in
+            Python also a DataFrame or a mapping of columns.
+        label: column to predict (default: as in training).
+        domain: column with the domain of each row (default: as in training).
+        column: text column of a table, for text models (default: as in training).
+        out: JSON file to write, or folder for score.json (default: none).
+        batch_size: number of examples per batch.
+        workers: number of processes that load examples.
+        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
+        seed: random seed of the bootstrap.
+    """
+    from shoal.api import scoring
+    from shoal.trained import as_trained, output_file
+
+    trained = as_trained(model, device)
+    path = None
+    if out is not None:
+        path = Path(out) if str(out).lower().endswith(".json") else Path(out) / "score.json"
+        path = output_file(path, trained, data)
+    how: dict[str, Any] = {"label": label, "domain": domain, "column": column, "seed": seed}
+    result = scoring.score(trained, data, **how, batch_size=batch_size, workers=workers)
+    if path is None:
+        return result
+    try:
+        write_atomically(path, dump_json(result.to_dict()))
+    except OSError as error:
+        raise InputError(f"{str(path)!r} cannot be written: {error.strerror}.", "out") from error
+    return replace(result, out=path)

@@ -1,0 +1,405 @@
+"""Every option of a training, declared once: its type and range, its default, and what it does.
+
+:func:`shoal.fit`, :func:`shoal.train`, :func:`shoal.compare`, :func:`shoal.sweep` and :func:`shoal.diagnose`
+take options as keyword arguments of these types, run configurations have them as fields, recipes set them,
+model cards list them, and the command line makes its flags from them. To add an option, declare it here and
+use it where it belongs.
+
+A key that is missing was not given: :func:`with_defaults` fills it in, after recipes have set theirs.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import re
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from typing_extensions import TypedDict
+
+from shoal.errors import InputError, nearest, shown
+from shoal.settings import Count, Few, Fraction, Positive, Range, Rate, Seed, coerce, settings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is declared of an option beside its type and its docstring."""
+
+    default: Any = None
+    commands: str = ""
+    """Commands that have a flag for it; the others are for Python only."""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    """By command: its default in words, where it is another one."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text that matches a pattern, which is ``words`` in error messages."""
+
+    pattern: str
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: str) -> str:
+        if not re.fullmatch(self.pattern, value):
+            raise ValueError(self.words)
+        return value
+
+
+HEAD = Text(r"plateau|head(:[1-9][0-9]{0,8})?", "'plateau', 'head' or 'head:STEPS'")
+SHARE = r"0?\.0*[1-9][0-9]*"
+AVERAGE = Text(
+    rf"sma(:[1-9][0-9]{{0,8}})?|ema(:{SHARE})?|swad(:({SHARE}|[1-9][0-9]*(\.[0-9]+)?))?",
+    "'sma', 'sma:START', 'ema', 'ema:DECAY', 'swad' or 'swad:RATIO'",
+)
+DECAY = rf"(cosine|linear|step:(1|{SHARE}):[1-9][0-9]*)"
+SCHEDULE = Text(
+    rf"constant|{DECAY}|warmup:[1-9][0-9]*(,{DECAY})?",
+    "'constant', 'cosine', 'linear', 'step:FACTOR:STEPS', 'warmup:STEPS' or 'warmup:STEPS,cosine'",
+)
+WarmStart = Annotated[int, Range(1, 10**9)] | Fraction | Annotated[str, HEAD]
+Average = Annotated[str, AVERAGE]
+Schedule = Annotated[str, SCHEDULE]
+Draw = Literal["domains", "one-domain", "pooled", "balanced", "regrouped"]
+Kind = Literal["numeric", "boolean", "date", "categorical", "text"]
+Maker = Callable[..., Any]
+Names = str | int | Sequence[str | int]
+"""One name or several, such as those of domains; a domain may be called 3."""
+
+
+class DataOptions(TypedDict, total=False):
+    """How data are read: a table, a folder of images, or a dataset by name."""
+
+    label: Annotated[str | None, Option(None, "train compare diagnose check")]
+    """Column to predict."""
+    domain: Annotated[str | None, Option(None, "train compare diagnose check")]
+    """Column with the domain of each row."""
+    group: Annotated[str | None, Option(None, "train compare diagnose check")]
+    """Column that identifies the entity of each row, such as a patient; rows of one entity stay in the same
+    split."""
+    task: Annotated[
+        Literal["classification", "regression"] | None, Option(None, "train compare diagnose check")
+    ]
+    """Kind of the task (default: inferred from the label)."""
+    drop: Annotated[Names | None, Option(None, "train compare diagnose check")]
+    """Columns to ignore."""
+    columns: Annotated[Sequence[str] | None, Option()]
+    """Columns to use as features (default: all others)."""
+    kinds: Annotated[Mapping[str, Kind] | None, Option(None, "train compare diagnose check")]
+    """Kind of a column whose inferred kind is wrong: numeric, boolean, date, categorical or text. In Python
+    ``{"zip": "categorical"}``, on the command line ``--kinds.zip categorical``."""
+    decimal: Annotated[Literal[".", ","] | None, Option(None, "train compare diagnose check")]
+    """Decimal mark, where it is ambiguous."""
+    day_first: Annotated[bool | None, Option(None, "train compare diagnose check")]
+    """Whether 3/4/2020 is in April, where it is ambiguous."""
+    bad_images: Annotated[Literal["stop", "skip"] | None, Option(None, "train compare")]
+    """Stop at an image that cannot be read, or skip it (default: stop)."""
+    data_dir: Annotated[str | Path | None, Option(None, "train compare diagnose")]
+    """Folder that contains the datasets (default: $SHOAL_DATA)."""
+    data_options: Annotated[Mapping[str, Any] | None, Option(None, "train compare diagnose check")]
+    """Options of the dataset."""
+
+
+class ModelOptions(TypedDict, total=False):
+    """The model of a run, by name."""
+
+    model: Annotated[str | None, Option(None, "train compare sweep")]
+    """Name of a model of Shoal or timm, or name or folder of a text encoder (default: the dataset's)."""
+    model_options: Annotated[Mapping[str, Any], Option({}, "train compare")]
+    """Options of the model."""
+    weights: Annotated[str | Path | None, Option(None, "train compare sweep")]
+    """File of initial weights: .safetensors, or a .pt file that contains only weights."""
+    freeze_backbone: Annotated[bool, Option(False, "train compare")]
+    """Train only the head, on features computed once without augmentation."""
+
+
+class TrainingOptions(TypedDict, total=False):
+    """What decides the result of a training: also the fields of a run configuration."""
+
+    steps: Annotated[
+        Count,
+        Option(
+            1000,
+            "train compare sweep diagnose",
+            {"compare": "based on the data", "sweep": "5001", "diagnose": "150"},
+        ),
+    ]
+    """Number of training steps, each on one batch from every domain of the step."""
+    batch_size: Annotated[Count, Option(32, "train compare", {"compare": "32; for a table, by its size"})]
+    """Number of examples per batch."""
+    domains_per_step: Annotated[Count | None, Option(None, "train compare")]
+    """Number of domains per step (default: all if there are at most 16, otherwise 5)."""
+    settings: Annotated[Mapping[str, Any], Option({}, "train")]
+    """Hyperparameters of the algorithm (`shoal list fish`)."""
+    draw: Annotated[Draw | None, Option()]
+    """How batches are sampled (default: as the algorithm requires); regrouped is the random grouping of the
+    paper."""
+    seed: Annotated[Seed, Option(0, "train diagnose")]
+    """Random seed of the initial weights and the batches."""
+    optimizer: Annotated[Literal["adam", "adamw", "sgd"] | Maker, Option("adam", "train")]
+    """Optimizer. In Python also a class such as torch.optim.SGD, or a function that creates an optimizer from
+    parameters, including its learning rate."""
+    optimizer_options: Annotated[Mapping[str, Any], Option({})]
+    """Further arguments of the optimizer, such as {'weight_decay': 0.01}."""
+    lr: Annotated[Rate | None, Option(None, "train compare diagnose")]
+    """Learning rate (default: 0.001; for pretrained models by name 5e-05, or 0.0002 with LoRA, after a
+    warmup)."""
+    head_lr: Annotated[Rate | None, Option()]
+    """Learning rate of the head (default: lr)."""
+    layer_decay: Annotated[Fraction | None, Option()]
+    """Layer-wise learning rate decay: k layers below the head, the learning rate is multiplied by this factor
+    to the power of k; 0.65 to 0.9 are usual for transformers."""
+    schedule: Annotated[Schedule | Maker | None, Option(None, "train")]
+    """Learning rate schedule: constant, cosine, linear, step:0.96:1000, warmup:50 or warmup:50,cosine. In
+    Python also a function that creates a scheduler from the optimizer."""
+    clip: Annotated[Positive | None, Option()]
+    """Maximum norm of the gradient; in Fish, of each inner step's."""
+    accumulate: Annotated[Count, Option(1)]
+    """Number of micro-batches that each batch is split into, to save memory."""
+    warm_start: Annotated[WarmStart | None, Option(None, "train")]
+    """Train with ERM first, for a number of steps (500), for a fraction of the data (0.1), or until
+    validation stops improving (plateau); or only the head, for steps / 10 steps (head) or a given number
+    (head:500)."""
+    average: Annotated[Average | None, Option(None, "train")]
+    """Average the weights: sma from a tenth of the steps on, or from step START on (sma:START); ema
+    exponentially, with decay 0.999 or DECAY (ema:DECAY); swad between a start and an end found on the
+    validation loss, with ratio 1.3 or RATIO (swad:RATIO)."""
+    wise_ft: Annotated[Annotated[float, Range(0, 1)] | Literal["validation"] | None, Option()]
+    """Interpolate between the initial weights (after a warm start) and the selected weights: the fraction of
+    the selected ones, or 'validation' to choose it on validation (Wortsman et al. 2022). A new head needs
+    warm_start='head'."""
+    l2_sp: Annotated[Annotated[float, Range(0)] | None, Option()]
+    """Weight of the L2-SP penalty, the squared distance to the initial weights (Li et al. 2018)."""
+    miro: Annotated[Annotated[float, Range(0)] | None, Option()]
+    """Weight of the MIRO penalty, which keeps features close to those of the pretrained model, such as 0.1
+    (Cha et al. 2022)."""
+    retrain: Annotated[bool, Option(False)]
+    """After selection, train again from the initial weights on training and validation examples, for as many
+    steps as the selected weights were trained."""
+    precision: Annotated[Literal["fp32", "bf16", "fp16", "auto"] | None, Option(None, "train")]
+    """Precision of the forward pass; auto: fp32 or bf16, whichever is faster on CUDA (default: fp32; auto for
+    pretrained models by name)."""
+    memory_format: Annotated[Literal["contiguous", "channels-last", "auto"] | None, Option()]
+    """Memory format of images and convolutions; auto: whichever is faster on CUDA (default: contiguous; auto
+    for pretrained models by name)."""
+    metric: Annotated[str | Maker | None, Option(None, "train compare")]
+    """Metric for selection, such as AUC or 'worst-group accuracy' (default: the dataset's; otherwise accuracy
+    or mse). In Python also a function of outputs, labels and groups."""
+    select: Annotated[Literal["best", "last"] | None, Option(None, "train")]
+    """Keep the best weights on validation, or the last (default: best if there is validation data)."""
+    patience: Annotated[Count | None, Option(None, "train")]
+    """Stop after this number of evaluations without improvement on validation."""
+    eval_every: Annotated[Count | None, Option(None, "train")]
+    """Number of steps between evaluations (default: chosen so that evaluation costs less than training)."""
+    eval_limit: Annotated[Count | None, Option()]
+    """Maximum number of examples per split to evaluate on, a random sample (default: all; about 5,000 for
+    train)."""
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """Where and how a training is computed; they do not change its result, up to rounding."""
+
+    device: Annotated[Any, Option(None, "train compare sweep diagnose")]
+    """Device, such as cpu, cuda or cuda:1 (default: cuda if available)."""
+    workers: Annotated[Annotated[int, Range(0, 1000)], Option(0, "train compare")]
+    """Number of processes that load examples."""
+    compile: Annotated[bool, Option(False)]
+    """Compile the model with torch.compile."""
+    deterministic: Annotated[bool, Option(False)]
+    """Use only deterministic kernels; slower on CUDA."""
+    progress: Annotated[bool | Callable[[int, str], None], Option(True)]
+    """Show progress on stderr."""
+
+
+class LogOptions(TypedDict, total=False):
+    """What is written down of one run."""
+
+    track_every: Annotated[Count | None, Option(None, "train")]
+    """Number of steps between measurements of the gradient agreement between domains."""
+    checkpoint_every: Annotated[Count | None, Option()]
+    """Number of steps between checkpoints (default: at evaluations and every five minutes)."""
+    predictions: Annotated[bool | str, Option(False, "train")]
+    """Write predictions in the format of the WILDS leaderboard."""
+    wandb: Annotated[str | None, Option(None, "train")]
+    """Weights & Biases project to log to."""
+
+
+class ParallelOptions(TypedDict, total=False):
+    """How several runs are distributed."""
+
+    jobs: Annotated[Few | None, Option(None, "train compare sweep")]
+    """Number of runs in parallel (default: one per core, or one per GPU)."""
+    engine: Annotated[Literal["local", "ray"], Option("local", "train compare sweep")]
+    """Run on this machine, or on Ray ($RAY_ADDRESS)."""
+
+
+class FitOptions(TrainingOptions, ExecutionOptions, LogOptions, total=False):
+    """The options of :func:`shoal.fit`."""
+
+    loss: Annotated[Maker | None, Option()]
+    """Function loss(output, y), a mean over examples (default: cross-entropy for classes, binary
+    cross-entropy for several labels, otherwise the squared error)."""
+    classes: Annotated[Count | None, Option()]
+    """Number of classes (default: inferred from the data)."""
+    capture: Annotated[bool | None, Option()]
+    """Replay steps as CUDA graphs (default: if possible)."""
+    eval_batch: Annotated[Count | None, Option()]
+    """Number of examples per batch in evaluation (default: by the model's size)."""
+    callbacks: Annotated[Sequence[Any], Option(())]
+    """Callbacks; see :class:`shoal.Callback`."""
+
+
+class TrainOptions(
+    DataOptions, ModelOptions, TrainingOptions, ExecutionOptions, LogOptions, ParallelOptions, total=False
+):
+    """The options of :func:`shoal.train`."""
+
+
+class CompareOptions(
+    DataOptions, ModelOptions, TrainingOptions, ExecutionOptions, ParallelOptions, total=False
+):
+    """The options of :func:`shoal.compare`."""
+
+
+class SweepOptions(ModelOptions, TrainingOptions, ExecutionOptions, ParallelOptions, total=False):
+    """The options of :func:`shoal.sweep`."""
+
+
+class Declared(typing.NamedTuple):
+    """An option: its name, type, what is declared of it, and what it does."""
+
+    name: str
+    type: Any
+    option: Option
+    help: str
+
+    def describe(self, command: str) -> str:
+        """What it does, in one sentence with its default, for the help of a command."""
+        sentence = self.help.partition(". ")[0].rstrip(".")
+        default = self.option.defaults.get(command)
+        if default is None and self.option.default not in (None, False, {}, ()):
+            default = str(self.option.default)
+        return f"{sentence}." if default is None else f"{sentence} (default: {default})."
+
+
+@functools.cache
+def declared(options: type) -> dict[str, Declared]:
+    """The options of a ``TypedDict`` above, by name, in the order of the declarations."""
+    found, docstrings = {}, _docstrings()
+    for name, hint in typing.get_type_hints(options, include_extras=True).items():
+        *parts, option = typing.get_args(hint)
+        assert isinstance(option, Option), name
+        kind = parts[0] if len(parts) == 1 else Annotated[tuple(parts)]
+        found[name] = Declared(name, kind, option, docstrings[name])
+    return found
+
+
+@functools.cache
+def _docstrings() -> dict[str, str]:
+    """The docstring below each declaration in this file."""
+    tree = ast.parse(inspect.getsource(sys.modules[__name__]))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    found = {}
+    for field_, below in (pair for each in classes for pair in itertools.pairwise(each.body)):
+        if isinstance(field_, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field_.target, ast.Name)
+            found[field_.target.id] = " ".join(ast.literal_eval(below.value).split())
+    return found
+
+
+def with_defaults(options: Mapping[str, Any], of: type) -> dict[str, Any]:
+    """``options``, with the declared default of each that is missing."""
+    return {name: options.get(name, each.option.default) for name, each in declared(of).items()}
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """What sets these options on the command line.
+
+    >>> as_flags({"lr": 0.1, "held_out": ["a", "b"], "retrain": True, "settings": {"meta_lr": 0.5}})
+    ['--lr', '0.1', '--held-out', 'a', 'b', '--retrain', '--settings.meta_lr', '0.5']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, Mapping):
+            words += [part for key, each in value.items() for part in (f"{flag}.{key}", str(each))]
+        elif isinstance(value, (list, tuple)):
+            words += [flag, *map(str, value)]
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Declared]:
+    """The options that a public function takes as ``**options``."""
+    for parameter in inspect.signature(inspect.unwrap(function)).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            hints = typing.get_type_hints(inspect.unwrap(function))
+            (options,) = typing.get_args(hints[parameter.name])
+            return declared(options)
+    return {}
+
+
+def public(*shown_options: str) -> Callable[[Function], Function]:
+    """Makes a public function check its arguments, by name and by type, before it does anything.
+
+    Args:
+        shown_options: options that its signature shows in notebooks and ``help``, before the others.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        variadic = [p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            explicit, options = settings(function), options_of(function)
+            for name in kwargs:
+                if name not in explicit and name not in options:
+                    near = nearest(name, [*explicit, *options])
+                    hint = f" Did you mean {near!r}?" if near else ""
+                    raise InputError(f"{function.__name__} has no option {shown(name)}.{hint}")
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise InputError(f"{function.__name__}: {error}.") from None
+            for name, value in bound.arguments.items():
+                if name in variadic:
+                    checked = {k: coerce(options[k].type, v, k) for k, v in value.items()}
+                    bound.arguments[name] = checked
+                else:
+                    bound.arguments[name] = coerce(explicit[name].annotation, value, name)
+            return function(*bound.args, **bound.kwargs)
+
+        if shown_options:
+            wrapped.__signature__ = _shown(signature, options_of(function), shown_options)  # type: ignore[attr-defined]
+        return wrapped  # type: ignore[return-value]
+
+    return decorate
+
+
+def _shown(
+    signature: inspect.Signature, options: Mapping[str, Declared], names: Sequence[str]
+) -> inspect.Signature:
+    """``signature`` with the options ``names`` before its ``**options``."""
+    *parameters, rest = signature.parameters.values()
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=options[name].option.default)
+        for name in names
+    ]
+    return signature.replace(parameters=[*parameters, *more, rest])

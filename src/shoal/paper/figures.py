@@ -1,0 +1,213 @@
+"""The paper's figures, with matplotlib. A function that ends in ``_axes`` draws one panel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from shoal.paper.published import published
+from shoal.report.plots import COLOURS, SPARE, _figure, _plain, _tidy
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Curves = Mapping[str, Sequence[tuple[Sequence[float], Sequence[float]]]]
+"""Method → one (x, y) curve per seed."""
+Accuracies = Mapping[str, Mapping[int, Sequence[float]]]
+"""Method → N → one accuracy per seed."""
+GREY, INK = "#888888", "#222222"
+
+
+def _colour(method: str, number: int) -> str:
+    return COLOURS.get(method, SPARE[number % len(SPARE)])
+
+
+def _legend_below(figure: Any, axes: Any, **options: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    options = {"ncols": len(labels), **options}
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", **options)
+
+
+def accuracy_axes(axes: Any, curves: Curves, title: str) -> None:
+    """Accuracy against passes: the mean over seeds, and every seed thin behind it."""
+    for number, (method, runs) in enumerate(curves.items()):
+        colour = _colour(method, number)
+        for x, y in runs if len(runs) > 1 else []:
+            axes.plot(x, [100 * v for v in y], color=colour, alpha=0.3, linewidth=0.8)
+        length = min(len(y) for _, y in runs)
+        mean = np.mean([y[:length] for _, y in runs], axis=0)
+        axes.plot(runs[0][0][:length], 100 * mean, color=colour, linewidth=2, label=method)
+    axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
+    axes.set(title=title, xlabel="forward–backward passes", ylabel="accuracy (%)", ylim=(40, 102))
+    _tidy(axes)
+
+
+def demo_figure(samples: Mapping[str, np.ndarray], train: Curves, test: Curves) -> Figure:
+    """Images of every domain above; accuracy on the training domains and on the held-out one below."""
+    figure: Any = _figure(9.5, 6.6)
+    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1.3))
+    samples_panel(above, samples)
+    left, right = below.subplots(1, 2)
+    accuracy_axes(left, train, "training domains")
+    accuracy_axes(right, test, "held-out domain")
+    _legend_below(below, right)
+    return figure
+
+
+def samples_panel(figure: Any, samples: Mapping[str, np.ndarray], columns: int = 6) -> None:
+    """A strip of images, (n, h, w, 3) in [0, 1], for each domain."""
+    rows = -(-len(samples) // columns)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, (name, images) in zip(grid.flat, samples.items(), strict=False):
+        side = int(np.ceil(np.sqrt(len(images))))
+        n, h, w, _ = images.shape
+        tile = np.ones((side * (h + 1) - 1, side * (w + 1) - 1, 3))
+        for i in range(n):
+            r, c = divmod(i, side)
+            tile[r * (h + 1) : r * (h + 1) + h, c * (w + 1) : c * (w + 1) + w] = images[i]
+        axes.imshow(tile, interpolation="nearest")
+        axes.set_title(_plain(name), fontsize=8, pad=3)
+
+
+def samples_figure(samples: Mapping[str, np.ndarray]) -> Figure:
+    figure = _figure(9.5, 1.75 * -(-len(samples) // 6))
+    samples_panel(figure, samples)
+    return figure
+
+
+def domains_axes(axes: Any, results: Accuracies, split: str, title: str) -> None:
+    """Accuracy against N: mean over seeds with its standard deviation; crosses for the paper's numbers."""
+    printed = [c for c in published("cdsprites") if c["split"] == split and c["relation"] != "below"]
+    for number, (method, by_count) in enumerate(results.items()):
+        offset = 0.4 * (number - (len(results) - 1) / 2)  # methods that agree would hide each other
+        counts = sorted(by_count)
+        means = [100 * np.mean(by_count[n]) for n in counts]
+        spread = [100 * np.std(by_count[n], ddof=1) if len(by_count[n]) > 1 else 0 for n in counts]
+        style: Any = {"color": _colour(method, number)}
+        places = [n + offset for n in counts]
+        axes.errorbar(places, means, spread, marker="o", markersize=5, capsize=3, label=method, **style)
+        style |= {"markersize": 8, "markeredgewidth": 2, "clip_on": False}
+        for claim in printed:
+            if claim["method"] == method:
+                axes.plot(claim["domains"] + offset, claim["value"], "x", **style)
+    axes.axhline(50, color=GREY, linewidth=0.8, linestyle=":")
+    axes.set(title=title, xlabel="number of training domains N", ylabel="accuracy (%)", ylim=(40, 103))
+    _tidy(axes)
+
+
+def cdsprites_figure(train: Accuracies, test: Accuracies, setting: str) -> Figure:
+    """The paper's figure: train and test accuracy against N, with the paper's own numbers as crosses."""
+    figure = _figure(9.5, 4.4)
+    figure.suptitle(setting, fontsize=9)
+    left, right = figure.subplots(1, 2)
+    domains_axes(left, train, "train", "training domains")
+    domains_axes(right, test, "test", "held-out domain")
+    right.plot([], [], marker="x", linestyle="none", color="#444444", label="the paper")
+    _legend_below(figure, right, ncols=4)
+    return figure
+
+
+def linear_figure(paths: Mapping[str, Any], decay: float) -> Figure:
+    """Paths through weight space in three dimensions, and test accuracy and w₁ + b along them."""
+    figure = _figure(11, 4.4)
+    grid = figure.add_gridspec(2, 2, width_ratios=(1.15, 1))
+    space = figure.add_subplot(grid[:, 0], projection="3d")
+    accuracy = figure.add_subplot(grid[0, 1])
+    margin = figure.add_subplot(grid[1, 1], sharex=accuracy)
+    for number, (method, path) in enumerate(paths.items()):
+        colour = _colour(method, number)
+        w = np.vstack([np.zeros(5), np.array(path["weights"])])
+        offset = 0.5 * (number - (len(paths) - 1) / 2)  # equal accuracies would hide each other
+        space.plot(w[:, 1], w[:, 2], w[:, 0], color=colour, linewidth=1.8, label=method)
+        space.scatter(*w[-1, [1, 2, 0]], color=colour, s=18)
+        accuracy.plot(path["steps"], [100 * t + offset for t in path["test"]], color=colour, linewidth=1.4)
+        margin.plot(path["steps"], w[1:, 0] + w[1:, 4], color=colour, linewidth=1.6)
+    space.set(xlabel="$w_2$ (domain 1 only)", ylabel="$w_3$ (domain 2 only)", zlabel="$w_1$ (invariant)")
+    space.view_init(elev=25, azim=-60)
+    space.set_title(f"weights, from zero (weight decay {decay:g})")
+    _legend_below(figure, space, fontsize=8, ncols=4)
+    accuracy.set(title="accuracy on the held-out domain", ylabel="%", ylim=(40, 100), xscale="log")
+    accuracy.tick_params(labelbottom=False)
+    margin.axhline(0, color=INK, linewidth=0.8)
+    margin.set(title="above 0 the prediction is invariant", xlabel="step", ylabel="w₁ + b")
+    _tidy(accuracy)
+    _tidy(margin)
+    return figure
+
+
+def theorem_figure(results: Sequence[Mapping[str, Any]]) -> Figure:
+    """1 − cos against α on logarithmic axes, with the slope of 2 that the theorem implies."""
+    figure = _figure(5.2, 4.0)
+    axes = figure.subplots()
+    for r in results:
+        label = f"S = {r['domains']}, slope {r['slope']:.3f}"
+        axes.loglog(r["alphas"], r["one_minus_cos"], "o-", markersize=3, label=label)
+    x = np.array(results[0]["alphas"])
+    line = results[0]["one_minus_cos"][-1] / 3 * (x / x[-1]) ** 2
+    axes.loglog(x, line, ":", color=INK, linewidth=1, label="slope 2")
+    axes.set(title="both axes logarithmic", xlabel="inner learning rate α", ylabel="1 − cos")
+    _tidy(axes)
+    axes.legend(frameon=False)
+    return figure
+
+
+def tracking_figure(measured: pandas.DataFrame, scores: pandas.DataFrame, title: str, metric: str) -> Figure:
+    """Fish beside ERM, mean and standard deviation over seeds: agreement of gradients, and scores.
+
+    Values before an update are dotted and those after it solid; a point is the mean over a fortieth of the
+    training (of inner products, which have outliers, the median). Dashed: a constant classifier.
+    """
+    figure = _figure(12, 4.0)
+    left, middle, right = figure.subplots(1, 3)
+    for axes, kind, how in ((left, "mean_cosine", "mean"), (middle, "mean_inner_product", "median")):
+        for model in ("Fish", "ERM"):
+            for when, line in (("before", ":"), ("after", "-")):
+                own = measured[(measured["model"] == model) & (measured["when"] == when)]
+                values = own.pivot(index="iteration", columns="seed", values=kind)
+                x, y = _smooth(values, how)
+                _band(axes, x, y, COLOURS[model], line, f"{model}, {when} the update")
+    share = "accuracy" in metric or "F1" in metric
+    scores = scores.assign(score=scores["score"] * (100 if share else 1))
+    for model in ("Fish", "ERM"):
+        values = scores[scores["model"] == model].pivot(index="iteration", columns="seed", values="score")
+        _band(right, values.index, values.to_numpy(), COLOURS[model], "-", model)
+    columns = {"mean_cosine": measured, "mean_inner_product": measured, "score": scores}
+    for axes, kind in zip((left, middle, right), columns, strict=True):
+        for name, line in (("constant classifier", "--"), ("constant and wrong", "-.")):
+            level = columns[kind].loc[columns[kind]["model"] == name, kind].mean()
+            if np.isfinite(level) and (line == "--" or axes is left):
+                axes.axhline(level, color=GREY, linewidth=1.2, linestyle=line, label=name)
+        axes.set(xlabel="iteration")
+        _tidy(axes)
+    left.set(title="cosine between domains' gradients", ylabel="normalised GIP")
+    middle.set(title="inner product between them", ylabel="GIP")
+    right.set(title="held-out domain", ylabel=f"{metric} (%)" if share else metric)
+    sizes = measured["mean_inner_product"].abs()
+    sizes = sizes[sizes > 0]
+    smallest = 10 ** np.ceil(np.log10(sizes.quantile(0.3))) if len(sizes) else 1.0
+    middle.set_yscale("symlog", linthresh=smallest)
+    middle.yaxis.get_major_locator().set_params(numticks=7)
+    figure.suptitle(_plain(title))
+    _legend_below(figure, left, fontsize=9, ncols=6)
+    return figure
+
+
+def _smooth(values: pandas.DataFrame, how: str) -> tuple[np.ndarray, np.ndarray]:
+    """Averages over at least five iterations, (parts, seeds), at the mean of these; at most forty parts."""
+    parts = max(min(2, len(values)), min(40, len(values) // 5))
+    grouped = values.reset_index().groupby(np.arange(len(values)) * parts // len(values))
+    return grouped["iteration"].mean().to_numpy(), grouped[list(values.columns)].agg(how).to_numpy()
+
+
+def _band(axes: Any, x: Any, y: np.ndarray, colour: str, line: str, label: str) -> None:
+    """The mean over seeds (columns), and within a standard deviation of it."""
+    mean = y.mean(1)
+    axes.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=label)
+    if y.shape[1] > 1:
+        spread = y.std(1, ddof=1)
+        axes.fill_between(x, mean - spread, mean + spread, color=colour, alpha=0.13, linewidth=0)

@@ -1,1 +1,0 @@
-"""Views of the paper's experiments: tables and figures beside its numbers."""

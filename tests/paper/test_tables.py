@@ -1,0 +1,246 @@
+"""Tables with a column per dataset: random grouping, DomainBed, WILDS and ablations; and the recipes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from references.fish_epoch import epoch_steps
+from shoal.data.sets import load, registry
+from shoal.errors import InputError
+from shoal.paper import ablation, cdsprites, domainbed, grouping, recipes
+from shoal.paper.published import published
+from shoal.paper.recipes import Variant
+from shoal.paper.reproduce import reproduce
+from shoal.paper.wilds import claim_of
+
+TEXT = ("civilcomments", "amazon")
+QUICK: dict[str, Any] = {"quick": True, "device": "cpu", "jobs": 1, "progress": False}
+
+
+@pytest.fixture
+def data(wilds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Imitations of WILDS, and runs that are smaller still than quick ones."""
+    monkeypatch.setenv("SHOAL_DATA", str(wilds))
+    monkeypatch.setenv("SHOAL_CACHE", str(tmp_path / "cache"))
+    tiny = str(wilds / "tiny-bert")
+    text = {**recipes.QUICK_TEXT, "model": tiny, "data_options": {"tokenizer": tiny, "max_tokens": 8}}
+    monkeypatch.setattr(recipes, "QUICK_TEXT", text)
+    small = {"steps": 3, "eval_limit": 20, "data_options": {"size": 16}}
+    monkeypatch.setattr(recipes, "QUICK", {**recipes.QUICK, **small})
+    return wilds
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A PACS of ten tiny images per domain and class."""
+    image = pytest.importorskip("PIL.Image")
+    rng = np.random.default_rng(0)
+    for domain in registry.module("pacs").DOMAINS:
+        for label in ("dog", "horse"):
+            folder = tmp_path / "data" / "PACS" / domain / label
+            folder.mkdir(parents=True)
+            for i in range(10):
+                pixels = rng.integers(0, 255, (16, 16, 3), dtype=np.uint8)
+                image.fromarray(pixels).save(folder / f"{i}.png")
+    return tmp_path / "data"
+
+
+def columns(result: Any, heading: str = "") -> dict[str, Any]:
+    return {c["dataset"]: c for c in result.data["tables"][heading]}
+
+
+def test_grouping(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "QUICK", {"draws": 1, "steps": 2, "eval_every": 2})
+    monkeypatch.setattr(grouping, "QUICK_PASSES", 200)
+    deal = {"passes": 200, "size": 32, "per_domain": 40, "width": 2, "eval_limit": 40}
+    monkeypatch.setattr(cdsprites, "QUICK", cdsprites.replace(cdsprites.QUICK, deal=deal))
+    names = ["cdsprites", "pacs", "vlcs", "fmow"]  # of which two are there
+    result = reproduce("grouping", datasets=names, data_dir=images, out=tmp_path / "out", **QUICK)
+    found = columns(result)
+    assert (found["cdsprites"]["runs"], found["pacs"]["runs"]) == (3, 3 * 4)
+    assert found["pacs"]["paper"]["Fish, RG"] == [83.9, 0.7]
+    for name in ("cdsprites", "pacs"):
+        assert list(found[name]["ours"]) == ["Fish", "Fish, RG", "ERM"]
+        assert all(0 <= row["mean"] <= 1 for row in found[name]["ours"].values())
+    for absent in ("vlcs", "fmow"):
+        assert found[absent]["why_not"]
+        assert found[absent]["ours"] == {}
+    shown = str(result)
+    assert "PACS: Fish against Fish, RG" in shown
+    assert "vlcs was not run" in shown
+    assert "download server of WILDS has been down since 2026" in " ".join(shown.split())
+    assert "85.5 ± 0.3" in (tmp_path / "out" / "grouping-quick.md").read_text(encoding="utf-8")
+
+
+def test_domainbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domainbed, "QUICK", {"draws": 1, "steps": 2, "eval_every": 2})
+    options = {"algorithms": ["erm", "fish"], "datasets": "coloured-digits", "out": tmp_path, **QUICK}
+    result = reproduce("domainbed", **options)
+    (column,) = columns(result).values()
+    assert column["runs"] == 3 * 2
+    assert column["paper"] == {"erm": [52.0, 0.1], "fish": [51.6, 0.1]}  # of CMNIST
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "domainbed-quick").glob("*.json")}
+    ours = columns(reproduce("domainbed", seeds=2, **options))["coloured-digits"]["ours"]
+    assert [len(ours[row]["values"]) for row in ("erm", "fish")] == [2, 2]
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["camelyon17", "amazon"],
+        pytest.param(["fmow", "iwildcam", "poverty", "civilcomments"], marks=pytest.mark.slow),
+    ],
+)
+def test_wilds(names: list[str], data: Path, tmp_path: Path) -> None:
+    if set(names) & set(TEXT):
+        pytest.importorskip("transformers")
+    result = reproduce("wilds", datasets=names, out=tmp_path, **QUICK)
+    assert not result.problems
+    for name, column in columns(result).items():
+        assert list(column["ours"]) == ["Fish", "ERM (ours)"]
+        assert column["metric"] == recipes.headline(name)
+        assert {"Fish", "ERM (ours)", "ERM (by WILDS)"} == set(column["paper"])
+    predictions = list((tmp_path / "wilds-quick" / "predictions").glob("*/*split:test*.csv"))
+    assert len(predictions) == 2 * len(names)
+
+
+def test_ablations(data: Path, tmp_path: Path) -> None:
+    result = reproduce("ablation", only="warm-start", out=tmp_path, **QUICK)
+    (column,) = columns(result, ablation.HEADINGS["warm-start"]).values()
+    assert column["dataset"] == "camelyon17"  # the first that is there
+    assert list(column["ours"]) == list(column["paper"]) == list(ablation.SHARES)
+    records = [json.loads(path.read_text()) for path in (tmp_path / "ablation-quick").glob("*.json")]
+    assert sorted(r["config"]["warm_start"] for r in records) == [1, 2, 3]  # a tenth, half and all of 3 steps
+
+
+def test_without_data_it_is_said_what_is_missing(tmp_path: Path) -> None:
+    for experiment in ("wilds", "ablation"):
+        with pytest.raises(InputError, match=r"(?s)no data for camelyon17.*download server of WILDS"):
+            reproduce(experiment, data_dir=tmp_path, out=tmp_path / "out", progress=False)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no data for pacs"):
+        reproduce("domainbed", datasets="pacs", data_dir=tmp_path, out=tmp_path / "out", progress=False)
+
+
+def test_differences_are_below_the_table(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the datasets that are shown, and no others; where nothing needs to be run."""
+    monkeypatch.setattr("shoal.paper.reproduce.run_missing", lambda *args, **options: ([], []))
+    result = reproduce("wilds", datasets="fmow", preset="authors-code", out=tmp_path, progress=False)
+    assert "Differences from the authors' code" in result.text
+    assert "poverty" not in result.text
+    assert len(result.data["differs"]) > 5
+    assert all(line in (tmp_path / "wilds.md").read_text() for line in result.data["differs"])
+    assert columns(result)["fmow"]["ours"]["Fish"]["values"] == [None] * 3
+
+
+# Recipes
+
+# The paper's tables "Hyperparameters for ERM" and "for Fish": model, optimizer, learning rate, batch, ERM's
+# weight decay, ε, domains per step, warm start ("plateau": "best val. metric"), metric. Then what it leaves
+# open: epochs, whether ERM's rate falls, as in WILDS, and steps between evaluations. Of the authors' program:
+# src/config.py and src/main.py, where ε is meta_lr / meta_steps and Adam has amsgrad.
+PUBLISHED = """
+camelyon17    paper        densenet121             sgd  1e-3 32 0    0.01        3  500     accuracy 20 no -
+civilcomments paper        bert-base-uncased       adam 1e-5 16 0.01 0.05        5  plateau worst-group_accuracy 5 no -
+fmow          paper        densenet121.tv_in1k     adam 1e-4 64 0    0.01        5  plateau accuracy 12 yes -
+iwildcam      paper        resnet50.tv_in1k        adam 1e-4 16 0    0.01        10 plateau macro_F1 18 no -
+poverty       paper        resnet18                adam 1e-3 64 0    0.1         5  -       Pearson_r 200 yes -
+amazon        paper        bert-base-uncased       adam 2e-6 8  0.01 0.01        5  plateau 10th-percentile_accuracy 3 no -
+camelyon17    authors-code densenet121             sgd  1e-4 32 0    0.003333333 3  10000   accuracy 20 no -
+civilcomments authors-code distilbert-base-uncased adam 1e-5 16 0    0.01        5  20000   worst-group_accuracy 5 no 500
+fmow          authors-code densenet121.tv_in1k     adam 1e-4 64 0    0.002       5  24000   worst-group_accuracy 12 no 500
+iwildcam      authors-code resnet50.tv_in1k        adam 1e-4 16 0    0.001       10 24000   macro_F1 18 no 500
+poverty       authors-code resnet18                adam 1e-3 64 0    0.02        5  -       worst-group_Pearson_r 200 no -
+amazon        authors-code distilbert-base-uncased adam 2e-6 8  0    0.002       5  31000   10th-percentile_accuracy 3 no 500
+"""  # noqa: E501
+SEEDS = {"camelyon17": 10}  # the others: 3
+
+
+@pytest.mark.parametrize("line", PUBLISHED.strip().splitlines())
+def test_recipes_are_as_published(line: str, data: Path) -> None:
+    dataset, preset, model, optimizer, *numbers = line.split()
+    rate, batch, decay, epsilon, slots = map(float, numbers[:5])
+    warm, metric, epochs, falls, every = numbers[5:]
+    found = recipes.runs(dataset, [Variant("Fish"), Variant("erm", "erm")], preset=preset)
+    assert [c.seed for c in found] == [n for n in range(SEEDS.get(dataset, 3)) for _ in range(2)]
+    assert {c.data_options.get("fold") for c in found} == ({"A"} if dataset == "poverty" else {None})
+    train = load(dataset, **found[0].data_options).splits["train"]
+    authors = preset == "authors-code"
+    options = {"momentum": 0.9} if optimizer == "sgd" else {"amsgrad": True} if authors else {}
+    for config in found:
+        inner = config.algorithm == "fish"
+        own = dict(config.optimizer_options)
+        assert own.pop("weight_decay", 0.0) == (0.0 if inner else decay)
+        assert (config.model, config.optimizer, config.lr, own) == (model, optimizer, rate, options)
+        assert (config.batch_size, config.domains_per_step) == (batch, slots if inner else 1)
+        assert (config.metric, config.warm_start) == (
+            metric.replace("_", " "),
+            _warm(warm) if inner else None,
+        )
+        assert (config.select == "last") == ((dataset, authors) == ("fmow", True))  # which saves the last
+        assert (config.precision, config.memory_format) == ("fp32", "contiguous")
+        epoch = math.ceil(len(train.examples()) / (batch * (slots if inner else 1)))
+        if inner and authors:
+            draw = partial(random.Random(config.seed).sample, range(len(train)), int(slots))
+            epoch = epoch_steps(train.sizes, int(batch), int(slots), draw)
+        assert config.steps == int(epochs) * max(1, epoch)
+        assert config.eval_every == min(max(1, epoch) if every == "-" else int(every), config.steps)
+        assert config.schedule == (f"step:0.96:{epoch}" if falls == "yes" and not inner else None)
+        expected = {"meta_lr": pytest.approx(epsilon, rel=1e-6), "inner_state": "carry"}
+        if authors:
+            expected |= {"buffers": "interpolate", "inner_state": max(1, epoch)}
+        assert config.settings == (expected if inner else {})
+
+
+def _warm(text: str) -> int | str | None:
+    return int(text) if text.isdecimal() else None if text == "-" else text
+
+
+def test_baselines_split_a_batch_over_groups(data: Path) -> None:
+    names = ("irm", "coral", "groupdro", "erm", "reweighted")
+    found = {c.algorithm: c for c in recipes.runs("fmow", [Variant(n, n) for n in names], seeds=1)}
+    for name in names:
+        together = name in ("erm", "reweighted")
+        sizes = (found[name].domains_per_step, found[name].batch_size)
+        assert sizes == ((1, 64) if together else (8, 8))
+        assert (found[name].data_options.get("group_by") == "year") == (name != "erm")
+    assert found["irm"].settings == {"weight": 1.0, "start": 500}
+    assert found["coral"].settings == {"weight": 0.1}
+
+
+def test_rates_keep_their_product(data: Path) -> None:
+    found = recipes.runs("camelyon17", ablation.variants("rates", "camelyon17", "paper"), seeds=1)
+    assert len({c.lr for c in found}) == 5
+    assert [c.lr * c.settings["meta_lr"] for c in found] == pytest.approx([1e-5] * 5)
+
+
+def test_rows_are_those_that_the_paper_has_numbers_for() -> None:
+    for claim in published("wilds"):
+        if claim["table"] in ablation.PARTS:
+            assert claim["dataset"] in ablation.PARTS[claim["table"]]
+            rows = [v.label for v in ablation.variants(claim["table"], claim["dataset"], "paper")]
+            assert rows == list(claim["values"])
+    for name in recipes.datasets():
+        assert claim_of("main", name)["metric"] == recipes.headline(name)
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=1, max_size=9),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(0, 5),
+)
+def test_epochs_of_the_authors_program(sizes: list[int], batch: int, slots: int, seed: int) -> None:
+    slots = min(slots, len(sizes))
+    draw = partial(random.Random(seed).sample, range(len(sizes)), slots)
+    assert recipes.steps_until_used_up(sizes, batch, slots, seed) == epoch_steps(sizes, batch, slots, draw)

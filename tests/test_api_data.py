@@ -1,0 +1,244 @@
+"""``shoal data``: check, get and example."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+from PIL import Image
+
+from shoal.api.data import check, example, get
+from shoal.data import sets
+from shoal.data.download import Download, Source
+from shoal.errors import InputError
+
+Names = tuple[str, ...]
+DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
+
+
+def plant(folder: Path, domains: Names = DOMAINS, classes: Names = ("cat", "dog")) -> Path:
+    """Five different images of each class in each domain."""
+    rng = np.random.default_rng(0)
+    for place in (folder / domain / label for domain in domains for label in classes):
+        place.mkdir(parents=True)
+        for n in range(5):
+            Image.fromarray(rng.integers(0, 256, (20, 30, 3), np.uint8)).save(place / f"{n}.png")
+    return folder
+
+
+@pytest.fixture
+def patients(tmp_path: Path) -> Path:
+    return Path(example("table", out=tmp_path / "patients.csv").to_dict()["path"])
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    return plant(tmp_path / "photos")
+
+
+# Examples
+
+
+def test_examples_say_what_comes_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = example("table")
+    assert made.to_dict()["next"] == "shoal data check patients.csv --label ill --domain hospital"
+    assert str(check("patients.csv", label="ill", domain="hospital")).startswith("patients.csv: 600 rows")
+    images = example("images", out="my images")
+    assert images.to_dict()["next"] == "shoal data check 'my images'"
+    assert check("my images", workers=1).problems == []
+    with pytest.raises(InputError, match="exists already"):
+        example("table")
+    with pytest.raises(InputError, match="kind must be 'table' or 'images', got 'text'"):
+        example("text")  # type: ignore[arg-type]
+
+
+# Tables
+
+
+def test_a_table_is_described(patients: Path) -> None:
+    found = check(patients, label="ill", domain="hospital", group="patient", kinds={"ward": "text"})
+    content = json.loads(json.dumps(found.to_dict()))
+    kinds = {column["column"]: column["kind"] for column in content["columns"]}
+    assert (content["rows"], len(kinds)) == (600, 12)
+    assert (kinds["ward"], kinds["age"], kinds["ill"]) == ("text", "numeric", "label")
+    assert found.problems == []
+    assert "pressure" in str(found)
+
+
+def test_columns_that_are_dropped(patients: Path) -> None:
+    columns = check(patients, drop=["ward", "pain"]).to_dict()["columns"]
+    assert {c["column"] for c in columns if c["kind"] == "dropped"} >= {"ward", "pain"}
+
+
+def test_a_table_in_memory(patients: Path) -> None:
+    named = {"label": "ill", "domain": "hospital"}
+    frame, file = check(pandas.read_csv(patients), **named), check(patients, **named)
+    assert frame.to_dict()["rows"] == 600
+    same = [[c["kind"] for c in each.to_dict()["columns"]] for each in (frame, file)]
+    assert same[0] == same[1]
+
+
+# Images
+
+
+def test_sound_images_have_no_problem(photos: Path) -> None:
+    found = check(photos, workers=2)
+    content = found.to_dict()
+    assert (content["images"], content["domains"]["photo"]) == (40, 10)
+    assert content["classes"]["photo"] == {"cat": 5, "dog": 5}
+    assert (found.problems, content["unreadable"], content["lacking"]) == ([], {}, [])
+
+
+def test_unreadable_and_duplicate_images_are_named(photos: Path) -> None:
+    shutil.copy(photos / "sketch/dog/1.png", photos / "photo/dog/in-two-domains.png")
+    shutil.copy(photos / "cartoon/cat/1.png", photos / "cartoon/dog/in-two-classes.png")
+    shutil.copy(photos / "cartoon/dog/2.png", photos / "cartoon/dog/twice.png")
+    (photos / "photo/dog/empty.png").write_bytes(b"")
+    shutil.rmtree(photos / "sketch/cat")
+    found = check(photos, workers=1)
+    content = found.to_dict()
+    assert list(content["unreadable"]) == ["photo/dog/empty.png"]
+    assert content["lacking"] == [{"domain": "sketch", "class": "cat"}]
+    assert content["duplicates"] == {
+        "domains": [["photo/dog/in-two-domains.png", "sketch/dog/1.png"]],
+        "classes": [["cartoon/cat/1.png", "cartoon/dog/in-two-classes.png"]],
+        "copies": [["cartoon/dog/2.png", "cartoon/dog/twice.png"]],
+    }
+    assert len(found.problems) == 3  # copies within a class do no harm
+    assert "photo/dog/empty.png" in str(found)
+
+
+def test_images_are_compared_with_a_published_dataset(tmp_path: Path) -> None:
+    plant(tmp_path / "PACS", DOMAINS[1:])
+    found = check(tmp_path, dataset="pacs", workers=1)
+    assert found.to_dict()["published"]["sketch"] == 3929
+    assert found.problems[:2] == ["domain art_painting is missing", "cartoon has 10 images, not 2,344"]
+    assert "there are 2 classes, not 7" in found.problems
+    assert "photo has 5 images of dog, not 189" in found.problems
+
+
+@pytest.mark.parametrize(
+    ("domains", "classes"),
+    [(("train", "val", "test"), ("cat", "dog")), (("a",), ("cat", "dog")), (("a", "b", "c"), ("cat",))],
+    ids=["splits", "one domain", "one class"],
+)
+def test_a_folder_that_training_refuses_has_a_problem(domains: Names, classes: Names, tmp_path: Path) -> None:
+    from shoal import train
+
+    folder = plant(tmp_path / "images", domains, classes)
+    assert len(check(folder, workers=1).problems) == 1
+    with pytest.raises(InputError):
+        train("erm", folder, steps=1, device="cpu", out=tmp_path / "run", progress=False)
+
+
+def test_options_of_the_folder_are_those_of_training(tmp_path: Path) -> None:
+    folder = plant(tmp_path / "images", ("train", "val"))
+    assert check(folder, workers=1, data_options={"splits_are_domains": True}).problems == []
+    with pytest.raises(InputError, match="Did you mean 'splits_are_domains'"):
+        check(folder, workers=1, data_options={"split_are_domains": True})
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ("nowhere", {}, "'nowhere' does not exist"),
+        ("nowhere.csv", {}, "nowhere.csv"),
+        ("notes.md", {}, "'notes.md' is neither a table nor a folder"),
+        ("empty", {}, "there is no image in"),
+        ("empty", {"label": "ill"}, "label: does not apply to the check of a folder"),
+        ("empty", {"dataset": "pacs"}, "PACS is not in"),
+        ("empty", {"dataset": "camelyon17"}, "server has been down since August 2026"),
+        ("empty", {"dataset": "linear"}, "dataset: 'linear' has no folder to check"),
+        ("empty", {"dataset": "pasc"}, "Did you mean 'pacs'"),
+        ("table.csv", {"dataset": "pacs"}, "dataset: is for folders"),
+        ("table.csv", {"bad_images": "skip"}, "bad_images: does not apply to the check of a table"),
+        ("table.csv", {"lable": "ill"}, "check has no option 'lable'. Did you mean 'label'"),
+    ],
+)
+def test_what_cannot_be_checked(
+    data: str, options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.md").write_text("seen in May")
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=message):
+        check(data, **options)
+
+
+# Downloads
+
+
+@pytest.fixture
+def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """PACS from an archive on this machine, with small images; VLCS from one that does not exist."""
+    out = io.BytesIO()
+    folder = plant(tmp_path / "kfold")
+    with zipfile.ZipFile(out, "w") as file:
+        for path in folder.rglob("*.png"):
+            file.write(path, path.relative_to(tmp_path))
+    (tmp_path / "PACS.zip").write_bytes(out.getvalue())
+    monkeypatch.setattr("shoal.data.download.PAUSES", ())
+    for name in ("pacs", "vlcs"):
+        module = sets.registry.module(name)
+        file = module.DOWNLOAD.sources[0].file
+        source = Source(file, ((tmp_path / file).as_uri(),))
+        download = Download(module.DOWNLOAD.home, (source,), layout=module.LAYOUT)
+        monkeypatch.setattr(module, "DOWNLOAD", download)
+    return tmp_path
+
+
+def test_get_check_and_load(archives: Path) -> None:
+    found = get(["pacs"], out=archives / "my data", progress=False)
+    (report,) = found.to_dict()["datasets"]
+    folder = archives / "my data" / "PACS"
+    assert (report["folder"], found.problems) == (str(folder), [])
+    assert report["next"] == f"shoal data check '{folder}' --dataset pacs"
+    assert check(folder, dataset="pacs", workers=1).to_dict()["images"] == 40
+    assert sets.load("pacs", folder=str(archives / "my data"), size=16).splits["test"].names == ("sketch",)
+    assert "nothing was downloaded" in str(get(["pacs"], out=archives / "my data"))
+
+
+def test_one_dataset_that_fails_does_not_stop_the_others(archives: Path) -> None:
+    found = get(["vlcs", "pacs"], out=archives / "data", progress=False)
+    assert [each["dataset"] for each in found.to_dict()["datasets"]] == ["pacs"]
+    assert len(found.problems) == 1
+    assert found.problems[0].startswith("vlcs: VLCS.tar.gz could not be downloaded")
+    with pytest.raises(InputError, match=r"VLCS\.tar\.gz could not be downloaded"):
+        get(["vlcs"], out=archives / "data", progress=False)
+
+
+def test_a_plan_downloads_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_DATA", str(tmp_path))
+    found = get(["rotated-mnist", "terra-incognita"], plan=True)
+    mnist, terra = found.to_dict()["plan"]
+    assert (mnist["folder"], mnist["there"]) == (str(tmp_path / "mnist"), False)
+    assert any(each["file"] == "t10k-labels-idx1-ubyte.gz" and each["checksum"] for each in mnist["files"])
+    assert len(terra["files"]) == 2
+    assert "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-labels-idx1-ubyte.gz" in str(found)
+    assert "about 6.5 GB, no checksum is published" in str(found)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("linear", "'linear' cannot be downloaded; these can: coloured-mnist, domainnet"),
+        ("pasc", "Did you mean 'pacs'"),
+        ("fmow", "WILDS has been down since August 2026.*copy of the folder fmow_v1.1.*data_dir"),
+    ],
+)
+def test_what_cannot_be_downloaded(name: str, message: str, tmp_path: Path) -> None:
+    for plan in (False, True):
+        with pytest.raises(InputError, match=message):
+            get([name], out=tmp_path, plan=plan)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,208 @@
+"""``shoal.export``: files for other programs, which answer as the model does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import shoal
+from shoal.api.export import export
+from shoal.data import from_table
+from shoal.data.inputs import reader
+from shoal.errors import InputError
+from trained_models import fit, table_model, text_model
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("export")
+
+
+@pytest.fixture(scope="module")
+def classifier(root: Path) -> Path:
+    return table_model(root / "classifier")
+
+
+@pytest.fixture(scope="module")
+def text_run(root: Path) -> Path:
+    return text_model(root / "text", root / "texts")
+
+
+def onnx_answers(path: Path, columns: dict[str, Any]) -> dict[str, Any]:
+    """What an ONNX file makes of raw columns, by the names of its outputs."""
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(path))
+    given = {
+        name: np.array(values, object if isinstance(values[0], str) else np.float64)[:, None]
+        for name, values in columns.items()
+    }
+    return dict(zip((o.name for o in session.get_outputs()), session.run(None, given), strict=True))
+
+
+def test_onnx_of_a_table_takes_raw_columns(classifier: Path, tmp_path: Path) -> None:
+    made = export(classifier, tmp_path / "deep" / "m.onnx")
+    assert [(c["name"], c["kind"], c["type"]) for c in made.columns] == [
+        ("age", "numeric", "double"),
+        ("colour", "categorical", "string"),
+    ]
+    age, colour = [50.25, np.nan, 1e9, -3.0, 61.0], ["red", "blue", "", "never seen", "NA"]
+    found = onnx_answers(made.path, {"age": age, "colour": colour})
+    model = shoal.load(classifier)
+    with warnings.catch_warnings(action="ignore"):
+        raw = {"age": [None if np.isnan(a) else a for a in age], "colour": colour}
+        np.testing.assert_allclose(found["probabilities"], model.predict_proba(raw), atol=1e-6)
+        assert found["label"].tolist() == model.predict(raw).tolist()
+    metadata = {
+        p.key: json.loads(p.value) for p in pytest.importorskip("onnx").load(made.path).metadata_props
+    }
+    assert (metadata["class_names"], metadata["label"]) == (["no", "yes"], "ill")
+    assert metadata["columns"] == json.loads(made.about.read_text())["export"]["columns"]
+    assert "The inputs are 2 raw columns" in str(made)
+    assert sorted(path.name for path in made.path.parent.iterdir()) == ["m.onnx", "m.onnx.json"]
+    assert json.loads(json.dumps(made.to_dict()))["difference"] < 1e-5
+
+
+def test_every_kind_of_column_is_expressed(tmp_path: Path) -> None:
+    """Dates over centuries, booleans, rare categories; words come prepared; no name is taken for another."""
+    rng, n = np.random.default_rng(0), 240
+    words = ["pain", "head", "chest", "fever", "cough", "mild"]
+    table = {
+        "label": rng.normal(size=n).round(3).tolist(),
+        "shoal/class": [f"w{k % 60 if k < 120 else 0}" for k in range(n)],
+        "flag": rng.choice(["yes", "no", ""], n).tolist(),
+        "day": [f"{y}-{m:02}-{d:02}" for y, m, d in rng.integers((1990, 1, 1), (2030, 13, 29), (n, 3))],
+        "notes": [" ".join(rng.choice(words, 8)) + f" {k}" for k in range(n)],
+        "site": ["a", "b", "c"] * (n // 3),
+        "cost": rng.normal(500, 90, n).tolist(),
+    }
+    kinds = {"shoal/class": "categorical", "notes": "text", "flag": "boolean", "day": "date"}
+    with warnings.catch_warnings(action="ignore"):
+        data = from_table(table, label="cost", domain="site", kinds=kinds, task="regression")
+    folder = fit(tmp_path / "run", data)
+    made = export(folder, tmp_path / "m.onnx")
+    assert "must be preprocessed, because ONNX cannot count words: notes" in str(made)
+    inputs = {c["name"]: c["input"] for c in made.columns}
+    assert (inputs["label"], inputs["shoal/class"]) == ("column label", "column shoal/class")
+    model = shoal.load(folder)
+    days = ["1600-02-29", "1899-12-31", "2000-03-01", "2100-02-28 18:30"]
+    raw = {
+        **{
+            "label": [0.5] * 4,
+            "shoal/class": ["w0", "w1", "never seen", ""],
+            "flag": [1.0, 0.0, np.nan, 1.0],
+        },
+        **{"day": days, "notes": ["pain head"] * 4},
+    }
+    ((_, x),) = model.reader().batches(raw)
+    session = pytest.importorskip("onnxruntime").InferenceSession(str(made.path))
+    width = made.columns[-1]["shape"][1]
+    given = {
+        "column label": np.array(raw["label"])[:, None],
+        "column shoal/class": np.array(raw["shoal/class"], object)[:, None],
+        "flag": np.array(raw["flag"])[:, None],
+        "day": (np.array([d.replace(" ", "T") for d in days], "datetime64[s]").astype(int) / 86400)[:, None],
+        "notes": x[:, -width:].numpy(),
+    }
+    np.testing.assert_allclose(session.run(["prediction"], given)[0], model.predict(raw), rtol=1e-6)
+
+
+@pytest.mark.parametrize("format", ["torch-export", "safetensors"])
+def test_other_formats_take_prepared_numbers(classifier: Path, tmp_path: Path, format: Any) -> None:
+    made = export(classifier, tmp_path / "model.bin", format=format)
+    about = json.loads(made.about.read_text())
+    raw = {"age": [50.0, None], "colour": ["red", "blue"]}
+    ((_, x),) = reader(about["inputs"], about["input_shape"]).batches(raw)
+    model = shoal.load(classifier)
+    if format == "safetensors":
+        weights = load_file(made.path)
+        found = torch.func.functional_call(model.model, weights, (x,))
+    else:
+        found = torch.export.load(made.path).module()(x)
+    torch.testing.assert_close(found, model(x))
+    assert about["class_names"] == ["no", "yes"]
+    assert "The inputs are preprocessed numbers, not raw columns." in str(made)
+
+
+def test_text_of_any_length(text_run: Path, tmp_path: Path) -> None:
+    made = export(text_run, tmp_path / "m.pt2")
+    ids = torch.full((4, 21), 7)
+    with torch.no_grad():
+        wanted = shoal.load(text_run)({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        torch.testing.assert_close(torch.export.load(made.path).module()(ids, torch.ones_like(ids)), wanted)
+    assert (tmp_path / "m.pt2.tokenizer" / "tokenizer.json").is_file()
+
+
+def test_nothing_that_a_strangers_folder_links_to_is_copied(text_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(text_run, tmp_path / "run")
+    (tmp_path / "secret").write_text("mine")
+    (tmp_path / "run" / "tokenizer" / "notes.txt").symlink_to(tmp_path / "secret")
+    export(tmp_path / "run", tmp_path / "out" / "m.safetensors")
+    made = {path.name for path in (tmp_path / "out" / "m.safetensors.tokenizer").iterdir()}
+    assert "tokenizer.json" in made
+    assert "notes.txt" not in made
+
+
+def test_a_network_of_ones_own(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    data = {name: (torch.randn(20, 3), torch.randint(2, (20,))) for name in ("oslo", "lima")}
+    run = shoal.fit("erm", network, data, steps=2, progress=False, device="cpu")
+    made = run.trained().export(tmp_path / "own.pt2")
+    x = torch.randn(7, 3)
+    torch.testing.assert_close(torch.export.load(made.path).module()(x), network(x))
+
+
+def test_an_export_that_differs_is_not_kept(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(path: Path) -> Any:
+        return {name: value + 0.01 for name, value in load_file(path).items()}
+
+    monkeypatch.setattr("shoal.api.exporting.load_file", wrong)
+    with pytest.raises(InputError, match="nothing was written"):
+        export(classifier, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_the_file(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert export(classifier, format="safetensors").path == Path("classifier.safetensors")
+    assert export(classifier, "other.pt2").format == "torch-export"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "^model"),
+        ({"model": "nowhere"}, "there is no folder"),
+        ({"out": [1]}, "out"),
+        ({"out": "."}, "^out: .*folder"),
+        ({"out": "m.pt2", "format": "onnx"}, "^format: onnx contradicts the extension"),
+        ({"format": "onx"}, "'onx'.*Did you mean 'onnx'"),
+    ],
+)
+def test_wrong_arguments(classifier: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        export(**{"model": classifier, **change})
+
+
+def test_the_model_itself_is_never_overwritten(classifier: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(classifier, tmp_path / "copy")
+    before = {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()}
+    for name in ("model.safetensors", "inputs", "record", "config.yaml"):
+        with pytest.raises(InputError, match="would be overwritten"):
+            export(copy, copy / name, format="safetensors")
+    assert {path.name: path.read_bytes() for path in copy.iterdir() if path.is_file()} == before
+
+
+def test_onnx_must_be_installed(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'shoal\[onnx\]'"):
+        export(classifier, tmp_path / "m.onnx")

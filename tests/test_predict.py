@@ -1,0 +1,144 @@
+"""``shoal.predict``: tables of predictions, in memory and in files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import shoal
+from shoal.api.predict import predict
+from shoal.errors import InputError
+from trained_models import image_model, patients, table_model, write_csv, write_images
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return table_model(tmp_path_factory.mktemp("predict") / "run")
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write_csv(tmp_path / "new.csv", patients(1, 60))
+
+
+def test_the_file_has_what_the_model_predicts(classifier: Path, table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "p.csv"
+    found = predict(classifier, table, out=out, proba=True, batch_size=7)
+    model = shoal.load(classifier)
+    with out.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert list(rows[0]) == ["row", "prediction", "no", "yes"]
+    assert [row["row"] for row in rows] == [str(n + 1) for n in range(60)]
+    assert [row["prediction"] for row in rows] == model.predict(table).tolist() == found.labels.tolist()
+    written = np.array([[float(row["no"]), float(row["yes"])] for row in rows])
+    np.testing.assert_allclose(written, model.predict_proba(table), atol=1e-6)
+    np.testing.assert_allclose(found.probabilities, model.predict_proba(table), atol=1e-6)
+    assert "60 predictions" in str(found)
+    assert "4 columns are not used" in str(found)
+    assert found.to_dict()["out"] == str(out)
+    assert [path.name for path in out.parent.iterdir()] == ["p.csv"]
+
+
+def test_without_a_file_it_prints_as_csv(classifier: Path) -> None:
+    found = predict(shoal.load(classifier), patients(1, 5), proba=True)
+    assert str(found).splitlines()[0] == "row,prediction,no,yes"
+    assert len(str(found).splitlines()) == 6
+    assert list(found.to_frame().columns) == ["row", "prediction", "no", "yes"]
+    assert len(json.loads(json.dumps(found.to_dict()))["rows"]) == 5
+    assert found._repr_html_().count("<tr") == 6
+
+
+def test_regression_has_no_probabilities(tmp_path: Path) -> None:
+    folder = table_model(tmp_path / "run", "stay")
+    assert predict(folder, patients(1, 5)).labels.dtype == np.float64
+    with pytest.raises(InputError, match=r"^proba: .*regression"):
+        predict(folder, patients(1, 5), proba=True)
+
+
+def test_several_labels_have_probabilities(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 3), torch.randint(0, 2, (40, 2))
+    network = nn.Linear(3, 2)
+    data = {"a": (x, y), "b": (x, y)}
+    options: dict[str, Any] = {"task": "multilabel", "steps": 2, "progress": False, "device": "cpu"}
+    shoal.fit("erm", network, data, folder=tmp_path / "run", **options)
+    model = shoal.load(tmp_path / "run", network)
+    np.save(tmp_path / "x.npy", x.numpy())
+    found = predict(model, tmp_path / "x.npy", proba=True, out=tmp_path / "p.csv")
+    np.testing.assert_allclose(found.probabilities, model(x).detach().sigmoid().numpy(), atol=1e-6)
+    assert (found.labels == (found.probabilities > 0.5)).all()
+    header = (tmp_path / "p.csv").read_text().splitlines()[0]
+    assert header == "row,prediction 0,prediction 1,0,1"
+
+
+def test_images_are_named_by_their_files(tmp_path: Path) -> None:
+    images = write_images(tmp_path / "images")
+    run = image_model(tmp_path / "run", images)
+    shutil.copytree(images / "day", tmp_path / "new")
+    found = predict(run, tmp_path / "new", batch_size=3)
+    assert (found.example, found.names[:2]) == ("file", ["cat/0.png", "cat/1.png"])
+    (tmp_path / "new" / "cat" / "1.png").write_bytes(b"no picture")
+    with pytest.raises(InputError, match=r"'cat/1\.png' cannot be read"):
+        predict(run, tmp_path / "new", out=tmp_path / "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_columns_have_different_names_and_none_is_a_formula(tmp_path: Path) -> None:
+    table = {"x": [0.0, 1.0] * 30, "site": ["a", "b", "c"] * 20, "y": ["row", "=1+2"] * 30}
+    with warnings.catch_warnings(action="ignore"):
+        data = shoal.data.from_table(table, label="y", domain="site")
+    model = shoal.models.build(data.model, input_shape=data.input_shape, classes=2, seed=0)
+    run = shoal.fit("erm", model, data, steps=40, progress=False, device="cpu")
+    run.save(tmp_path / "run")
+    lines = str(predict(tmp_path / "run", {"x": [0.0, 1.0]}, proba=True)).splitlines()
+    assert lines[0] == "row,prediction,'=1+2,probability of row"
+    assert [line.split(",")[1] for line in lines[1:]] == ["row", "'=1+2"]
+
+
+def test_a_failure_leaves_the_file_as_it_was(classifier: Path, table: Path, tmp_path: Path) -> None:
+    table.write_text(table.read_text() + "1,2,3,4,5,6,7\n")
+    (tmp_path / "p.csv").write_text("before")
+    with pytest.raises(InputError):
+        predict(classifier, table, out=tmp_path / "p.csv")
+    assert (tmp_path / "p.csv").read_text() == "before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.csv", "p.csv"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": None}, "^model must be|^model: must be"),
+        ({"model": 3}, "a run folder or a model"),
+        ({"data": "nowhere.csv"}, "cannot be read"),
+        ({"data": {"age": []}}, "no rows"),
+        ({"out": "."}, "^out: .*is a folder"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"workers": -1}, "workers"),
+        ({"device": "gpu"}, "gpu"),
+    ],
+)
+def test_wrong_arguments(classifier: Path, change: dict[str, Any], message: str) -> None:
+    arguments = {"model": classifier, "data": patients(1, 5)} | change
+    with pytest.raises(InputError, match=message):
+        predict(**arguments)
+
+
+def test_an_input_is_never_overwritten(classifier: Path, table: Path) -> None:
+    for path in (table, classifier / "model.safetensors", classifier / "record.json"):
+        before = path.read_bytes()
+        with pytest.raises(InputError, match=r"^out: "):
+            predict(classifier, table, out=path)
+        assert path.read_bytes() == before
+
+
+def test_cells_that_cannot_be_read_are_a_warning(classifier: Path) -> None:
+    with pytest.warns(UserWarning, match=r"column 'age': 1 of 2 cells could not be read.*'old' \(1\)"):
+        predict(classifier, {"age": ["old", "50"], "colour": ["red", "blue"]})
