@@ -27,7 +27,8 @@ from shoal.api.fit import Fit, fit
 from shoal.data.batch import DomainData, TensorData
 from shoal.data.sets import load
 from shoal.data.sprites import latent_grid, render
-from shoal.experiments.execute import Store, execute, make_executor
+from shoal.experiments.execute import execute
+from shoal.experiments.store import Store
 from shoal.models import FeatureModel, build
 from shoal.paper.cdsprites import ERM, FISH, REPTILE, configs
 from shoal.training.loop import Training
@@ -244,7 +245,7 @@ def side_by_side() -> None:
     for together in (1, 10):
         with tempfile.TemporaryDirectory() as folder:
             began, how = time.monotonic(), {"deterministic": True}
-            found.append(execute(runs, Store(Path(folder)), make_executor(jobs=together), how=how).records)
+            found.append(execute(runs, Store(Path(folder)), jobs=together, how=how).records)
             print(f"  {together} at a time: {time.monotonic() - began:.1f} s", flush=True)
     for alone, beside in zip(*found, strict=True):
         report(f"{alone.config.name}, seed {alone.config.seed}", alone.history == beside.history)

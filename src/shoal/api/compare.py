@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from shoal.experiments.compare import Design, Layout
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.execute import Store
     from shoal.experiments.record import RunRecord
+    from shoal.experiments.store import Store
 
 HOME = "shoal-compare"
 
@@ -191,8 +191,8 @@ def compare(
     from shoal.experiments import baselines as plain
     from shoal.experiments import compare as protocol
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.execute import Store, make_executor
     from shoal.experiments.search import is_pretrained, with_format, with_rate
+    from shoal.experiments.store import Store
     from shoal.training.processes import together
 
     if together():
@@ -201,7 +201,6 @@ def compare(
         raise InputError("belong to one algorithm, and compare searches them; use shoal.train.", "settings")
     full = with_defaults(options, CompareOptions)
     device, jobs, progress = full["device"], full["jobs"], bool(full["progress"])
-    executor = make_executor(full["engine"], device=device, jobs=jobs)
     asked, everyone = _algorithms(algorithms)
     of_data: Any = {name: value for name, value in options.items() if name in declared(DataOptions)}
     with datasets_in(options.get("data_dir")), _shown(progress) as say:
@@ -254,7 +253,7 @@ def compare(
         with job.disk():
             job.fit_budget(budget)
             how = {name: full[name] for name in ("workers", "compile", "deterministic")}
-            return job.results(job.execute(executor, progress, unable, how), unable)
+            return job.results(job.execute(progress, unable, how, full["engine"]), unable)
 
 
 def _algorithms(asked: Names | None) -> tuple[list[str], bool]:
@@ -384,10 +383,10 @@ class _Job:
         )
 
     def execute(
-        self, executor: Any, progress: bool, unable: Mapping[str, str], how: Mapping[str, Any]
+        self, progress: bool, unable: Mapping[str, str], how: Mapping[str, Any], engine: str
     ) -> dict[str, str]:
         """Does what is missing; returns the errors of runs that failed, by their identity."""
-        from shoal.experiments.display import run_shown
+        from shoal.experiments.execute import execute
 
         missing = len(self.store.missing(self.configs))
         self.say(*(f"not compared: {name} ({why})" for name, why in unable.items()))
@@ -398,7 +397,8 @@ class _Job:
         if progress:
             print(*self.source.notes(), sep="\n", end="", file=sys.stderr, flush=True)
             self.say(self.counted(missing))
-        return run_shown(self.configs, self.store, executor, how, quiet=not progress).failed
+        where: dict[str, Any] = {"engine": engine, "device": self.device, "jobs": self.jobs}
+        return execute(self.configs, self.store, **where, how=how, progress=progress).failed
 
     def results(self, failed: Mapping[str, str], unable: Mapping[str, str]) -> Comparison:
         """Writes the results down, with a page for data of the user's own."""

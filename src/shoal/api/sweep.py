@@ -179,8 +179,7 @@ def sweep(
         Sweep: tables of the runs that did not fail.
     """
     from shoal.experiments import protocol, selection
-    from shoal.experiments.display import Display
-    from shoal.experiments.execute import Store, make_executor
+    from shoal.experiments.store import Store
 
     for name in ("lr", "batch_size", "settings", "seed", "select"):
         if name in options:
@@ -193,7 +192,7 @@ def sweep(
         raise InputError(f"a sweep takes built-in datasets, and {own[0]!r} is a file; use `shoal compare`.")
     full = with_defaults(options, SweepOptions)
     progress = bool(full["progress"])
-    executor = make_executor(full["engine"], device=full["device"], jobs=full["jobs"])
+    where = {name: full[name] for name in ("engine", "device", "jobs")}
     training = {name: value for name, value in options.items() if name in declared(TrainingOptions)}
     given: dict[str, Any] = {"steps": 5001, **training, **model_fields(options)}
     given |= {"trials": seeds, "draws": search}
@@ -208,9 +207,8 @@ def sweep(
         make_folder(out)
         if progress and seconds:
             print(result.plan, file=sys.stderr, flush=True)
-        display = Display(configs, len(missing)) if progress else None
         portion = full["jobs"] or os.cpu_count() or 1
-        failed, left = _run(missing, store, executor, display, budget, portion)
+        failed, left = _run(missing, store, {**where, "progress": progress}, budget, portion)
     if left and progress:
         print(f"The time budget is used up; {left:,} runs remain. The same call continues.", file=sys.stderr)
     result = replace(result, found=selection.sweep(configs, store.found(configs)), failed=failed)
@@ -221,18 +219,17 @@ def sweep(
 
 
 def _run(
-    missing: Sequence[RunConfig], store: Any, executor: Any, display: Any, budget: float | None, portion: int
+    missing: Sequence[RunConfig], store: Any, options: dict[str, Any], budget: float | None, portion: int
 ) -> tuple[dict[str, str], int]:
     """What failed, and how many were not run: with a budget, each portion is as large as its time allows."""
     from shoal.experiments.execute import execute
 
-    show = {"tell": display.tell, "done": display.done} if display else {}
     end = time.monotonic() + 60 * (budget or 0)
     portion = len(missing) if budget is None else portion
     failed: dict[str, str] = {}
     while missing and portion > 0:
         began = time.monotonic()
-        failed |= execute(missing[:portion], store, executor, **show).failed
+        failed |= execute(missing[:portion], store, **options).failed
         each = (time.monotonic() - began) / len(missing[:portion])
         missing, portion = missing[portion:], int((end - time.monotonic()) / max(each, 1e-3))
     return failed, len(missing)

@@ -252,7 +252,6 @@ def _train(
 ) -> Run:
     from shoal.experiments import baselines
     from shoal.experiments.display import run_seeds
-    from shoal.experiments.execute import make_executor
     from shoal.experiments.run import Turns
     from shoal.training.processes import together
 
@@ -278,10 +277,10 @@ def _train(
     rate = f"{rate[0].upper()}{rate[1:]}." if rate else ""
     try:
         if seeds:
-            executor = make_executor(full["engine"], device=full["device"], jobs=full["jobs"])
+            where = {name: full[name] for name in ("engine", "device", "jobs")}
             note(rate)
             configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
-            return Run(run_seeds(configs, folder, how, executor, quiet=not progress), folder)
+            return Run(run_seeds(configs, folder, how, **where, progress=bool(progress)), folder)
         if baselines.is_one(config):
             return Run([baselines.train(config, folder)], folder)
         turns = Turns(config, full["device"], progress, folder, how, full["wandb"])

@@ -14,9 +14,7 @@ from shoal.terminal import clean, clear_line
 
 if TYPE_CHECKING:
     from shoal.experiments.config import RunConfig
-    from shoal.experiments.execute import Executor, Outcome
     from shoal.experiments.record import RunRecord
-    from shoal.experiments.store import Store
 
 
 QUIET = 5.0
@@ -101,38 +99,22 @@ def _held_out_score(record: RunRecord) -> str:
     return f"accuracy {100 * value:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
 
 
-def run_shown(
-    configs: Sequence[RunConfig],
-    store: Store,
-    executor: Executor | None = None,
-    how: Mapping[str, Any] | None = None,
-    quiet: bool = False,
-) -> Outcome:
-    """:func:`shoal.experiments.execute.execute` with a display, unless ``quiet``."""
-    from shoal.experiments.execute import execute
-
-    if quiet:
-        return execute(configs, store, executor, how=how)
-    display = Display(configs, len({c.identity for c in store.missing(configs)}))
-    return execute(configs, store, executor, how=how, tell=display.tell, done=display.done)
-
-
 def run_seeds(
     configs: Sequence[RunConfig],
     folder: Path,
     how: Mapping[str, Any],
-    executor: Executor | None = None,
-    quiet: bool = False,
+    **options: Any,
 ) -> list[RunRecord]:
     """The same run with several seeds, each in a folder of its own.
 
     Returns the records of all runs, those of failed ones included. Where no run could begin, nothing is left
-    and an InputError says why.
+    and an InputError says why. ``options`` are those of :func:`shoal.experiments.execute.execute`.
     """
+    from shoal.experiments.execute import execute
     from shoal.experiments.store import Store
 
     store = Store(folder, weights=True)
-    outcome = run_shown(configs, store, executor, how, quiet)
+    outcome = execute(configs, store, how=how, **options)
     if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
         for config in configs:
             store.path(config).unlink(missing_ok=True)

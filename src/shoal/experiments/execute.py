@@ -65,6 +65,10 @@ def execute(
     store: Store,
     executor: Executor | None = None,
     *,
+    engine: str = "local",
+    device: str | None = None,
+    jobs: int | None = None,
+    progress: bool = False,
     how: Mapping[str, Any] | None = None,
     tell: Tell | None = None,
     done: Done | None = None,
@@ -77,14 +81,18 @@ def execute(
 
     >>> from shoal.experiments.config import RunConfig
     >>> runs = [RunConfig("linear", "erm", steps=4, seed=seed) for seed in (0, 1)]
-    >>> outcome = execute(runs, Store("runs"), make_executor(device="cpu", jobs=1))
+    >>> outcome = execute(runs, Store("runs"), device="cpu", jobs=1)
     >>> [record.status for record in outcome.records]
     ['finished', 'finished']
 
     Args:
         configs: configurations of the runs; duplicates are done once.
         store: folder of the records.
-        executor: executor, from :func:`make_executor` (default: worker processes, or CUDA streams).
+        executor: executor, from :func:`make_executor` (default: one for the next three options).
+        engine: ``local`` (this machine) or ``ray``.
+        device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
+        jobs: number of runs in parallel (default: one per core, or one per GPU).
+        progress: show progress on stderr.
         how: options that do not change results, see :func:`shoal.experiments.run.prepare`.
         tell: called with a run, its step and a note on progress.
         done: called with each new record, including those of failed runs.
@@ -92,10 +100,16 @@ def execute(
     Returns:
         The records, and the errors of failed runs.
     """
+    executor = executor or make_executor(engine, device=device, jobs=jobs)
+    if progress:
+        from shoal.experiments.display import Display
+
+        display = Display(configs, len({c.identity for c in store.missing(configs)}))
+        tell, done = display.tell, display.done
     tally = Tally(configs, store, done)
     try:
         if tally.waiting:
-            (executor or make_executor()).run(tally, dict(how or {}), tell)
+            executor.run(tally, dict(how or {}), tell)
     except KeyboardInterrupt as stop:
         number = getattr(stop, "signal", None) or signal.SIGINT
         resume = f"Resume with: {store.resume}" if store.weights else "The same command resumes."

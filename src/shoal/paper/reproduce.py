@@ -165,11 +165,11 @@ def run_missing(
     Returns:
         The records of all that finished or diverged, and a line for each that failed.
     """
-    from shoal.experiments.display import run_shown
-    from shoal.experiments.execute import Store, make_executor
+    from shoal.experiments.execute import execute
+    from shoal.experiments.store import Store
 
-    executor = make_executor(engine, device=device, jobs=jobs)
-    outcome = run_shown(configs, Store(folder), executor, how, quiet=not progress)
+    where: dict[str, Any] = {"engine": engine, "device": device, "jobs": jobs, "progress": progress}
+    outcome = execute(configs, Store(folder), how=how, **where)
     names = {c.identity: f"{c.name} on {c.dataset}, seed {c.seed}" for c in configs}
     return outcome.records, [f"failed: {names[key]}: {error}" for key, error in outcome.failed.items()]
 
