@@ -21,7 +21,7 @@ from shoal.experiments.statistics import (
     need_scipy,
     paired_interval,
     regression,
-    spread,
+    summarize,
     t_limit,
     wilson,
 )
@@ -199,7 +199,7 @@ def test_holm() -> None:
 def test_mean_and_spread_of_what_is_known() -> None:
     assert mean_sd([]) == mean_sd([None]) == (None, None)
     assert mean_sd([2.0, None]) == (2.0, None)
-    found = spread([1.0, None, 3.0], "accuracy")
+    found = summarize([1.0, None, 3.0], "accuracy")
     assert found["values"] == [1.0, None, 3.0]
     assert (found["mean"], found["se"]) == (2.0, pytest.approx(1.0))
 

@@ -31,7 +31,7 @@ from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare, run
 from shoal.experiments.search import candidates, draw, with_model_options
 from shoal.experiments.selection import lower_is_better
-from shoal.experiments.statistics import mean_of, paired_interval, spread, t_limit
+from shoal.experiments.statistics import mean_of, paired_interval, summarize, t_limit
 from shoal.training.metrics import metric as metric_of
 from shoal.training.recipes import find_recipe
 
@@ -752,11 +752,11 @@ def _row(
         values = [[mine[n, s].get(what) for n in some] for s in seeds]
         if part is not None:
             values = [[(value or {}).get(part) for value in own] for own in values]
-        return spread([mean_of(v) for v in values], part or metric) | {"trials": states(mine.values())}
+        return summarize([mean_of(v) for v in values], part or metric) | {"trials": states(mine.values())}
 
     def in_domain(name: str) -> dict[str, Any]:
         own = [mine[name, s] for s in seeds]
-        return spread([t.get("test") for t in own], metric) | {"trials": states(own)}
+        return summarize([t.get("test") for t in own], metric) | {"trials": states(own)}
 
     runs = _runs(mine.values())
     chosen = [t["chosen"] for t in runs if t["chosen"] is not None]
@@ -778,7 +778,7 @@ def _row(
 def _difference(one: Row, other: Row, metric: str | None) -> dict[str, Any]:
     """Seed by seed."""
     pairs = zip(one["values"], other["values"], strict=True)
-    return spread([None if a is None or b is None else a - b for a, b in pairs], metric)
+    return summarize([None if a is None or b is None else a - b for a, b in pairs], metric)
 
 
 def _rank(rows: list[dict[str, Any]], lower: bool) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from shoal.errors import InputError, check_names
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord
-from shoal.experiments.statistics import mean_of, spread
+from shoal.experiments.statistics import mean_of, summarize
 from shoal.training.metrics import METRICS
 
 
@@ -256,7 +256,7 @@ def _row(
 ) -> dict[str, Any]:
     def summary(values: Sequence[float | None], *some: str) -> dict[str, Any]:
         states = {c["status"] for c in choices if c["held_out"] in some} - {"scored"}
-        return spread(values, metric) | {"status": sorted(states)}
+        return summarize(values, metric) | {"status": sorted(states)}
 
     scores = {name: [c["score"] for c in choices if c["held_out"] == name] for name in names}
     by_seed = list(zip(*scores.values(), strict=True))

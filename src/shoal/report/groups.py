@@ -14,7 +14,7 @@ from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.selection import lower_is_better
-from shoal.experiments.statistics import mean_of, spread
+from shoal.experiments.statistics import mean_of, summarize
 from shoal.experiments.store import identity
 
 NAMED = 6
@@ -283,7 +283,7 @@ def means(runs: Sequence[Run]) -> dict[str, Any]:
         lost = sum(r.status != "finished" for n, r in zip(names, records, strict=True) if n == algorithm)
 
         def summary(numbers: Sequence[float | None], lost: int = lost) -> dict[str, Any]:
-            return spread(numbers, metric) | {"trials": {"diverged": lost}}
+            return summarize(numbers, metric) | {"trials": {"diverged": lost}}
 
         each = {
             domain: [mean_of(v[domain] for s, v in own if s == seed and domain in v) for seed in seeds]
