@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from shoal.experiments import execute
-from shoal.experiments.store import Store
 
 Run = Callable[..., Any]
-usual = Store.run
+original = execute.run
 
 
 @pytest.fixture
@@ -19,11 +18,11 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Runs are done in this process, one after the other; call it to replace what a run does."""
 
     def use(run: Run | None = None) -> None:
-        def one(self: Store, config: Any, device: Any, tell: Any, how: Any) -> Any:
-            return run(config, "cpu") if run else usual(self, config, device, tell, how)
+        def one(config: Any, device: Any, folder: Any, **options: Any) -> Any:
+            return run(config, "cpu") if run else original(config, "cpu", folder, **options)
 
-        monkeypatch.setattr(Store, "run", one)
-        monkeypatch.setattr(execute, "make_executor", lambda *given, **more: execute.InProcess("cpu"))
+        monkeypatch.setattr(execute, "run", one)
+        monkeypatch.setattr(execute, "count_jobs", lambda *args: 1)
 
     use()
     return use

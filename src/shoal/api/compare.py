@@ -332,10 +332,9 @@ class _Job:
 
     @property
     def parallel(self) -> int:
-        from shoal.experiments.execute import PARALLEL, count_cores
-        from shoal.training.processes import pick_device
+        from shoal.experiments.execute import count_jobs
 
-        return self.jobs or (count_cores() if pick_device(self.device).type == "cpu" else PARALLEL)
+        return count_jobs(self.device, self.jobs)
 
     def measured(self) -> float:
         """About how many seconds a run takes: of finished ones, else by the first steps of one."""
@@ -370,7 +369,7 @@ class _Job:
     def counted(self, missing: int) -> str:
         """How many runs there are, of what, how many are not there yet, and how long these take."""
         from shoal.experiments.compare import many
-        from shoal.experiments.display import duration
+        from shoal.experiments.execute import duration
 
         design = self.design
         folds, domains = len(design.groups), len(design.held_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,15 +9,6 @@ from shoal.options import public
 
 if TYPE_CHECKING:
     import pandas
-
-COLUMNS = (
-    *("dataset", "algorithm", "name", "held_out", "seed", "status", "metric"),
-    *("test", "validation", "train", "test_last", "validation_last", "train_last"),
-    *("step", "steps", "lr", "batch_size", "rule", "seconds", "device", "error", "identity", "path"),
-)
-"""The columns that there always are."""
-NAMED = 5
-"""Files that a warning names."""
 
 
 @public()
@@ -40,17 +30,6 @@ def results(folder: str | Path) -> pandas.DataFrame:
     Args:
         folder: folder with runs, written by `shoal train`, `compare`, `sweep`, :func:`shoal.fit` and others.
     """
-    import pandas
+    from shoal.experiments.store import Store
 
-    from shoal.experiments.record import row_of
-    from shoal.experiments.store import read_runs
-
-    folder = Path(folder)
-    records, broken = read_runs(folder)
-    if broken:
-        more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
-        lines = "; ".join(why.rstrip(".") for why in list(broken.values())[:NAMED])
-        warnings.warn(f"{lines}{more}.", stacklevel=2)
-    rows = [row_of(r) | {"path": path.relative_to(folder).as_posix()} for path, r in records.items()]
-    frame = pandas.DataFrame(rows)
-    return frame.reindex(columns=[*COLUMNS, *sorted(set(frame.columns) - set(COLUMNS))])
+    return Store(folder).frame()

@@ -169,10 +169,30 @@ def train(
         out: folder of the run (default: a folder in runs/ named after the run).
         **options: see :class:`~shoal.options.TrainOptions`.
     """
-    with datasets_in(options.get("data_dir")):
+    from shoal.training.processes import together
+
+    full = with_defaults(options, TrainOptions)
+    if seeds and together():
+        raise InputError("trains several models in parallel; run it without torchrun.", "seeds")
+    if seeds and full["wandb"]:
+        raise InputError("logs a single run; use seed instead of seeds.", "wandb")
+    with datasets_in(options.get("data_dir")), warnings.catch_warnings():
         config, source, rate = configuration(algorithm, data, held_out, options)
-        with warnings.catch_warnings():
-            return _train(config, source, rate, seeds, out, options)
+        name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
+        folder = Path(out or Path("runs") / name)
+        if full["progress"]:
+            lines = [*source.notes(), *([f"{rate[0].upper()}{rate[1:]}."] if rate else [])]
+            print(*(f"{line}\n" for line in lines), sep="", end="", file=sys.stderr, flush=True)
+            warnings.simplefilter("ignore", TableWarning)  # of columns, which were shown
+        make_folder(folder, source.given, run=not seeds)
+        try:
+            configs = [replace(config, seed=config.seed + n) for n in range(seeds or 1)]
+            return Run((_several if seeds else _single)(configs, folder, full), folder)
+        except InputError:
+            for path in (folder, *([folder.parent] if out is None else [])):
+                with contextlib.suppress(OSError):
+                    path.rmdir()  # it was made for this run, if nothing is in it
+            raise
 
 
 def configuration(
@@ -242,52 +262,31 @@ def model_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _train(
-    config: RunConfig,
-    source: Source,
-    rate: str,
-    seeds: int | None,
-    out: str | Path | None,
-    options: Mapping[str, Any],
-) -> Run:
-    from shoal.experiments import baselines
-    from shoal.experiments.display import run_seeds
-    from shoal.experiments.run import Turns
-    from shoal.training.processes import together
+def _single(configs: Sequence[RunConfig], folder: Path, options: Mapping[str, Any]) -> list[RunRecord]:
+    from shoal.experiments.run import run
 
-    full = with_defaults(options, TrainOptions)
-    progress = full["progress"]
+    given = {"progress": options["progress"], "how": _how(options), "wandb": options["wandb"]}
+    return [run(config, options["device"], folder, **given) for config in configs]
 
-    def note(*texts: str) -> None:
-        if progress:
-            print(*(f"{text}\n" for text in texts if text), sep="", end="", file=sys.stderr, flush=True)
 
-    if seeds and together():
-        raise InputError("trains several models in parallel; run it without torchrun.", "seeds")
-    if seeds and full["wandb"]:
-        raise InputError("logs a single run; use seed instead of seeds.", "wandb")
-    name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
-    folder = Path(out or Path("runs") / name)
-    note(*source.notes())
-    if progress:
-        warnings.simplefilter("ignore", TableWarning)  # of columns, which were shown
-    make_folder(folder, source.given, run=not seeds)
-    how = {n: full[n] for n in (*declared(LogOptions), *declared(ExecutionOptions))}
-    how = {n: value for n, value in how.items() if n not in ("device", "progress", "wandb")}
-    rate = f"{rate[0].upper()}{rate[1:]}." if rate else ""
-    try:
-        if seeds:
-            where = {name: full[name] for name in ("engine", "device", "jobs")}
-            note(rate)
-            configs = [replace(config, seed=config.seed + n) for n in range(seeds)]
-            return Run(run_seeds(configs, folder, how, **where, progress=bool(progress)), folder)
-        if baselines.is_one(config):
-            return Run([baselines.train(config, folder)], folder)
-        turns = Turns(config, full["device"], progress, folder, how, full["wandb"])
-        note(rate if turns.training is not None else "")  # after all that could be wrong
-        return Run([turns.to_the_end()], folder)
-    except InputError:
-        for made in (folder, *([folder.parent] if out is None else [])):
+def _several(configs: Sequence[RunConfig], folder: Path, options: Mapping[str, Any]) -> list[RunRecord]:
+    """Each seed in a folder of its own; the records include those of failed runs."""
+    from shoal.experiments.execute import execute
+    from shoal.experiments.store import Store
+
+    store = Store(folder, weights=True)
+    where = {name: options[name] for name in ("engine", "device", "jobs")}
+    outcome = execute(configs, store, how=_how(options), progress=bool(options["progress"]), **where)
+    if outcome.failed and not outcome.records and not any(folder.glob("seed-*/config.yaml")):
+        for config in configs:  # no run could start
+            store.path(config).unlink(missing_ok=True)
             with contextlib.suppress(OSError):
-                made.rmdir()  # it was made for this run, if nothing is in it
-        raise
+                store.workplace(config).rmdir()
+        raise InputError(next(iter(outcome.failed.values())).removeprefix("InputError: "))
+    return [record for config in configs if (record := store.look(config)) is not None]
+
+
+def _how(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that do not change results."""
+    names = (*declared(LogOptions), *declared(ExecutionOptions))
+    return {name: options[name] for name in names if name not in ("device", "progress", "wandb")}

@@ -179,7 +179,7 @@ def _run(config: RunConfig, constant: bool = False) -> tuple[RunRecord, FeatureM
         scores = _scores(data, config.metric, outputs)
         points.append(Point(step, 0, scores["train"].loss or 0.0, scores))
     best = 0 if "validation" in data.splits else len(points) - 1
-    for number, point in enumerate(points[best:]):
+    for number, point in enumerate(points if "validation" in data.splits else ()):
         if point.scores["validation"].better_than(points[best].scores["validation"]):
             best = number
     versions = {} if lacking() else {"scikit-learn": metadata.version("scikit-learn")}

@@ -1,276 +1,185 @@
-"""Runs on a Ray cluster: the runs, records and guarantees of worker processes."""
+"""Runs on a Ray cluster, with the same records and guarantees as on one machine."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import signal
-import socket
+import tempfile
 import threading
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
-from shoal.experiments.execute import Tally, Tell, count_cores, settle
+from shoal.experiments.execute import End, count_jobs, run_in_worker
 from shoal.experiments.run import packages
 from shoal.experiments.store import Store
-from shoal.training.progress import losses_note
+from shoal.training.stopping import Interrupted
 
 QUEUED = 1000
-"""So many runs are handed to Ray at a time, those at work included."""
-LOOK = 1.0
-"""Seconds between two looks at how far runs are."""
-GRACE = 10.0
-"""Seconds in which runs that are cancelled may save where they are."""
+"""Most runs that are submitted to Ray at a time, including active ones."""
+GRACE = 15.0
+"""Seconds in which cancelled runs may save their state."""
 ANSWER = 120.0
 """Seconds in which every node must answer at the start."""
 
 
-class Needs(NamedTuple):
-    """What Ray sets aside for a run."""
+class RayWorkers:
+    """Each run is a task of a Ray cluster: of the one at ``RAY_ADDRESS``, else of one that is started here.
 
-    cpus: float
-    gpus: float
-
-    def fit(self, node: Mapping[str, Any]) -> bool:
-        has = node["Resources"]
-        return has.get("CPU", 0) >= self.cpus and has.get("GPU", 0) >= self.gpus
-
-
-@dataclass(frozen=True)
-class Ray:
-    """Each run is a task of a Ray cluster.
-
-    The cluster is that of the variable ``RAY_ADDRESS``. Without it Ray is started on this machine,
-    and ended afterwards; a Ray that this process is connected to already is used and left as it is. A run
-    gets one CPU and, where the cluster has some and ``device`` is not ``"cpu"``, one GPU. At most ``jobs``
-    runs are with Ray at a time.
-
-    The store's folder must be one and the same on all nodes: records, checkpoints and how far runs are go
-    through it, so that nothing depends on this process or on any node. Ray itself retries nothing: a run
-    whose worker or node is lost is handed to Ray again here, and resumes from its last checkpoint. Should the
-    lost worker still be at work on a node that is only out of reach, the run's claim in the store (see
-    :class:`Store`) makes the new one wait. If this process is killed, Ray ends its tasks.
+    A run reserves one CPU and, if the cluster has GPUs and ``device`` is not ``"cpu"``, one GPU. The folder
+    of the store must be shared by all nodes: records, checkpoints and progress go through it. Ray itself
+    retries nothing; if this process is killed, Ray ends its tasks.
     """
 
-    device: str | None = None
-    jobs: int | None = None
+    def __init__(
+        self,
+        store: Store,
+        missing: list[RunConfig],
+        device: str | None,
+        jobs: int | None,
+        how: dict[str, Any],
+    ) -> None:
+        self.ray = load_ray()
+        self.connected_before = self.ray.is_initialized()
+        if not self.connected_before:
+            _connect(self.ray)
+        try:
+            gpus = _gpus_per_run(self.ray, device)
+            _check_nodes(self.ray, gpus, store, {k: v for c in missing for k, v in packages(c).items()})
+        except BaseException:
+            self.close()
+            raise
+        variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
+        # A worker sees no GPU but its own.
+        self.args = store, "cuda:0" if gpus else "cpu", how, os.getcwd(), variables
+        self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
+        self.active: dict[Any, RunConfig] = {}
+        self.most = jobs or QUEUED
 
-    def run(self, tally: Tally, how: dict[str, Any], tell: Tell | None) -> None:
-        ray, store = load_ray(), tally.store
-        with _connected(ray, os.environ.get("RAY_ADDRESS")):
-            needs = _needs(ray, self.device)
-            own = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
-            where = "cuda:0" if needs.gpus else "cpu"  # a worker sees no GPU but its own
-            job = Job(store, store.folder.absolute(), tally.name, where, how, os.getcwd(), own)
-            _check_nodes(ray, needs, job, {k: v for c in tally.waiting for k, v in packages(c).items()})
-            task = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus, max_retries=0)(_work)
-            _run(ray, task, job, tally, self.jobs or QUEUED, Watch(store, tell))
+    def free(self) -> bool:
+        return len(self.active) < self.most
+
+    def submit(self, config: RunConfig) -> None:
+        self.active[self.task.remote(config, *self.args)] = config
+
+    def wait(self) -> list[End]:
+        self.ray.wait(list(self.active), timeout=1.0)
+        ready, _ = self.ray.wait(list(self.active), num_returns=len(self.active), timeout=0)
+        return [self._end(ref, self.active.pop(ref)) for ref in ready]
+
+    def _end(self, ref: Any, config: RunConfig) -> End:
+        errors = self.ray.exceptions
+        try:
+            end: End = self.ray.get(ref)
+            return end
+        except errors.RayTaskError as error:
+            if isinstance(error.cause, OSError | InputError | ImportError):  # this concerns all runs
+                raise error.cause from None
+            return End(config, f"{type(error.cause).__name__}: {error.cause}", killed=True)
+        except errors.RayError as error:
+            return End(config, type(error).__name__, killed=True)
+
+    def stop(self) -> None:
+        for ref in self.active:
+            self.ray.cancel(ref)
+        if self.active:
+            self.ray.wait(list(self.active), num_returns=len(self.active), timeout=GRACE)
+
+    def close(self) -> None:
+        if not self.connected_before:
+            self.ray.shutdown()
 
 
 def load_ray() -> Any:
-    """Ray, if it is installed; told to be quiet, which it must be before it is imported."""
+    """Ray, without messages about usage statistics and killed workers."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # what it says of workers that are killed
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it announces a change to come
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         return importlib.import_module("ray")
     except ImportError as error:
         raise InputError(f"the Ray engine requires Ray ({error}): pip install 'shoal[ray]'.") from error
 
 
-@contextmanager
-def _connected(ray: Any, address: str | None) -> Iterator[None]:
-    if ray.is_initialized():
-        yield
-        return
-    quiet = {"log_to_driver": False, "logging_level": "CRITICAL"}
-    here = {"num_cpus": count_cores(), "include_dashboard": False, "object_store_memory": 100 * 2**20}
-    before = signal.getsignal(signal.SIGTERM)
-    _check_answers(address)
+def _connect(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "CRITICAL"}
+    if address is None:
+        options |= {"address": "local", "num_cpus": count_jobs("cpu"), "include_dashboard": False}
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address or "local", **quiet, **({} if address else here))
+        ray.init(**options)
     except (OSError, RuntimeError, ValueError, ImportError, ray.exceptions.RayError) as error:
         what = f"no Ray cluster at address {address!r}" if address else "Ray could not be started here"
-        why = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
-        hint = "\nIf the cluster requires a token, set RAY_AUTH_MODE=token here as well." if address else ""
-        raise InputError(f"{what}: {why}.{hint}") from error
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)  # Ray has put its own there
-    try:
-        yield
+        reason = (str(error).splitlines() or [repr(error)])[0].rstrip(".")
+        raise InputError(f"{what}: {reason}.") from error
     finally:
-        ray.shutdown()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)  # which Ray has replaced
 
 
-def _check_answers(address: str | None) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), 10).close()
-        except (OSError, OverflowError) as error:
-            raise InputError(f"no Ray cluster at address {address!r}: {error}.") from error
-
-
-def _needs(ray: Any, device: str | None) -> Needs:
+def _gpus_per_run(ray: Any, device: str | None) -> int:
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"{device!r} cannot be chosen, Ray assigns the GPUs; use 'cpu' or 'cuda'.", "device")
-    some = ray.cluster_resources().get("GPU", 0) > 0
-    return Needs(1, 1 if device == "cuda" or (device is None and some) else 0)
+    return int(device == "cuda" or (device is None and ray.cluster_resources().get("GPU", 0) > 0))
 
 
-class Job(NamedTuple):
-    """What all runs share, wherever they are done."""
-
-    store: Store
-    folder: Path
-    name: str
-    device: str
-    how: dict[str, Any]
-    home: str
-    environment: dict[str, str]
-
-
-def _check_nodes(ray: Any, needs: Needs, job: Job, added: dict[str, str]) -> None:
-    """Every node on which runs may be done sees the store's folder, and has Shoal and packages ``added``."""
-    nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in ray.nodes() if n["Alive"] and needs.fit(n)}
+def _check_nodes(ray: Any, gpus: int, store: Store, added: dict[str, str]) -> None:
+    """Every node that can do a run sees the store, and has the same versions of Shoal and packages."""
+    alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in alive if n["Resources"].get("GPU", 0) >= gpus}
     if not nodes:
-        raise InputError(
-            f"no node of the cluster has {needs.cpus:g} CPUs and {needs.gpus:g} GPUs, which a run requires; "
-            "request less, or add nodes."
-        )
-    folder, name, version = str(job.folder), job.name, shoal.__version__
-
-    def look() -> str:
-        """Sent by value: a node without Shoal can run it."""
-        from importlib import metadata
-
-        try:
-            import shoal.experiments.execute
-        except Exception as error:
-            return f"cannot import shoal ({error}): install it there, or where its Ray was started"
-        if shoal.__version__ != version:
-            return f"has shoal {shoal.__version__}, not {version}"
-        for package, needed in added.items():
-            try:
-                there = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                return f"lacks the package {package}, which adds what is to run: install it there"
-            if there != needed:
-                return f"has {package} {there}, not {needed}"
-        try:
-            same = shoal.experiments.execute.Store(folder).claims.read_text() == name
-        except OSError:
-            same = False
-        return "" if same else f"cannot access {folder}, which must be a folder shared by all nodes"
-
+        raise InputError(f"no node of the cluster has 1 CPU and {gpus} GPUs, which a run requires.")
+    versions = {"shoal": shoal.__version__, **added}
     placed = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    task = ray.remote(num_cpus=0, max_retries=0)(look)
-    asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
-    ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
-    wrong = []
-    for ref, node in asked.items():
-        try:
-            problem = ray.get(ref, timeout=0)
-        except ray.exceptions.GetTimeoutError:
-            problem = f"did not respond within {ANSWER:.0f} s"
-        except ray.exceptions.RayError:
-            continue  # lost meanwhile
-        if problem:
-            wrong.append(f"node {nodes[node]} ({node[:8]}) {problem}.")
-    if wrong:
-        more = f" ({len(wrong) - 1} more nodes are not ready either)" if len(wrong) > 1 else ""
-        raise InputError(wrong[0] + more)
+    store.working.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=store.working, prefix="nodes-") as probe:
+
+        def problem(path: str = probe.name) -> str:
+            """Sent by value: a node without Shoal can run it."""
+            from importlib import metadata
+
+            for package, version in versions.items():
+                try:
+                    other = metadata.version(package)
+                except metadata.PackageNotFoundError:
+                    return f"lacks the package {package}"
+                if other != version:
+                    return f"has {package} {other}, not {version}"
+            if not Path(path).exists():
+                return f"cannot access {Path(path).parent.parent}, which must be a folder shared by all nodes"
+            return ""
+
+        task = ray.remote(num_cpus=0, max_retries=0)(problem)
+        asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
+        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
+        for ref, node in asked.items():
+            try:
+                text = ray.get(ref, timeout=0)
+            except ray.exceptions.GetTimeoutError:
+                text = f"did not respond within {ANSWER:.0f} s"
+            except ray.exceptions.RayError:  # it was lost meanwhile
+                continue
+            if text:
+                raise InputError(f"node {nodes[node]} ({node[:8]}) {text}.")
 
 
-def _work(config: RunConfig, job: Job) -> str | None:
-    """What a Ray worker does; returns how it failed, if it did."""
+def _work(
+    config: RunConfig, store: Store, device: str, how: dict[str, Any], home: str, variables: dict[str, str]
+) -> End:
+    """What a Ray worker does."""
     import torch
 
-    store = job.store
-    store.folder = job.folder
-    if not store.claims.exists() or store.name() != job.name:  # a node that has come later
-        raise InputError(
-            f"node {os.uname().nodename} cannot access {job.folder}; it must be shared by all nodes."
-        )
-    os.environ.update(job.environment)
-    with suppress(OSError):  # relative paths mean the same as where this was started, if they can
-        os.chdir(job.home)
-    if job.device == "cpu":  # a run per core gains more than several threads per run
+    os.environ.update(variables)
+    with suppress(OSError):  # relative paths then mean the same as in the process that was started
+        os.chdir(home)
+    if device == "cpu":  # a run per core gains more than several threads per run
         torch.set_num_threads(1)
     try:
-        return settle(config, store, job.device, lambda step, note: None, job.how)
-    except KeyboardInterrupt:  # asked to end; where it was is saved
-        raise RuntimeError("it was stopped by a signal") from None
-
-
-def _run(ray: Any, task: Any, job: Job, tally: Tally, most: int, watch: Watch) -> None:
-    running: dict[Any, RunConfig] = {}
-    try:
-        while tally.waiting or running:
-            while tally.waiting and len(running) < most:
-                config = tally.waiting.popleft()
-                running[task.remote(config, job)] = config
-            ray.wait(list(running), timeout=LOOK)
-            ready, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
-            for ref in ready:
-                _hear(ray, ref, running.pop(ref), tally)
-            watch.look(running.values())
-    except BaseException:  # Ctrl-C above all: runs may save where they are
-        for ref in running:
-            ray.cancel(ref)
-        ray.wait(list(running), num_returns=len(running), timeout=GRACE)
-        raise
-
-
-def _hear(ray: Any, ref: Any, config: RunConfig, tally: Tally) -> None:
-    try:
-        failure = ray.get(ref)
-    except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, InputError | ImportError):  # the node is not fit to run anything
-            raise InputError(str(error.cause)) from error
-        tally.lost(config, f"{type(error.cause).__name__}: {error.cause}")
-    except ray.exceptions.RayError as error:
-        tally.lost(config, type(error).__name__)
-    else:
-        tally.ended(config, failure)
-
-
-class Watch:
-    """Tells how far runs are by the logs that they write anyway: no message has to come from the nodes."""
-
-    def __init__(self, store: Store, tell: Tell | None) -> None:
-        self.store, self.tell = store, tell
-        self.sizes: dict[str, int] = {}
-        self.next = 0.0
-
-    def look(self, running: Iterable[RunConfig]) -> None:
-        """Now and then; where looking takes long, more rarely."""
-        began = time.monotonic()
-        if self.tell is None or began < self.next:
-            return
-        for config in running:
-            with suppress(OSError, ValueError, LookupError, TypeError):  # not yet, no longer, half written
-                self._look(config, self.store.workplace(config) / "metrics.jsonl", self.tell)
-        self.next = time.monotonic() + max(LOOK, 10 * (time.monotonic() - began))
-
-    def _look(self, config: RunConfig, path: Path, tell: Tell) -> None:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            before, self.sizes[config.identity] = self.sizes.get(config.identity), size
-            if before is None or before == size:  # else what an earlier call has left
-                return
-            file.seek(max(0, size - 10_000))
-            line: dict[str, Any] = {}
-            for text in file.read().splitlines()[-2:]:  # losses are not in every line
-                line |= json.loads(text)
-        note = losses_note(line.get("losses", {}), 30) or f"loss {line['loss']:.3f}"
-        tell(config, int(line["step"]), note)
+        return run_in_worker(config, store, device, how)
+    except Interrupted:
+        return End(config, "it was stopped by a signal", killed=True)

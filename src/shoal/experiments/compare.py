@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from shoal.algorithms import algorithm_class
 from shoal.data import sets
@@ -27,6 +28,7 @@ from shoal.data.batch import DomainData, known_labels
 from shoal.errors import InputError, check_names
 from shoal.experiments import baselines
 from shoal.experiments.config import RunConfig
+from shoal.experiments.execute import count_jobs
 from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare, run
 from shoal.experiments.search import candidates, draw, with_model_options
@@ -393,8 +395,14 @@ def seconds_of(config: RunConfig, device: str | None = None) -> float:
             raise _Enough
 
     how = {"checkpoint_every": max(1, steps // 3)}  # where it is looked at the clock; nothing is written
-    with contextlib.suppress(_Enough):
-        run(replace(config, steps=steps, eval_every=steps), device, tell, how=how)
+    threads = torch.get_num_threads()
+    try:
+        if count_jobs(device) > 1:
+            torch.set_num_threads(1)  # as in the processes that do runs in parallel
+        with contextlib.suppress(_Enough):
+            run(replace(config, steps=steps, eval_every=steps), device, progress=tell, how=how)
+    finally:
+        torch.set_num_threads(threads)
     first = ticks[1 if len(ticks) > 2 else 0]  # the data are read before
     before, last = ticks[-2 if len(ticks) > 3 else -1], ticks[-1]
     pace = (before[1] - first[1]) / max(1, before[0] - first[0])

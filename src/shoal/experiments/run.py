@@ -8,7 +8,7 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -49,7 +49,10 @@ from shoal.training.stopping import Diverged, Signals
 from shoal.training.summary import summary, surroundings
 from shoal.training.world import world
 
-Tell = Callable[[int, str], None]
+Report = Callable[[int, str], None]
+"""Called with the step and a note on progress."""
+SHORT = 10.0
+"""Seconds of training that are not worth a checkpoint where only the record is kept."""
 
 
 @lru_cache(maxsize=1)
@@ -87,19 +90,19 @@ def data_of(config: RunConfig, device: torch.device) -> DomainData:
 def prepare(
     config: RunConfig,
     device: str | None = None,
-    tell: Tell | bool = False,
+    progress: Report | bool = False,
     how: Mapping[str, Any] | None = None,
-    begun: bool = False,
+    resumed: bool = False,
 ) -> Training:
     """The training that a configuration describes, checked and ready.
 
     ``how`` are options of the loop that change no result, such as ``workers`` or ``checkpoint_every``. A run
-    that has ``begun`` will get its weights from a checkpoint.
+    that is ``resumed`` will get its weights from a checkpoint.
     """
     check_names("option of how a run is done:", how or {}, HOW)
     processes = Processes(device)
     where = processes.device
-    with Progress(config.name, config.steps, tell is True and processes.main).phase("reading data"):
+    with Progress(config.name, config.steps, progress is True and processes.main).phase("reading data"):
         data = data_of(config, where)
     name, options_of_model = config.model or data.model, dict(config.model_options)
     if config.weights and models.names_weights(name):
@@ -107,14 +110,14 @@ def prepare(
     shape, classes = data.input_shape, data.classes
     model = build(name, input_shape=shape, classes=classes, seed=config.seed, **options_of_model)
     frozen = bool(config.model_options.get("frozen"))
-    if config.weights and (frozen or not begun):
+    if config.weights and (frozen or not resumed):
         start_from(model, config.weights)
     if frozen:
-        data = replace(data, examples=features_of(data, model, where, bool(tell)))
+        data = replace(data, examples=features_of(data, model, where, bool(progress)))
     else:
         data = _finished_on_device(config, data, where)
     chosen = {name: getattr(config, name) for name in declared(TrainingOptions)}
-    options = complete(**{**chosen, "device": device, "progress": tell, **(how or {})})
+    options = complete(**{**chosen, "device": device, "progress": progress, **(how or {})})
     return Training(config.algorithm, model, data, options, label=config.name)
 
 
@@ -147,146 +150,128 @@ def start_from(model: nn.Module, path: str) -> None:
         features.has_weights()
 
 
-def run(config: RunConfig, *args: Any, **more: Any) -> RunRecord:
-    """Train and record one run.
+def run(
+    config: RunConfig,
+    device: str | None = None,
+    folder: Path | None = None,
+    *,
+    progress: Report | bool = False,
+    how: Mapping[str, Any] | None = None,
+    weights: bool = True,
+    wandb: str | None = None,
+) -> RunRecord:
+    """Train and record one run, or return the record of a run that has ended.
 
     Args:
         config: configuration of the run.
-        *args: as for :class:`Turns`: device, progress, folder, options that do not change results, and
-            Weights & Biases project.
-        **more: the same by name.
+        device: device, such as ``cpu`` or ``cuda`` (default: CUDA if available).
+        folder: folder of the log and checkpoints; a run that was interrupted there is resumed.
+        progress: show progress on stderr, or a function that is called with the step and a note.
+        how: options that do not change results, such as ``workers`` or ``checkpoint_every``.
+        weights: keep the selected weights and the record in the folder.
+        wandb: project of Weights & Biases.
 
     Returns:
         The record of the run.
     """
     from shoal.experiments import baselines  # which imports this module
 
-    options = inspect.signature(Turns).bind(config, *args, **more).arguments
-    how = options.get("how") or {}
+    how = dict(how or {})
     if runner := how.get("runner"):  # a module of this package that does runs in its own way
-        record: RunRecord = importlib.import_module(f"shoal.{runner}").run(config, *args[:2], how=how)
+        record: RunRecord = importlib.import_module(f"shoal.{runner}").run(config, device, progress, how=how)
         return record
-    if not baselines.is_one(config):
-        return Turns(config, *args, **more).to_the_end()
-    if (folder := options.get("folder")) is None or not options.get("weights", True):
-        return baselines.run(config)
-    return baselines.train(config, folder)
+    if baselines.is_one(config):
+        return baselines.train(config, folder) if folder is not None and weights else baselines.run(config)
+    if folder is None:
+        training = prepare(config, device, progress, how)
+        with Signals(watch=False) as signals, world(training.device, training.options["deterministic"]):
+            return _train(config, training, None, signals)
+    if (ended := of_same_run(folder, config)) is not None:
+        if how.get("predictions"):
+            _predict(config, ended, device, folder, how)
+        return ended
+    resumed = Checkpoints(folder / "checkpoints").latest() is not None
+    try:
+        training = prepare(config, device, progress, how, resumed)
+    except InputError:
+        with suppress(OSError):
+            folder.rmdir()  # it was made for this run and nothing is in it
+        raise
+    return _run_in_folder(config, training, folder, how, weights, wandb)
 
 
-SHORT = 10.0
-"""Seconds of training that are not worth a checkpoint where the record alone is kept."""
+def _run_in_folder(
+    config: RunConfig,
+    training: Training,
+    folder: Path,
+    how: Mapping[str, Any],
+    weights: bool,
+    wandb: str | None,
+) -> RunRecord:
+    """Train with a log and checkpoints; with ``weights`` the folder keeps the weights and the record too."""
+    metadata = surroundings(training.device, training.processes.count)
+    metadata["environment"] |= packages(config) | first_weights(config, training.model)
+    metadata |= {"run": config.to_dict(), "how": dict(how)}
+    with Signals() as signals, world(training.device, training.options["deterministic"]):
+        given: dict[str, Any] = {"config": metadata, "wandb": wandb}
+        journal = Journal(folder, training.processes, **given)
+        if not weights and not how.get("checkpoint_every"):
+            journal = BriefJournal(folder, training.processes, signals=signals, **given)
+        with journal:
+            journal.begin(metadata)
+            record = _train(config, training, journal, signals)
+            finished = record.status == "finished"
+            if finished:
+                training.restore_selected()
+                if training.options["predictions"]:
+                    journal.hold()
+                    write_predictions(training, config, folder)
+            if finished and weights:
+                content = record.to_dict()
+                model = {"name": config.model or training.data.model, "options": config.model_options}
+                files = partial(beside, training, model, content, metadata)
+                record = replace(record, files=journal.finish(training.model.state_dict(), content, files))
+            elif weights:
+                journal.record(record.to_dict())
+    return record
 
 
-class Working(Journal):
-    """The journal of a run of which the record alone is kept."""
+def _train(config: RunConfig, training: Training, journal: Journal | None, signals: Signals) -> RunRecord:
+    """A loss that is no longer finite is a result too, not an error."""
+    status, error = "finished", ""
+    try:
+        for _ in training.stages(journal, signals):
+            pass
+    except Diverged as stop:
+        status, error = "diverged", str(stop)
+    measured = summary(training, status, error)
+    measured["environment"] |= packages(config) | first_weights(config, training.model)
+    return RunRecord(config=config, **measured)
 
-    def __init__(self, signals: Signals, always: bool, *args: Any, **options: Any) -> None:
+
+class BriefJournal(Journal):
+    """The journal of a run of which only the record is kept: a few seconds are not worth a checkpoint."""
+
+    def __init__(self, *args: Any, signals: Signals, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.signals, self.always, self.last = signals, always, time.monotonic()
+        self.signals, self.last = signals, time.monotonic()
 
     def checkpoint(self, *args: Any) -> bool:
-        if not (self.always or self.signals.asked or time.monotonic() - self.last > SHORT):
+        if not self.signals.asked and time.monotonic() - self.last < SHORT:
             return False
         self.last = time.monotonic()
         return super().checkpoint(*args)
 
 
-class Turns:
-    """A run that can take turns with others (see :meth:`Training.stages`).
-
-    In a ``folder`` it has a log and checkpoints, and resumes what is there. With ``weights`` the folder keeps
-    the selected weights and the record too; else it is only for the time of the run.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        device: str | None = None,
-        tell: Tell | bool = False,
-        folder: Path | None = None,
-        how: Mapping[str, Any] | None = None,
-        wandb: str | None = None,
-        resume_hint: str | None = None,
-        weights: bool = True,
-    ) -> None:
-        self.config, self.folder, self.how, self.wandb = config, folder, dict(how or {}), wandb
-        self.resume_hint, self.weights = resume_hint, weights
-        self.record = of_same_run(folder, config) if folder is not None else None
-        self.training: Training | None = None
-        if self.record is None:
-            begun = folder is not None and Checkpoints(folder / "checkpoints").latest() is not None
-            try:
-                self.training = prepare(config, device, tell, how, begun)
-            except InputError:
-                if folder is not None:
-                    with suppress(OSError):
-                        folder.rmdir()  # it was made for this run and nothing is in it
-                raise
-        elif folder is not None and self.how.get("predictions"):
-            self._predict(folder, device)
-
-    def _predict(self, folder: Path, device: str | None) -> None:
-        """For a finished run of which predictions were not asked for before."""
-        if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
-            training = prepare(self.config, device, how=self.how, begun=True)
-            check_files(folder, self.record.files if self.record else {})
-            training.model.load_state_dict(load_weights(RunFolder(folder).model))
-            write_predictions(training, self.config, folder)
-
-    def to_the_end(self) -> RunRecord:
-        if self.training is not None:
-            where, deterministic = self.training.device, self.training.options["deterministic"]
-            with Signals(self.folder is not None) as signals, world(where, deterministic):
-                for _ in self.take(signals):
-                    pass
-        assert self.record is not None
-        return self.record
-
-    def take(self, signals: Signals) -> Iterator[None]:
-        """Turns until ``record`` is there."""
-        if self.training is None:
-            return
-        if self.folder is None:
-            yield from self._train(self.training, None, signals)
-            return
-        training, processes = self.training, self.training.processes
-        where = surroundings(training.device, processes.count)
-        where["environment"] |= packages(self.config) | first_weights(self.config, training.model)
-        written = {"run": self.config.to_dict(), "how": self.how, **where}
-        make: Any = Journal
-        if not self.weights:
-            make = partial(Working, signals, bool(self.how.get("checkpoint_every")))
-        more = {"wandb": self.wandb, "resume_hint": self.resume_hint}
-        with make(self.folder, processes, config=written, **more) as journal:
-            journal.begin(written)
-            yield from self._train(training, journal, signals)
-            assert self.record is not None
-            finished = self.record.status == "finished"
-            if finished:
-                training.restore_selected()
-                if training.options["predictions"]:
-                    journal.hold()
-                    write_predictions(training, self.config, self.folder)
-            if finished and self.weights:
-                record = self.record.to_dict()
-                model = self.config.model or training.data.model
-                recipe = {"name": model, "options": self.config.model_options}
-                files = partial(beside, training, recipe, record, written)
-                checksums = journal.finish(training.model.state_dict(), record, files)
-                self.record = replace(self.record, files=checksums)
-            elif self.weights:
-                journal.record(self.record.to_dict())
-
-    def _train(self, training: Training, journal: Journal | None, signals: Signals) -> Iterator[None]:
-        """A loss that is no longer finite is a result too, not an error."""
-        status, error = "finished", ""
-        try:
-            yield from training.stages(journal, signals)
-        except Diverged as stop:
-            status, error = "diverged", str(stop)
-        measured = summary(training, status, error)
-        measured["environment"] |= packages(self.config) | first_weights(self.config, training.model)
-        self.record = RunRecord(config=self.config, **measured)
+def _predict(
+    config: RunConfig, record: RunRecord, device: str | None, folder: Path, how: Mapping[str, Any]
+) -> None:
+    """Write the predictions of a finished run that was done without."""
+    if RunFolder(folder).model.exists() and not (folder / "predictions").is_dir():
+        training = prepare(config, device, how=how, resumed=True)
+        check_files(folder, record.files)
+        training.model.load_state_dict(load_weights(RunFolder(folder).model))
+        write_predictions(training, config, folder)
 
 
 def packages(config: RunConfig) -> dict[str, str]:

@@ -1,59 +1,55 @@
-"""Where the records of runs are kept, and how all records in a folder are read."""
+"""The folder with the records of runs."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import secrets
 import shutil
-import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig, check_same_run
-from shoal.experiments.record import PYTHON, RunRecord, held_out_domains, read_record
+from shoal.experiments.record import PYTHON, RunRecord, finite, read_record
 from shoal.files import write_atomically
+from shoal.training.folder import ONLY_FLOCK
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    import pandas
 
-Stamp = tuple[int, int, int]
-"""Size, time and inode of a file: what changes whenever a record is written anew."""
-
-
-def _stamp(path: str | Path) -> Stamp:
-    state = os.stat(path)
-    return state.st_size, state.st_mtime_ns, state.st_ino
+COLUMNS = (
+    *("dataset", "algorithm", "name", "held_out", "seed", "status", "metric"),
+    *("test", "validation", "train", "test_last", "validation_last", "train_last"),
+    *("step", "steps", "lr", "batch_size", "rule", "seconds", "device", "error", "identity", "path"),
+)
+"""Columns that every table of runs has."""
+NAMED = 5
+"""Unreadable files that a warning names."""
 
 
 class Store:
     """A folder of records: one JSON file per run, named by the identity of the run.
 
-    An active run has its log and checkpoints in ``working/IDENTITY`` until its record is saved; predictions
-    are in ``predictions/IDENTITY``. With ``weights=True``, for runs that differ only in their seed, each run
-    keeps a whole folder ``seed-N`` with its weights and record.
+    An active run has its log and checkpoints in ``working/IDENTITY``, and a lock next to it, until its record
+    is saved; predictions are in ``predictions/IDENTITY``. With ``weights=True``, for runs that differ only in
+    their seed, each run has a folder ``seed-N`` with its weights and record.
 
-    The folder may be on a file system that several machines share:
-
-    - Records are written atomically, and a worker reports a record only after it is written.
-    - A run has one worker at a time (:meth:`claimed`). A second worker of the same run, such as one left by a
-      killed command, waits and then finds the record, or resumes from the checkpoints.
-    - If the file system has no locks, two workers may do a run in parallel. Checkpoints are written
-      atomically and named by their content, and both produce the same record: only time is lost.
+    The folder may be on a file system that several machines share. A run has one worker at a time
+    (:meth:`lock`); a second one waits, then finds the record or resumes from the checkpoints. On a file
+    system without locks, two workers may do the same run, which costs time but gives the same record.
 
     >>> from shoal.experiments.config import RunConfig
     >>> Store("empty").find(RunConfig("linear", "erm", steps=4)) is None
     True
 
     Args:
-        folder: folder of the records.
+        folder: folder of the records, which is created when a run starts.
         weights: keep the weights of each run.
     """
 
@@ -61,13 +57,15 @@ class Store:
         self.folder, self.weights = Path(folder), weights
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{str(folder)!r} is a file; records require a folder.")
-        self._read: dict[Path, tuple[Stamp, RunRecord]] = {}
-        self._locks: IO[bytes] | None = None
+        self._cache: dict[Path, tuple[tuple[int, ...], RunRecord]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
 
     @property
-    def resume(self) -> str:
-        """What resumes interrupted runs."""
-        return "the same command again"
+    def working(self) -> Path:
+        """Folder of the files of active runs."""
+        return self.folder / "working"
 
     def path(self, config: RunConfig) -> Path:
         """Return the path of the record of a run.
@@ -75,7 +73,9 @@ class Store:
         Args:
             config: configuration of the run.
         """
-        return self.workplace(config) / "record.json" if self.weights else self._named("", config, ".json")
+        if self.weights:
+            return self.workplace(config) / "record.json"
+        return self.folder / f"{config.identity}.json"
 
     def workplace(self, config: RunConfig) -> Path:
         """Return the folder of an active run, with its log and checkpoints.
@@ -83,7 +83,7 @@ class Store:
         Args:
             config: configuration of the run.
         """
-        return self.folder / f"seed-{config.seed}" if self.weights else self._named("working", config)
+        return self.folder / f"seed-{config.seed}" if self.weights else self.working / config.identity
 
     def predictions(self, config: RunConfig) -> Path:
         """Return the folder of the predictions of a run.
@@ -91,57 +91,43 @@ class Store:
         Args:
             config: configuration of the run.
         """
-        return self.workplace(config) / "predictions" if self.weights else self._named("predictions", config)
+        if self.weights:
+            return self.workplace(config) / "predictions"
+        return self.folder / "predictions" / config.identity
 
-    def _named(self, folder: str, config: RunConfig, ending: str = "") -> Path:
-        return self.folder / folder / f"{config.identity}{ending}"
-
-    def __getstate__(self) -> dict[str, Any]:  # for workers, which lock and read for themselves
-        return {**self.__dict__, "_read": {}, "_locks": None}
-
-    def run(
-        self,
-        config: RunConfig,
-        device: str | None,
-        tell: Callable[[int, str], None],
-        how: Mapping[str, Any],
-    ) -> RunRecord:
-        """Do a run in its :meth:`workplace`; called by workers.
+    def progress(self, config: RunConfig) -> Path:
+        """Return the path of the file with the current step of an active run.
 
         Args:
             config: configuration of the run.
-            device: device.
-            tell: called with the step and a note on progress.
-            how: options that do not change results.
         """
-        from shoal.experiments import run  # needs torch
-
-        place = self.workplace(config)
-        return run.run(config, device, tell, place, how, None, self.resume, self.weights)
+        return self.working / f"{config.identity}.progress"
 
     def save(self, record: RunRecord) -> None:
-        """Write a record.
+        """Write a record, with predictions, and remove the working files of a run that did not fail.
+
+        If the process is killed, what is half written is in the folder of the active run.
 
         Args:
             record: the record.
         """
-        write_atomically(self.path(record.config), json.dumps(record.to_dict(), default=dict).encode())
-
-    def keep(self, record: RunRecord) -> None:
-        """Write the predictions and the record, then remove the working files.
-
-        Args:
-            record: the record.
-        """
-        if self.weights:  # the run itself has written them
+        config, place = record.config, self.workplace(record.config)
+        draft = place / "record.json"
+        if not (self.weights and draft.exists()):  # which the run itself has written
+            write_atomically(draft, json.dumps(record.to_dict(), default=dict).encode())
+        if self.weights:
             return
-        made, kept = self.workplace(record.config) / "predictions", self.predictions(record.config)
-        if made.is_dir():
-            shutil.rmtree(kept, ignore_errors=True)  # of an attempt that was killed here
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            made.replace(kept)
-        self.save(record)
-        shutil.rmtree(self.workplace(record.config), ignore_errors=True)
+        if (place / "predictions").is_dir():
+            target = self.predictions(config)
+            shutil.rmtree(target, ignore_errors=True)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (place / "predictions").replace(target)
+        draft.replace(self.path(config))
+        if record.status != "failed":
+            shutil.rmtree(place, ignore_errors=True)
+        for empty in (place, self.working):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
 
     def fail(self, config: RunConfig, error: str, traceback: str = "") -> RunRecord:
         """Record that a run failed; its checkpoints are kept, and the next call repeats it.
@@ -152,8 +138,7 @@ class Store:
             traceback: traceback.
         """
         record = RunRecord(config, "failed", (), -1, "", 0.0, {}, error=error, traceback=traceback)
-        with contextlib.suppress(OSError):  # a full disk
-            self.save(record)
+        self.save(record)
         return record
 
     def look(self, config: RunConfig) -> RunRecord | None:
@@ -166,25 +151,22 @@ class Store:
         if self.weights:
             check_same_run(path.parent, config)
         try:
-            stamp = _stamp(path)
+            status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
-        if self._read.get(path, (None,))[0] != stamp:
-            self._read[path] = stamp, read_record(path, config)
-        return self._read[path][1]
+        version = status.st_size, status.st_mtime_ns, status.st_ino
+        if path not in self._cache or self._cache[path][0] != version:
+            self._cache[path] = version, read_record(path, config)
+        return self._cache[path][1]
 
-    def find(self, config: RunConfig, *, fresh: bool = False) -> RunRecord | None:
+    def find(self, config: RunConfig) -> RunRecord | None:
         """Return the record of a run that finished or diverged, or ``None``.
 
         Args:
             config: configuration of the run.
-            fresh: bypass the cache of a network file system.
         """
-        if fresh:
-            with contextlib.suppress(OSError), os.scandir(self.path(config).parent):
-                pass  # opening a folder asks the server anew what is in it
         record = self.look(config)
         return None if record is None or record.status == "failed" else record
 
@@ -207,84 +189,82 @@ class Store:
 
     def all(self) -> list[RunRecord]:
         """Return all records, including those of failed runs."""
-        return [
-            read_record(p)
-            for p in sorted(self.folder.glob("seed-*/record.json" if self.weights else "*.json"))
-        ]
+        pattern = "seed-*/record.json" if self.weights else "*.json"
+        return [read_record(path) for path in sorted(self.folder.glob(pattern))]
 
-    # One worker per run. A lock per run with `filelock` (flock) would be inherited by a run's DataLoader
-    # workers and so outlive a killed run, and leave a file per run; parts of one file are locked instead.
+    def frame(self) -> pandas.DataFrame:
+        """Return the runs in the folder and its subfolders, one row per run; see :func:`shoal.results`."""
+        import pandas
 
-    @property
-    def claims(self) -> Path:
-        return self.folder / ".claims"
-
-    def name(self) -> str:
-        """What only those who see this very folder can know."""
-        if not self.claims.exists():
-            write_atomically(self.claims, secrets.token_hex(16).encode())
-        return self.claims.read_text()
-
-    def claim(self, config: RunConfig, lock: bool = True) -> bool:
-        """Lock a run for this process, or release it.
-
-        The lock ends with the process.
-
-        Args:
-            config: configuration of the run.
-            lock: lock, or release.
-
-        Returns:
-            Whether it succeeded; ``False`` if another process has the run.
-        """
-        if fcntl is None:
-            return True
-        if self._locks is None:  # kept open: closing it would give back every run of this process
-            self._locks = self.claims.open("r+b")
-        how = fcntl.LOCK_EX | fcntl.LOCK_NB if lock else fcntl.LOCK_UN
-        try:
-            fcntl.lockf(self._locks, how, 1, int(config.identity[:15], 16))
-        except (BlockingIOError, PermissionError):
-            return False
-        except OSError:  # there are no locks here
-            pass
-        return True
+        records, broken = read_runs(self.folder)
+        if broken:
+            more = f" and {len(broken) - NAMED:,} more" if len(broken) > NAMED else ""
+            reasons = "; ".join(reason.rstrip(".") for reason in list(broken.values())[:NAMED])
+            warnings.warn(f"{reasons}{more}.", stacklevel=3)
+        rows = [row_of(r) | {"path": p.relative_to(self.folder).as_posix()} for p, r in records.items()]
+        frame = pandas.DataFrame(rows)
+        return frame.reindex(columns=[*COLUMNS, *sorted(set(frame.columns) - set(COLUMNS))])
 
     @contextlib.contextmanager
-    def claimed(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
-        """Lock a run within the block.
+    def lock(self, config: RunConfig, wait: Callable[[], None]) -> Iterator[None]:
+        """Lock a run within the block. The lock ends with the process, however that ends.
 
         Args:
             config: configuration of the run.
-            wait: called from time to time while another process has the run.
+            wait: called repeatedly while another process has the run; it may raise an exception.
         """
-        while not self.claim(config):
-            wait()
-            time.sleep(0.2)
+        path = self.working / f"{config.identity}.lock"
+        lock = FileLock(path, **ONLY_FLOCK)
+        while not lock.is_locked:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                wait()
+            except FileNotFoundError:  # another process has just removed the empty folder
+                continue
+            except OSError:  # there are no locks on this file system
+                break
         try:
             yield
         finally:
-            self.claim(config, lock=False)
+            # Whoever locks a removed file notices it and starts over.
+            for file in (self.progress(config), path):
+                file.unlink(missing_ok=True)
+            lock.release()
+            with contextlib.suppress(OSError):
+                self.working.rmdir()
+
+    def clean(self, configs: Iterable[RunConfig]) -> None:
+        """Remove what killed processes have left of runs that have a record.
+
+        Args:
+            configs: configurations of the runs.
+        """
+        names = {path.name.partition(".")[0] for path in self.working.glob("*")}
+        for config in configs:
+            if config.identity in names and self.find(config) is not None:
+                with contextlib.suppress(Timeout), self.lock(config, _give_up):
+                    if not self.weights:
+                        shutil.rmtree(self.workplace(config), ignore_errors=True)
 
 
-_NAMES = re.compile(r"record\.json|[0-9a-f]{16}\.json")
-
-
-def record_files(folder: Path) -> list[Path]:
-    """The records in a folder and its subfolders: those of stores and of run folders."""
-    return sorted(p for p in folder.rglob("*.json") if _NAMES.fullmatch(p.name) and p.is_file())
+def _give_up() -> None:
+    raise Timeout("")
 
 
 def read_runs(folder: Path) -> tuple[dict[Path, RunRecord], dict[Path, str]]:
     """The newest record of each run in a folder and its subfolders, and files that are no records, with why.
 
-    Runs of :func:`shoal.fit` are told apart by their folder: their data and model are not recorded.
+    Runs of :func:`shoal.fit` are distinguished by their folder: their data and model are not recorded.
     """
     if not folder.is_dir():
         raise InputError(f"there is no folder {str(folder)!r}.")
     newest: dict[str, tuple[Path, RunRecord]] = {}
     broken: dict[Path, str] = {}
-    for path in sorted(record_files(folder), key=lambda p: p.stat().st_mtime_ns):
+    names = re.compile(r"record\.json|[0-9a-f]{16}\.json")
+    paths = [p for p in folder.rglob("*.json") if names.fullmatch(p.name) and p.is_file()]
+    for path in sorted(paths, key=lambda p: (p.stat().st_mtime_ns, p)):
         try:
             record = read_record(path)
         except InputError as error:
@@ -300,6 +280,64 @@ def read_runs(folder: Path) -> tuple[dict[Path, RunRecord], dict[Path, str]]:
 
 
 def identity(record: RunRecord, path: str | Path) -> str:
-    """What names a run that is recorded in the file ``path``."""
+    """What identifies a run that is recorded in the file ``path``."""
     own = record.config.identity
     return f"{own} {path}" if record.config.dataset == PYTHON else own
+
+
+SHORT = {"data_options": "data", "model_options": "model", "optimizer_options": "optimizer"}
+"""Prefixes of columns with options: ``data.seed`` and so on."""
+
+
+def row_of(record: RunRecord) -> dict[str, Any]:
+    """A record as a row of a table, without missing values. A run that diverged has no scores."""
+    config = record.config
+    row: dict[str, Any] = {}
+    for name, value in config.to_dict().items():
+        if isinstance(value, Mapping):
+            row |= {f"{SHORT.get(name, name)}.{key}": content for key, content in value.items()}
+        else:
+            row[name] = value
+    del row["label"]
+    row["selects"] = row.pop("metric")
+    row |= {
+        "identity": config.identity,
+        "name": config.name,
+        "status": record.status,
+        "rule": record.rule,
+        "seconds": record.seconds,
+        "device": record.environment.get("device"),
+        "error": record.error or None,
+        "held_out": held_out_domains(record),
+    }
+    if record.history:
+        scores = record.history[-1]["scores"]
+        if scores:
+            last = scores["test" if "test" in scores else next(iter(scores))]
+            row |= {"metric": last["metric"], "selects": last.get("selects", row["selects"])}
+        row["step"] = record.history[record.selected]["step"]
+        if record.status == "finished":
+            row |= _score_columns(record.chosen, "") | _score_columns(scores, "_last")
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def held_out_domains(record: RunRecord) -> str | None:
+    """The domains that the configuration holds out, else those of the test split if they are few."""
+    config = record.config
+    names = config.data_options.get("held_out", config.protocol.get("held_out"))
+    if names is None and record.history:
+        test = list(record.history[-1]["scores"].get("test", {}).get("domains", ()))
+        names = test if 0 < len(test) <= 3 else None
+    if names is None:
+        return None
+    return ", ".join(map(str, names)) if isinstance(names, list | tuple) else str(names)
+
+
+def _score_columns(scores: Mapping[str, Any], ending: str) -> dict[str, float | None]:
+    """``test``, ``test.DOMAIN`` and ``test.METRIC`` for every split."""
+    row: dict[str, float | None] = {}
+    for split, values in scores.items():
+        row[split + ending] = finite(values["average"])
+        each = {**values.get("metrics", {}), **values["domains"]}
+        row |= {f"{split}{ending}.{name}": finite(value) for name, value in each.items()}
+    return row

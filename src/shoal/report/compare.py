@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.errors import InputError
-from shoal.experiments.display import duration as _hours
+from shoal.experiments.progress import duration as _hours
 from shoal.files import dump_json
 from shoal.report.plots import compare_figure
 from shoal.report.tables import Table, clean

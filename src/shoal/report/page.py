@@ -11,8 +11,9 @@ from typing import Any
 
 import shoal
 from shoal.experiments.config import RunConfig
-from shoal.experiments.record import RunRecord, row_of, selection_score
+from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.statistics import t_limit
+from shoal.experiments.store import row_of
 from shoal.report import charts, columns, figures
 from shoal.report.compare import _hours, _many, _spread, _troubles, recommended, words
 from shoal.report.groups import Group, Run, Trouble, called, listed, plain, strange, test_domains
