@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import shoal
 from shoal.errors import InputError
 from shoal.experiments.config import RunConfig
 from shoal.experiments.execute import End, count_jobs, run_in_worker
-from shoal.experiments.run import packages
 from shoal.experiments.store import Store
 from shoal.training.stopping import Interrupted
 
@@ -23,8 +20,6 @@ QUEUED = 1000
 """Most runs that are submitted to Ray at a time, including active ones."""
 GRACE = 15.0
 """Seconds in which cancelled runs may save their state."""
-ANSWER = 120.0
-"""Seconds in which every node must answer at the start."""
 
 
 class RayWorkers:
@@ -35,27 +30,20 @@ class RayWorkers:
     retries nothing; if this process is killed, Ray ends its tasks.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        missing: list[RunConfig],
-        device: str | None,
-        jobs: int | None,
-        how: dict[str, Any],
-    ) -> None:
+    def __init__(self, store: Store, device: str | None, jobs: int | None, how: dict[str, Any]) -> None:
         self.ray = load_ray()
         self.connected_before = self.ray.is_initialized()
         if not self.connected_before:
             _connect(self.ray)
         try:
             gpus = _gpus_per_run(self.ray, device)
-            _check_nodes(self.ray, gpus, store, {k: v for c in missing for k, v in packages(c).items()})
-        except BaseException:
+        except InputError:
             self.close()
             raise
         variables = {k: v for k, v in os.environ.items() if k.startswith("SHOAL_")}
+        store.working.mkdir(parents=True, exist_ok=True)
         # A worker sees no GPU but its own.
-        self.args = store, "cuda:0" if gpus else "cpu", how, os.getcwd(), variables
+        self.args = store, "cuda:0" if gpus else "cpu", how, os.getcwd(), shoal.__version__, variables
         self.task = self.ray.remote(num_cpus=1, num_gpus=gpus, max_retries=0)(_work)
         self.active: dict[Any, RunConfig] = {}
         self.most = jobs or QUEUED
@@ -125,55 +113,29 @@ def _connect(ray: Any) -> None:
 def _gpus_per_run(ray: Any, device: str | None) -> int:
     if device not in (None, "cpu", "cuda"):
         raise InputError(f"{device!r} cannot be chosen, Ray assigns the GPUs; use 'cpu' or 'cuda'.", "device")
-    return int(device == "cuda" or (device is None and ray.cluster_resources().get("GPU", 0) > 0))
-
-
-def _check_nodes(ray: Any, gpus: int, store: Store, added: dict[str, str]) -> None:
-    """Every node that can do a run sees the store, and has the same versions of Shoal and packages."""
-    alive = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-    nodes = {n["NodeID"]: n["NodeManagerHostname"] for n in alive if n["Resources"].get("GPU", 0) >= gpus}
-    if not nodes:
-        raise InputError(f"no node of the cluster has 1 CPU and {gpus} GPUs, which a run requires.")
-    versions = {"shoal": shoal.__version__, **added}
-    placed = importlib.import_module("ray.util.scheduling_strategies").NodeAffinitySchedulingStrategy
-    store.working.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=store.working, prefix="nodes-") as probe:
-
-        def problem(path: str = probe.name) -> str:
-            """Sent by value: a node without Shoal can run it."""
-            from importlib import metadata
-
-            for package, version in versions.items():
-                try:
-                    other = metadata.version(package)
-                except metadata.PackageNotFoundError:
-                    return f"lacks the package {package}"
-                if other != version:
-                    return f"has {package} {other}, not {version}"
-            if not Path(path).exists():
-                return f"cannot access {Path(path).parent.parent}, which must be a folder shared by all nodes"
-            return ""
-
-        task = ray.remote(num_cpus=0, max_retries=0)(problem)
-        asked = {task.options(scheduling_strategy=placed(i, soft=False)).remote(): i for i in nodes}
-        ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER)
-        for ref, node in asked.items():
-            try:
-                text = ray.get(ref, timeout=0)
-            except ray.exceptions.GetTimeoutError:
-                text = f"did not respond within {ANSWER:.0f} s"
-            except ray.exceptions.RayError:  # it was lost meanwhile
-                continue
-            if text:
-                raise InputError(f"node {nodes[node]} ({node[:8]}) {text}.")
+    gpus = ray.cluster_resources().get("GPU", 0) >= 1
+    if device == "cuda" and not gpus:
+        raise InputError("no node of the cluster has a GPU; use 'cpu'.", "device")
+    return int(gpus and device != "cpu")
 
 
 def _work(
-    config: RunConfig, store: Store, device: str, how: dict[str, Any], home: str, variables: dict[str, str]
+    config: RunConfig,
+    store: Store,
+    device: str,
+    how: dict[str, Any],
+    home: str,
+    version: str,
+    variables: dict[str, str],
 ) -> End:
-    """What a Ray worker does."""
+    """What a Ray worker does. An InputError ends the whole execution: the node cannot do any run."""
     import torch
 
+    node = f"node {os.uname().nodename}"
+    if shoal.__version__ != version:
+        raise InputError(f"{node} has shoal {shoal.__version__}, not {version}.")
+    if not store.working.is_dir():
+        raise InputError(f"{node} cannot access {store.folder}, which must be shared by all nodes.")
     os.environ.update(variables)
     with suppress(OSError):  # relative paths then mean the same as in the process that was started
         os.chdir(home)

@@ -111,7 +111,7 @@ def execute(
                     done(record)
 
             try:
-                workers = _workers(store, list(missing.values()), engine, device, jobs, dict(how or {}))
+                workers = _workers(store, len(missing), engine, device, jobs, dict(how or {}))
                 _run(workers, deque(missing.values()), store, signals, ended)
             except KeyboardInterrupt as stop:
                 number = getattr(stop, "signal", None) or signals.asked or signal.SIGINT
@@ -157,19 +157,14 @@ class Workers(Protocol):
 
 
 def _workers(
-    store: Store,
-    missing: list[RunConfig],
-    engine: str,
-    device: str | None,
-    jobs: int | None,
-    how: dict[str, Any],
+    store: Store, runs: int, engine: str, device: str | None, jobs: int | None, how: dict[str, Any]
 ) -> Workers:
     shared = Store(store.folder.absolute(), weights=store.weights)
     if engine == "ray":
         from shoal.experiments.cluster import RayWorkers
 
-        return RayWorkers(shared, missing, device, jobs, how)
-    count = min(count_jobs(device, jobs), len(missing))
+        return RayWorkers(shared, device, jobs, how)
+    count = min(count_jobs(device, jobs), runs)
     if count == 1:
         return InProcess(store, device, how)
     return LocalProcesses(shared, _devices(device, count), how)

@@ -49,32 +49,7 @@ class _Measurement(TypedDict):
     scores: dict[str, _Scores]
 
 
-class _Matrix(TypedDict):
-    domains: list[str]
-    values: list[list[Number]]
-
-
-class _Agreement(TypedDict):
-    __pydantic_config__ = OPEN  # type: ignore[misc]
-    step: Count
-    mean_cosine: NotRequired[Number]
-    mean_inner_product: NotRequired[Number]
-    sign_agreement: NotRequired[Number]
-    layers: NotRequired[dict[str, Number]]
-    domains: NotRequired[list[str]]
-    matrix: NotRequired[list[list[Number]] | _Matrix]
-
-
-class _Interpolation(TypedDict, total=False):
-    alpha: Number
-    scores: dict[str, Number]
-
-
-def _checked(kind: Any) -> AfterValidator:
-    return AfterValidator(TypeAdapter(kind).validate_python)
-
-
-Measurement = Annotated[dict[str, Any], _checked(_Measurement)]
+Measurement = Annotated[dict[str, Any], AfterValidator(TypeAdapter(_Measurement).validate_python)]
 """One evaluation: ``step``, ``passes``, ``loss``, and ``scores`` by split (see :class:`Scores.to_dict`)."""
 
 
@@ -104,9 +79,9 @@ class RunRecord:
     """Evaluations during the warm start."""
     notes: Mapping[str, str] = field(default_factory=dict)
     """Remarks on splits that are needed to interpret their scores."""
-    agreement: tuple[Annotated[dict[str, Any], _checked(_Agreement)], ...] = ()
+    agreement: tuple[dict[str, Any], ...] = ()
     """Gradient agreement during the training, if it was tracked (see :mod:`shoal.training.agreement`)."""
-    interpolation: Annotated[dict[str, Any], _checked(_Interpolation)] = field(default_factory=dict)
+    interpolation: dict[str, Any] = field(default_factory=dict)
     """For WiSE-FT: ``alpha`` of the weights and, by alpha, the validation ``scores`` that selected it."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Checksums (SHA-256) of the files of the model next to the record."""
