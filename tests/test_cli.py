@@ -152,15 +152,17 @@ def test_what_is_wrong_is_named(
 
 def test_options_come_from_a_file(table: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options: dict[str, Any] = {"label": "ill", "domain": "site", "steps": 7, "held_out": ["c", "d"]}
-    options["settings"] = {"meta_lr": 0.25}
+    options |= {"settings": {"meta_lr": 0.25}, "clip": 2.0, "optimizer_options": {"weight_decay": 0.01}}
     (here / "options.yaml").write_text(yaml.safe_dump(options))
     words = ["train", "fish", table, "--config", "options.yaml", "--out", "run", "--device", "cpu", "--json"]
     assert main([*words, "--steps", "9"]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert (config["steps"], config["settings"]) == (9, {"meta_lr": 0.25})
     assert config["data_options"]["held_out"] == ["c", "d"]
-    (here / "options.yaml").write_text("label: ill\ndomain: site\nstepz: 9\n")
-    assert "stepz" in failure(capsys, *words)
+    assert (config["clip"], config["optimizer_options"]) == (2.0, {"weight_decay": 0.01})  # without a flag
+    for text, named in (("stepz: 9", "'steps'"), ("[a]", "NAME: VALUE"), ("steps: {", "options.yaml")):
+        (here / "options.yaml").write_text(f"{text}\n")
+        assert named in failure(capsys, *words)
 
 
 def test_a_failed_run_is_exit_code_1(table: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 import shoal
-from shoal.data import DomainBatchSampler
 from shoal.errors import InputError
 from shoal.models.feature_model import FeatureModel
 from shoal.optim import Fish
@@ -51,15 +47,6 @@ def own(
     if "optimizer" in options:
         del same["lr"]
     return shoal.fit(algorithm, model, data or page.hospitals, **(same | options)).model
-
-
-def python(code: str) -> str:
-    """What it prints, in a process of its own."""
-    paths = os.environ | {"PYTHONPATH": str(Path(shoal.__file__).parents[1])}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=paths, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def difference(one: nn.Module, other: nn.Module) -> float:
@@ -100,20 +87,6 @@ def test_coral(page: SimpleNamespace) -> None:
     assert difference(page.coral_model, own(page, "erm", page.network())) > 1e-3
 
 
-def test_pcgrad(page: SimpleNamespace) -> None:
-    """In a bare loop over the domains' gradients; shoal.fit projects them in another order of domains."""
-    model = page.network()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    for x, y, domain in page.mixed_batches():
-        losses = [cross_entropy(model(x[domain == d]), y[domain == d]) for d in range(3)]
-        combined = page.pcgrad([torch.autograd.grad(loss, list(model.parameters())) for loss in losses])
-        for p, gradient in zip(model.parameters(), combined, strict=True):
-            p.grad = gradient
-        optimizer.step()
-    assert difference(page.pcgrad_model, model) < 1e-6
-    assert difference(page.pcgrad_model, own(page, "erm", page.network())) > 1e-3
-
-
 def test_group_dro(page: SimpleNamespace) -> None:
     found = own(page, "groupdro", page.network(), settings={"step_size": 0.01})
     assert difference(page.dro_model, found) < 1e-6
@@ -131,21 +104,6 @@ def test_fishr(page: SimpleNamespace) -> None:
     found = own(page, "fishr", Split(page.network()), settings=settings)
     assert difference(page.fishr_model, found) < 1e-5
     assert difference(page.fishr_model, own(page, "erm", page.network())) > 1e-3
-
-
-def test_dann(page: SimpleNamespace) -> None:
-    """In a bare loop; shoal.fit has an optimizer of its own for the discriminator."""
-    network = page.network()  # seeds, as it did before the page's discriminator was made
-    extractor = page.FeatureExtractor(network)
-    discriminator = page.DomainDiscriminator(16, domains=3)
-    optimizer = torch.optim.Adam([*network.parameters(), *discriminator.parameters()], 0.01)
-    for x, y, domain in page.mixed_batches():
-        optimizer.zero_grad()
-        loss = cross_entropy(network(x), y) + discriminator(extractor.features, domain)
-        loss.backward()
-        optimizer.step()
-    assert difference(page.adversarial.network, network) == 0
-    assert difference(page.adversarial.discriminator, discriminator) == 0
 
 
 class Logits(nn.Module):
@@ -201,46 +159,11 @@ def in_double(
 # transformers
 
 
-@pytest.mark.parametrize("counted", [False, True])
-def test_penalty_with_accumulation_is_a_mean_over_pieces(page: SimpleNamespace, counted: bool) -> None:
-    """Also where a loss function of the user's divides by the number of items, as the Trainer asks it to."""
-
-    def divided(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        return cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
-
-    loss = {"compute_loss_func": divided} if counted else {}
-    model = in_double(page, loss, gradient_accumulation_steps=2)
-    bare = page.bert().double()
-    optimizer = plain_adamw(bare.parameters())
-    x, y = (torch.stack([note[k] for note in page.notes]) for k in ("input_ids", "labels"))
-    with_domain = page.WithDomain(TensorDataset(x, y), page.hospital)
-    for number, (xb, yb, domain) in enumerate(DataLoader(with_domain, batch_sampler=sampler(page, pieces=2))):
-        outputs = bare(input_ids=xb)
-        ((cross_entropy(outputs.logits, yb) + page.irm_penalty(outputs, yb, domain)) / 2).backward()
-        if number % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-    assert difference(model, bare) < 1e-10
-
-
-def sampler(page: SimpleNamespace, **options: Any) -> DomainBatchSampler:
-    return DomainBatchSampler(page.hospital, 8, 3, seed=5, steps=10, mixed=True, **options)
-
-
 def test_training_with_a_penalty_resumes(page: SimpleNamespace, tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 7}
     whole = in_double(page, folder=tmp_path, **saving)
     resumed = in_double(page, folder=tmp_path, checkpoint=str(tmp_path / "checkpoint-7"))
     assert difference(whole, resumed) == 0
-
-
-def test_columns_that_the_model_does_not_take_are_left_out(page: SimpleNamespace) -> None:
-    """Of a dataset of Hugging Face, and a domain column with names in it."""
-    datasets = pytest.importorskip("datasets")
-    columns = {k: [note[k].tolist() for note in page.notes] for k in ("input_ids", "labels")}
-    data = datasets.Dataset.from_dict({**columns, "domain": page.hospital, "comment": ["none"] * 90})
-    model = in_double(page, {"train_dataset": data, "domains": data["domain"]})
-    assert difference(model, in_double(page)) == 0
 
 
 @pytest.mark.parametrize(
@@ -304,18 +227,6 @@ def test_clipping_in_mixed_precision(page: SimpleNamespace, algorithm: str) -> N
     assert difference(module.network, bare) == 0
 
 
-def test_lightning_under_its_other_name() -> None:
-    pytest.importorskip("pytorch_lightning")
-    code = """
-from shoal.vision import allow_torchvision
-allow_torchvision()
-import sys, pytorch_lightning as pl
-from shoal.integrations.lightning import FishCallback
-assert issubclass(FishCallback, pl.Callback) and "lightning" not in sys.modules
-"""
-    python(code)
-
-
 def test_loader_without_domains_is_refused(page: SimpleNamespace) -> None:
     with pytest.raises(InputError, match=r"must be a DomainBatchSampler, got a BatchSampler"):
         page.prepared(DataLoader(page.patients), None)
@@ -330,8 +241,3 @@ def test_a_part_of_an_inner_loop_is_warned_of(page: SimpleNamespace) -> None:
         fit(page, page.Classifier(), [page.FishCallback()], max_steps=10)
     with pytest.warns(UserWarning, match=message):
         in_double(page, {"penalty": None, "meta_lr": 0.5})
-
-
-def test_neither_package_is_imported_unasked() -> None:
-    names = ("lightning", "pytorch_lightning", "transformers")
-    python(f"import sys, shoal, shoal.integrations\nshoal.fit\nassert not set({names}) & set(sys.modules)")

@@ -69,14 +69,6 @@ def test_labels_of_any_type(labels: tuple[Any, Any]) -> None:
     assert list(model.classes_[second.astype(int)]) == list(found)
 
 
-def test_three_classes_of_lists() -> None:
-    y = [["low", "mid", "high"][int(v)] for v in np.digitize(X[:, 0], [-0.5, 0.5])]
-    model = DomainClassifier("fish", steps=40, lr=0.03, random_state=0).fit(X.tolist(), y, HOSPITAL.tolist())
-    assert model.decision_function(X).shape == (120, 3)
-    assert list(model.classes_[model.predict_proba(X).argmax(1)]) == list(model.predict(X))
-    assert model.score(X, y) > 0.8
-
-
 def test_the_same_as_shoal_fit_by_hand() -> None:
     found = DomainClassifier("fish", settings={"meta_lr": 0.3}, **QUICK).fit(X, Y, groups=HOSPITAL)
     seed = int(np.random.RandomState(0).randint(2**31 - 1))
@@ -90,27 +82,6 @@ def test_the_same_as_shoal_fit_by_hand() -> None:
     np.testing.assert_allclose(found.predict_proba(X), expected, atol=1e-5)
     for mine, theirs in zip(found.model_.parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_a_regressor_is_the_same_as_by_hand_up_to_the_targets_scale() -> None:
-    target = 1000 + 50 * X[:, 0]
-    found = DomainRegressor("irm", **QUICK).fit(X, target, groups=HOSPITAL)
-    seed = int(np.random.RandomState(0).randint(2**31 - 1))
-    x = torch.tensor((X - X.mean(0)) / X.std(0), dtype=torch.float32)
-    y = torch.tensor((target - target.mean()) / target.std(), dtype=torch.float32)
-    net = models.build("tabular", input_shape=(4,), classes=None, seed=seed)
-    sites = {name: (x[rows], y[rows]) for name in sorted(set(HOSPITAL)) for rows in [name == HOSPITAL]}
-    shoal.fit("irm", net, sites, steps=8, seed=seed, progress=False)
-    with torch.no_grad():
-        expected = net(x).numpy() * target.std() + target.mean()
-    np.testing.assert_allclose(found.predict(X), expected, rtol=1e-4)
-
-
-def test_groups_matter() -> None:
-    def found(groups: NDArray[Any]) -> NDArray[np.float64]:
-        return DomainClassifier("fish", **QUICK).fit(X, Y, groups).predict_proba(X)
-
-    assert not np.allclose(found(HOSPITAL), found(np.sort(HOSPITAL)))
 
 
 @BOTH
@@ -205,12 +176,6 @@ def test_without_domains_to_compare_it_is_erm(groups: Any) -> None:
     assert np.array_equal(model.predict_proba(X), erm.predict_proba(X))
 
 
-def test_the_warning_points_at_who_called_fit() -> None:
-    with pytest.warns(UserWarning, match="trains as ERM") as seen:
-        DomainClassifier(**QUICK).fit(X, Y)
-    assert seen[0].filename == __file__
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -236,15 +201,6 @@ def test_the_warning_points_at_who_called_fit() -> None:
 def test_wrong_parameters_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         DomainClassifier(**given).fit(X, Y, HOSPITAL)
-
-
-def test_options_of_fit() -> None:
-    """Those that are not parameters of the estimator: here a control for the grouping, and a schedule."""
-    plain = DomainClassifier("fish", **QUICK).fit(X, Y, HOSPITAL).predict_proba(X)
-    for options in ({"draw": "regrouped"}, {"optimizer": "sgd"}, {"schedule": "cosine"}):
-        model = DomainClassifier("fish", options=options, **QUICK).fit(X, Y, HOSPITAL)
-        assert not np.allclose(model.predict_proba(X), plain), options
-    assert clone(model).get_params()["options"] == {"schedule": "cosine"}
 
 
 def test_wrong_data_are_named() -> None:
@@ -282,31 +238,10 @@ def test_outputs_do_not_depend_on_the_scale_of_columns() -> None:
     assert not np.allclose(found(False, X), found(False, X * factors), atol=1e-4)
 
 
-def test_steps_by_default_grow_with_the_rows_within_bounds() -> None:
-    def steps(rows: int) -> int:
-        return DomainClassifier("erm").fit(X[:rows], Y[:rows]).n_iter_
-
-    assert (steps(10), steps(120)) == (50, 120)
-
-
 @pytest.mark.parametrize("groups", ["hospital", X, (name for name in HOSPITAL), HOSPITAL[:100]], ids=type)
 def test_groups_that_cannot_be(groups: Any) -> None:
     with pytest.raises(ValueError):
         DomainClassifier(**QUICK).fit(X, Y, groups)
-
-
-def test_groups_are_called_by_plain_strings() -> None:
-    for groups in (HOSPITAL, list(HOSPITAL)):
-        found = DomainClassifier("erm", steps=1).fit(X, Y, groups).domains_
-        assert [type(name) for name in found] == [str] * 3
-
-
-def test_frames_as_output_of_everything() -> None:
-    frame = pandas.DataFrame(X, columns=list("wxyz"))
-    wanted = DomainClassifier(**QUICK).fit(frame, Y, HOSPITAL).predict_proba(frame)
-    with sklearn.config_context(transform_output="pandas"):
-        model = DomainClassifier(**QUICK).fit(frame, Y, HOSPITAL)
-        assert np.array_equal(model.predict_proba(frame), wanted)
 
 
 @BOTH
@@ -322,13 +257,3 @@ def test_a_fit_that_fails_leaves_the_one_before(cls: Estimator, monkeypatch: pyt
         model.fit(X * 100 + 7, Y * 3, HOSPITAL)
     assert np.array_equal(model.predict(X), before[0])
     assert model.score(X, Y) == before[1]
-
-
-def test_a_network_that_is_given_out_twice_is_trained_anew_each_time() -> None:
-    shared = tabular.build((4,), 2)
-    start = [value.clone() for value in shared.parameters()]
-    first, second = (
-        DomainClassifier(model=lambda shape, classes: shared, **QUICK).fit(X, Y, HOSPITAL) for _ in range(2)
-    )
-    assert np.array_equal(first.predict_proba(X), second.predict_proba(X))
-    assert all(torch.equal(*pair) for pair in zip(start, shared.parameters(), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 import signal
@@ -15,12 +16,12 @@ from typing import Annotated, Any
 
 import yaml
 from cyclopts import App, CycloptsError, Group, Parameter
-from cyclopts.config import Yaml
+from cyclopts.config import Dict
 
 import shoal
 from shoal.api.result import Result
 from shoal.cli.flags import command
-from shoal.errors import InputError
+from shoal.errors import InputError, check_names
 from shoal.terminal import printable
 
 START, DATA, RESEARCH = (
@@ -102,12 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config:
             YAML file with options of the command; those on the command line take precedence.
         """
-        if config is not None:
-            if not config.is_file():
-                raise InputError(f"there is no file {str(config)!r}.", "config")
-            app.config = Yaml(config, use_commands_as_keys=False, must_exist=True)
+        rare = _read_config(app, tokens, config) if config is not None else {}
         function, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
-        return show(function(*bound.args, **bound.kwargs), json)
+        return show(function(*bound.args, **{**rare, **bound.kwargs}), json)
 
     words = list(sys.argv[1:] if arguments is None else arguments)
     with printable(), warnings.catch_warnings():
@@ -118,6 +116,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         finally:
             _flush()
+
+
+def _read_config(app: App, tokens: Sequence[str], path: Path) -> dict[str, Any]:
+    """Has the flags in a YAML file read by ``app``; returns the options in it that have no flag."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise InputError(f"{str(path)!r} cannot be read: {why}", "config") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{str(path)!r} must contain options, one per line as NAME: VALUE.", "config")
+    function: Any = app.parse_commands(tokens)[1][-1].default_command
+    options = {str(name).replace("-", "_"): value for name, value in content.items()}
+    try:
+        check_names("option", options, getattr(function, "kinds", ()))
+    except InputError as error:
+        raise InputError(f"{str(path)!r}: {error}", "config") from None
+    flags = inspect.signature(function).parameters
+    app.config = Dict(
+        {name: value for name, value in options.items() if name in flags},
+        use_commands_as_keys=False,
+        source=str(path),
+    )
+    return {name: value for name, value in options.items() if name not in flags}
 
 
 def _show_warning(message: Warning | str, *where: Any, **more: Any) -> None:
@@ -153,8 +175,6 @@ def _guarded(run: Callable[[], Any]) -> int:
         return _failed(error.as_flag(), 2)
     except CycloptsError as error:
         return _failed(str(error), 2)
-    except yaml.YAMLError as error:
-        return _failed(f"--config: {' '.join(str(error).split())}", 2)
     except KeyboardInterrupt as stop:
         message = str(stop) or "interrupted. Finished runs are saved; the same command resumes."
         return _failed(message, 128 + (getattr(stop, "signal", None) or signal.SIGINT))

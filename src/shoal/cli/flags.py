@@ -51,8 +51,8 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
     for each in inspect.signature(inspect.unwrap(function)).parameters.values():
         if each.kind is each.VAR_KEYWORD:
             for option in options_of(function).values():
+                kinds[option.name] = option.type
                 if name in option.option.commands.split():
-                    kinds[option.name] = option.type
                     group = FIRST if option.name in first else _group_of(option.name)
                     default = False if option.option.default is False else None
                     parameters.append(_flag(option.name, option.type, group, option.describe(name), default))
@@ -78,6 +78,7 @@ def command(function: Callable[..., Any], name: str, first: Sequence[str] = ()) 
         return function(*values, **{n: _value(kinds[n], value, n) for n, value in flags.items()})
 
     call.__name__, call.__doc__ = name, _description(docstring)
+    call.kinds = kinds  # type: ignore[attr-defined]  # of all options, those without a flag included
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
@@ -151,7 +152,7 @@ def _value(kind: Any, value: Any, name: str) -> Any:
     """What was typed, as the argument's type wants it."""
     if isinstance(value, dict):  # names of options may be typed with dashes, those of columns are as they are
         keys = {key: key if name == "kinds" else key.replace("-", "_") for key in value}
-        return {keys[key]: _scalar(each) for key, each in value.items()}
+        return {keys[key]: _scalar(each) if isinstance(each, str) else each for key, each in value.items()}
     return coerce(kind, value, name, strict=False)
 
 
