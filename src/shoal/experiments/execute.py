@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from joblib.externals.loky import BrokenProcessPool, ProcessPoolExecutor
+
 from shoal.experiments.config import RunConfig
 from shoal.experiments.progress import Progress, Runs, duration
 from shoal.experiments.record import RunRecord
@@ -300,12 +302,15 @@ class LocalProcesses:
 
     def submit(self, config: RunConfig) -> None:
         device, pool = self.idle.pop(0)
-        future = pool.submit(run_in_worker, config, self.store, device, self.how, os.getpid())
+        args = config, self.store, device, self.how, os.getpid()
+        try:
+            future = pool.submit(run_in_worker, *args)
+        except BrokenProcessPool:  # it was killed while it was idle
+            pool = _start_process(device)
+            future = pool.submit(run_in_worker, *args)
         self.active[future] = config, device, pool
 
     def wait(self) -> list[End]:
-        from joblib.externals.loky import BrokenProcessPool
-
         ends = []
         for future in concurrent.futures.wait(self.active, 0.5, concurrent.futures.FIRST_COMPLETED).done:
             config, device, pool = self.active.pop(future)
@@ -335,8 +340,6 @@ class LocalProcesses:
 
 def _start_process(device: str) -> Any:
     """A pool of one process, which starts to import what runs need."""
-    from joblib.externals.loky import ProcessPoolExecutor
-
     # One thread: a run per core gains more than several threads per run. Ctrl-C reaches all processes, but it
     # is the parent that asks runs to end.
     env = {"OMP_NUM_THREADS": "1"} if device == "cpu" else None

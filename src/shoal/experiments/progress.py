@@ -43,9 +43,11 @@ class Progress:
     ) -> None:
         self.title, self.state = title, state
         # A stream that replaces control characters would break the bar.
-        self.stream: Any = getattr(sys.stderr, "stream", sys.stderr)
+        self.stream = getattr(sys.stderr, "stream", sys.stderr)
         self.shown = shown and self.stream is not None
-        self.terminal = self.shown and self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.terminal = (
+            shown and bool(self.stream and self.stream.isatty()) and os.environ.get("TERM") != "dumb"
+        )
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._follow, daemon=True)
         self.bar: Any = None

@@ -174,8 +174,8 @@ class RunRecord:
         """
         version = content.get("schema") if isinstance(content, Mapping) else None
         if type(version) is int and version != SCHEMA:
-            age = "a newer" if version > SCHEMA else "an older"
-            raise InputError(f"it was written by {age} version of Shoal: schema {version}, not {SCHEMA}")
+            age, hint = ("a newer", "; update Shoal") if version > SCHEMA else ("an older", "")
+            raise InputError(f"written by {age} version of Shoal, schema {version}, not {SCHEMA}{hint}")
         try:
             record = _adapter().validate_python(content)
         except ValidationError as error:
@@ -221,7 +221,8 @@ def read_record(path: Path, config: RunConfig | None = None) -> RunRecord:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except ValueError as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise InputError(f"{str(path)!r} is not a run record ({reason}); move or remove it.") from error
+        hint = "" if "newer version" in reason else "; move or remove it"
+        raise InputError(f"{str(path)!r} is not a run record ({reason}){hint}.") from error
     if config is not None and record.config.identity != config.identity:
         changes = differences(record.config, config)
         raise InputError(f"{str(path)!r} is the record of another run ({changes}); move or remove it.")

@@ -1,0 +1,300 @@
+"""`execute`: every run is recorded once, as if it had run alone, whatever fails or is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_store import files
+
+import shoal
+from shoal.errors import InputError, TableWarning
+from shoal.experiments import execute as module
+from shoal.experiments import progress
+from shoal.experiments.config import RunConfig
+from shoal.experiments.execute import execute, run_one
+from shoal.experiments.record import RunRecord
+from shoal.experiments.run import run
+from shoal.experiments.store import Store
+
+TWO: Any = {"device": "cpu", "jobs": 2}
+ONE: Any = {"device": "cpu", "jobs": 1}
+BAD = RunConfig("linear", "erm", 5, model="sprite-cnn", label="bad")
+
+
+def configs(count: int, steps: int = 40) -> list[RunConfig]:
+    names = ("erm", "fish", "groupdro")
+    return [
+        RunConfig("linear", names[n % 3], steps, batch_size=8, eval_every=steps // 2, seed=n, label=f"{n}")
+        for n in range(count)
+    ]
+
+
+def numbers(record: RunRecord) -> object:
+    return record.config, record.status, record.history, record.selected, record.rule
+
+
+def alone(wanted: list[RunConfig]) -> list[object]:
+    return [numbers(run(c, "cpu")) for c in wanted]
+
+
+def names(wanted: list[RunConfig]) -> set[str]:
+    return {f"{c.identity}.json" for c in wanted}
+
+
+def replace_run(monkeypatch: pytest.MonkeyPatch, act: Callable[[RunConfig], None]) -> None:
+    """Before each run in this process, ``act`` is called."""
+
+    def acting(config: RunConfig, *args: Any, **options: Any) -> RunRecord:
+        act(config)
+        return run(config, *args, **options)
+
+    monkeypatch.setattr(module, "run", acting)
+
+
+def test_runs_in_parallel_are_recorded_once_and_failures_repeated(tmp_path: Path) -> None:
+    good, seen, store = configs(3), list[str](), Store(tmp_path)
+    outcome = execute([BAD, *good, good[0]], store, **TWO, done=lambda r: seen.append(r.config.label))
+    assert [numbers(r) for r in outcome.records] == alone([*good, good[0]])
+    assert sorted(seen) == ["0", "1", "2", "bad"]
+    assert "sprite-cnn" in outcome.failed[BAD.identity]
+    record = store.look(BAD)
+    assert record is not None
+    assert (record.status, record.error) == ("failed", outcome.failed[BAD.identity])
+    assert "Traceback" in record.traceback
+    seen.clear()
+    again = execute([BAD, *good], store, **ONE, done=lambda r: seen.append(r.config.label))
+    assert (again.failed.keys(), seen) == ({BAD.identity}, ["bad"])
+    assert files(tmp_path) == names([BAD, *good])
+
+
+def test_a_configuration_with_an_unknown_name_is_refused_before_any_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Did you mean 'fish'"):
+        execute([*configs(1), RunConfig("linear", "fisch", 4)], Store(tmp_path / "runs"), **ONE)
+    assert not files(tmp_path)
+
+
+def test_a_run_that_fails_resumes_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (config,) = Store(tmp_path), configs(1)
+    how, steps = {"checkpoint_every": 10}, list[int]()
+    write = Path.write_text
+
+    def counted(path: Path, text: str, *args: Any, **options: Any) -> int:
+        if path == store.progress(config):
+            steps.append(int(text))
+            if failing and int(text) >= 20:
+                raise MemoryError
+        return write(path, text, *args, **options)
+
+    monkeypatch.setattr(Path, "write_text", counted)
+    failing = True
+    assert run_one(config, store, "cpu", how).error == "MemoryError: "
+    assert list((store.workplace(config) / "checkpoints").glob("step-*"))
+    failing, steps[:] = False, []
+    assert run_one(config, store, "cpu", how).error is None
+    assert min(steps[1:]) > 10
+    assert [numbers(r) for r in store.found([config])] == alone([config])
+    assert files(tmp_path) == names([config])
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_full_disk_ends_the_call(weights: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other runs would meet it too, and it is not recorded as their failure."""
+    wanted, store = [replace(configs(1)[0], seed=n) for n in range(3)], Store(tmp_path, weights=weights)
+
+    def fill(config: RunConfig) -> None:
+        if config.seed:
+            raise InputError("cannot be written.") from OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        replace_run(patch, fill)
+        with pytest.raises(OSError, match=r"No space left .* same command"):
+            execute(wanted, store, **ONE)
+    assert store.missing(wanted) == wanted[1:]
+    assert len(execute(wanted, Store(tmp_path, weights=weights), **ONE).records) == 3
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_keeps_what_has_finished(jobs: int, tmp_path: Path) -> None:
+    def interrupt(_: RunRecord) -> None:
+        raise KeyboardInterrupt
+
+    wanted, store = configs(3), Store(tmp_path)
+    with pytest.raises(KeyboardInterrupt, match="the same command resumes"):
+        execute(wanted, store, device="cpu", jobs=jobs, done=interrupt)
+    assert {r.status for r in store.all()} == {"finished"}
+    assert [numbers(r) for r in execute(wanted, store, **ONE).records] == alone(wanted)
+    assert files(tmp_path) == names(wanted)
+
+
+def worker_pids() -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            command = (path.parent / "cmdline").read_text()
+        except OSError:
+            continue
+        if parent == os.getpid() and "popen_loky" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_run_whose_process_is_killed_is_tried_three_times(tmp_path: Path) -> None:
+    """The other run of the call is not affected; an idle process may be killed too."""
+    endless, short = configs(2, 10**7)[0], configs(2)[1]
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.wait(0.1):
+            with contextlib.suppress(OSError):
+                if store.progress(endless).read_text() not in ("", "0") and store.find(short):
+                    store.progress(endless).unlink()
+                    for pid in worker_pids():
+                        os.kill(pid, signal.SIGKILL)
+
+    store, killer = Store(tmp_path), threading.Thread(target=kill)
+    killer.start()
+    try:
+        outcome = execute([endless, short], store, **TWO)
+    finally:
+        stop.set()
+        killer.join()
+    assert [numbers(r) for r in outcome.records] == alone([short])
+    assert "its process ended 3 times" in outcome.failed[endless.identity]
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from test_execute import TWO, Store, configs, execute
+execute(configs(3, 1500), Store(sys.argv[1]), how={"checkpoint_every": 50}, **TWO)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_driver_that_is_killed(tmp_path: Path, number: int) -> None:
+    """A script without a guard for its main module, as users write them."""
+    script, wanted, store = tmp_path / "driver.py", configs(3, 1500), Store(tmp_path / "runs")
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(store.folder), str(Path(__file__).parent)]
+    driver = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE)
+    while not list(store.working.glob("*/checkpoints/step-*")):
+        assert driver.poll() is None
+        time.sleep(0.05)
+    driver.send_signal(number)
+    _, errors = driver.communicate(timeout=60)
+    if number != signal.SIGKILL:
+        assert b"the same command resumes" in errors
+    assert store.missing(wanted)
+    assert subprocess.run(command, timeout=300, check=False).returncode == 0
+    assert [numbers(r) for r in store.found(wanted)] == alone(wanted)
+    assert files(store.folder) == names(wanted)
+
+
+def test_a_worker_returns_the_warnings_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_run(monkeypatch, lambda config: warnings.warn("odd", TableWarning, stacklevel=1))
+    end = module.run_in_worker(configs(1)[0], Store(tmp_path), "cpu", {})
+    assert (TableWarning, "odd") in end.warnings
+
+
+class TestProgress:
+    @pytest.mark.parametrize("parallel", [1, 4])
+    def test_the_estimate_is_by_the_clock(
+        self, parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """However many runs there are in parallel; algorithms differ in speed."""
+        clock, store = [1000.0], Store(tmp_path)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+        wanted = [RunConfig("linear", ("erm", "fish")[n >= 8], 10, seed=n) for n in range(16)]
+        seconds = {"erm": 10.0, "fish": 30.0}
+        first = RunConfig("linear", "fish", 10, seed=99)
+        store.save(RunRecord(first, "diverged", (), -1, "", 30.0, {}))
+        runs = progress.Runs([first, *wanted], wanted, store)
+        clock[0] += 40  # until processes have started
+        store.working.mkdir()
+        for config in wanted[:parallel]:
+            store.progress(config).write_text("0")
+        assert runs.state()[1] is None
+        for done in range(0, 12, parallel):
+            group = wanted[done : done + parallel]
+            clock[0] += seconds[group[0].algorithm]
+            for config in group:
+                store.progress(config).unlink(missing_ok=True)
+                runs.add(RunRecord(config, "diverged", (), -1, "", seconds[config.algorithm], {}))
+            fraction, left, _ = runs.state()
+            count = done + parallel
+            true = sum(seconds[c.algorithm] for c in wanted[count:]) / parallel
+            assert left is not None
+            assert true / 2 < left < 2 * true
+            assert fraction == (count + 1) / 17
+
+    def test_a_resumed_run_does_not_count_what_was_done_before(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        clock, store, (config,) = [1000.0], Store(tmp_path), configs(1, 1000)
+        monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+        store.workplace(config).mkdir(parents=True)
+        runs = progress.Runs([config], [config], store)
+        for step, left in ((0, None), (500, None), (510, 49.0 * 2), (520, 48.0 * 1.5)):
+            store.progress(config).write_text(str(step))
+            assert runs.state()[1] == (None if left is None else pytest.approx(left))
+            clock[0] += 1.0
+
+    def test_lines_where_there_is_no_terminal(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(progress, "EVERY", 0.05)
+        monkeypatch.setattr(progress, "LINE_EVERY", 0.1)
+        with progress.Progress("runs", lambda: (0.25, 180.0, "1/4 runs: \x1b[31mred")):
+            time.sleep(0.5)
+        lines = capsys.readouterr().err.splitlines()
+        assert 2 <= len(lines) <= 10
+        assert set(lines) == {"runs: 25 % · about 3 min left · 1/4 runs: ?[31mred"}
+
+    def test_a_bar_on_a_terminal(self, tmp_path: Path) -> None:
+        code = (
+            "import time; from shoal.experiments.progress import Progress\n"
+            "with Progress('runs', lambda: (0.5, 12.0, 'erm')) as shown:\n"
+            "    shown.print('failed: x'); time.sleep(1.3)"
+        )
+        command = ["script", "-qec", f'{sys.executable} -c "{code}"', "/dev/null"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        assert "failed: x" in shown
+        assert "about 12 s left · erm" in shown
+
+
+def test_progress_of_a_sweep_names_no_control_characters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute([replace(BAD, label="b\x1b[31m"), *configs(1)], Store(tmp_path), **ONE, progress=True)
+    shown = capsys.readouterr().err
+    assert "2 runs to do." in shown
+    assert "failed: b?[31m, seed 0: InputError: " in shown
+    assert "1 of 2 runs done." in shown
+
+
+def test_a_sweep_of_failures_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: RunConfig) -> None:
+        raise InputError("no data.")
+
+    replace_run(monkeypatch, fail)
+    short: Any = {"seeds": 1, "search": 1, "steps": 2, **ONE, "progress": False}
+    with pytest.raises(Exception, match=r"every run failed, such as: InputError: no data\."):
+        shoal.sweep("linear", algorithms="erm", out=tmp_path / "swept", **short)
+    assert set(shoal.results(tmp_path / "swept")["status"]) == {"failed"}

@@ -1,0 +1,146 @@
+"""Configurations and records as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.errors import InputError
+from shoal.experiments.config import RunConfig, read_config
+from shoal.experiments.record import RunRecord, read_record
+from shoal.files import dump_yaml
+
+TINY = RunConfig("linear", "erm", 4, optimizer="sgd", lr=0.5, eval_every=2)
+
+
+def made(config: RunConfig = TINY, **changes: Any) -> RunRecord:
+    score = {"metric": "accuracy", "average": 0.75, "mean": 0.7, "domains": {"D3": 0.75}}
+    score |= {"metrics": {"AUC": 0.5, "r": None}, "sizes": [8]}
+    history = (
+        {"step": 2, "passes": 4, "loss": 0.7, "scores": {"test": score | {"average": 0.9}}},
+        {"step": 4, "passes": 8, "loss": 0.5, "scores": {"test": score}},
+    )
+    record = RunRecord(config, "finished", history, 0, "best on validation", 1.5, {"torch": "2"})
+    return replace(record, **changes)
+
+
+def test_label_order_and_defaults_are_no_part_of_the_identity() -> None:
+    named = replace(TINY, label="Row 1")
+    assert named.identity == TINY.identity
+    assert (named.name, TINY.name) == ("Row 1", "erm")
+    config = replace(TINY, data_options={"domains": 10, "size": 32})
+    assert config.identity == replace(config, data_options={"size": 32, "domains": 10}).identity
+    short = RunConfig("linear", "erm", 4)
+    assert RunConfig(**{f.name: getattr(short, f.name) for f in fields(RunConfig)}).identity == short.identity
+    known = json.dumps({"algorithm": "erm", "dataset": "linear", "steps": 4}, sort_keys=True)
+    assert short.identity == hashlib.sha256(known.encode()).hexdigest()[:16]
+
+
+def test_other_fields_are() -> None:
+    changes: dict[str, Any] = {
+        "dataset": "cdsprites",
+        "algorithm": "fish",
+        "steps": 5,
+        "data_options": {"per_domain": 200},
+        "settings": {"a": 1},
+        "optimizer": "adam",
+        "lr": 0.25,
+        "seed": 7,
+        "holdout": 0.2,
+        "protocol": {"held_out": ["a"], "trial": 0},
+    }
+    different = {replace(TINY, **{k: v}).identity for k, v in changes.items()} | {TINY.identity}
+    assert len(different) == len(changes) + 1
+
+
+def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+    """Also values that YAML would read as something else."""
+    odd = {
+        "list": [1, 2.5, None, [True, "no"]],
+        "nest": {"a": {"b": []}, "ключ": "東京 🐟"},
+        "numbers": [1e-05, 1e22, 1.0, float("inf")],
+        "texts": ["1e-5", "null", "yes", "0x10", "2024-01-01", " a: b # c", "two\nlines", "", "\x1b[2J"],
+    }
+    config = replace(TINY, settings=odd, data_options={"0": odd}, warm_start=0.1, clip=1e-7, label="é")
+    (tmp_path / "config.yaml").write_text(dump_yaml({"run": config.to_dict()}))
+    assert read_config(tmp_path) == config
+    assert read_config(tmp_path).identity == config.identity
+    with pytest.raises(InputError, match=r"'stepz'\. Did you mean 'steps'"):
+        RunConfig.from_dict({"dataset": "linear", "algorithm": "erm", "stepz": 4})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": "adm"}, {"schedule": "cosin"}, {"schedule": "step:2:5"}, {"seed": -1}, {"seed": 0.5}],
+    ids=str,
+)
+def test_wrong_values_are_named(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=str(next(iter(changes)))):
+        replace(TINY, **changes)
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    matrix = [[1, None], [None, 0.5]]
+    points = (
+        {"step": 1, "domains": ["a", "b"], "mean_cosine": None, "sign_agreement": 1, "matrix": matrix},
+        {"step": 2, "matrix": {"domains": ["a", "b"], "values": matrix}},
+        {"step": 3, "mean_cosine": 0.5, "layers": {"a": None}},
+    )
+    score = {"metric": "r", "average": None, "domains": {"a": None}, "metrics": {"x": None}, "selects": "x"}
+    history = ({"step": 2, "passes": 2, "loss": None, "scores": {"test": score}},)
+    path = tmp_path / "record.json"
+    for record in (made(), made(error="?", warm_up=history), made(agreement=points, history=history)):
+        path.write_text(json.dumps(record.to_dict()))
+        assert read_record(path, record.config) == record
+    path.write_text(json.dumps(made(history=()).to_dict() | {"status": "diverged", "selected": -1}))
+    assert math.isnan(read_record(path).score("test"))
+    with pytest.raises(InputError, match=r"record of another run \(seed 0, not 7\)"):
+        read_record(path, replace(TINY, seed=7))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"status": None}, "status"),
+        ({"seconds": "1"}, "seconds"),
+        ({"environment": None}, "environment"),
+        ({"notes": []}, "notes"),
+        ({"selected": 2}, "selected is 2"),
+        ({"selected": True}, "selected"),
+        ({"surprise": 1}, "surprise"),
+        ({"config": {"steps": 3}}, "config"),
+        ({"agreement": [{"step": None}]}, "agreement.0.step"),
+        ({"agreement": [{"step": 1, "domains": ["a"], "matrix": [["1"]]}]}, "matrix"),
+        ({"history": []}, "of 0 measurements"),
+        ({"history": ["x"]}, "history.0"),
+        ({"history": [{"step": 2, "passes": 2, "loss": 1, "scores": {"test": None}}]}, "scores.test"),
+        ({"schema": 99}, "newer version of Shoal, schema 99.*update Shoal"),
+        ({"schema": 2}, "older version of Shoal, schema 2.*remove"),
+    ],
+    ids=str,
+)
+def test_a_file_that_is_no_record_is_named(changes: dict[str, Any], named: str, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(made().to_dict() | changes))
+    with pytest.raises(InputError, match=f"record.json' is not a run record .*{named}"):
+        read_record(path)
+
+
+def test_scores_and_curves() -> None:
+    record = made()
+    assert (record.score("test"), record.score("test", last=True)) == (0.9, 0.75)
+    assert record.curve("test") == ([4, 8], [0.9, 0.75])
+    assert record.headline == ("accuracy", 0.9)
+    assert (record.measure("test", "AUC"), record.measure("test", "r")) == (0.5, None)
+    assert record.measure("test", "accuracy", last=True) == 0.75
+    assert made(history=()).measure("test", "AUC") is None
+    with pytest.raises(InputError, match=r"measure 'auc'.*Known: AUC, accuracy, r"):
+        record.measure("test", "auc")
+    with pytest.raises(InputError, match=r"split 'tst'\. Did you mean 'test'"):
+        record.score("tst")
