@@ -106,7 +106,6 @@ def diagnose(
         budget: seconds to aim at, or None. Where a step of training costs too much, there are fewer steps,
             fewer held-out domains, and at last the small network instead of the model; ``reduced`` says so.
     """
-    statistics.need_scipy()
     begun, say = time.perf_counter(), tell or (lambda phase, done, total: None)
     end, reduced = begun + (math.inf if budget is None else budget), list[str]()
 
