@@ -366,7 +366,7 @@ DIFFERENCES = (
 
 
 def table(args: argparse.Namespace) -> None:
-    from shoal.experiments.statistics import paired_interval
+    from shoal.experiments.statistics import mean_interval
 
     results = read(Path(args.out))
     trial = {m.name for m in METHODS if m.search}
@@ -386,14 +386,14 @@ def table(args: argparse.Namespace) -> None:
         whole += f" ± {statistics.stdev(by_seed):.1f}" if len(by_seed) > 1 else ""
         both, paired = [k for k in cells if k in base], "–"
         if name != "ERM" and len(both) > 1:
-            gap = paired_interval([cells[k] for k in both], [base[k] for k in both])
+            gap = mean_interval([cells[k] - base[k] for k in both])
             paired = f"{gap.mean:+.1f} ({gap.low:+.1f} to {gap.high:+.1f})"
         print(f"| {name} | " + " | ".join(means) + f" | {whole} | {len(seeds)} | {paired} |")
     print("\n| difference | mean | 95 % interval | pairs |\n|---|---|---|---|")
     for one, other in DIFFERENCES:
         both = [k for k in found.get(one, {}) if k in found.get(other, {})]
         if len(both) > 1:
-            gap = paired_interval([found[one][k] for k in both], [found[other][k] for k in both])
+            gap = mean_interval([found[one][k] - found[other][k] for k in both])
             interval = f"{gap.low:+.2f} to {gap.high:+.2f}"
             print(f"| {one}, less {other} | {gap.mean:+.2f} | {interval} | {len(both)} |")
     searched(results)

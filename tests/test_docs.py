@@ -30,7 +30,7 @@ SEPARATE = DOCS / "guides" / "loops.md"
 """tests/test_integrations.py runs its blocks and compares what they train."""
 GENERAL = {"--help", "--version", "--json", "--config", "--install-completion"}
 CHEAPER = {
-    "diagnose": {"--max-examples": "100", "--steps": "2", "--device": "cpu"},
+    "diagnose": {"--max-examples": "100"},
     "compare": {
         **{"--algorithms": "erm", "--seeds": "1", "--search": "1", "--steps": "2"},
         **{"--jobs": "1", "--device": "cpu", "--no-baselines": ""},

@@ -146,6 +146,30 @@ class TestExcludedRows:
         assert score(runs["ill"], content, domain="colour").domains[0].name == "blue"
 
 
+def test_rows_of_an_entity_are_not_independent(runs: Runs, tmp_path: Path) -> None:
+    """Ten equal rows per patient have the intervals of one each, also where training named the column."""
+    rows = [n for n in range(60) for _ in range(10)]
+    once = {name: values[:60] for name, values in new().items()}
+    content = {name: [values[n] for n in rows] for name, values in once.items()} | {"patient": rows}
+    found, truth, naive = (
+        score(runs["ill"], content, group="patient"),
+        score(runs["ill"], once),
+        score(runs["ill"], content),
+    )
+    for name, estimate in found.overall.metrics.items():
+        assert estimate.low == pytest.approx(truth.overall.metrics[name].low, abs=0.01)
+        assert estimate.low < naive.overall.metrics[name].low
+    assert (found.group, found.overall.rows, found.overall.entities) == ("patient", 600, 60)
+    assert found.calibration["chance"] == pytest.approx(truth.calibration["chance"])  # type: ignore[index]
+    assert "60 entities ('patient')" in str(found)
+    with warnings.catch_warnings(action="ignore"):
+        table = content | {"patient": [n % 60 for n in range(600)]}
+        data = from_table(table, label="ill", domain="site", group="patient", drop=["grade", "stay"])
+    run = fit(tmp_path / "run", data)
+    assert score(run, content).group == "patient"
+    assert "no group column 'patient', so rows count as independent" in str(score(run, once))
+
+
 def test_drift_is_named(runs: Runs) -> None:
     found = score(runs["ill"], new(age=lambda v: [x + 15 for x in v]))
     assert [one.column for one in found.drift or () if one.flags] == ["age"]
@@ -226,6 +250,7 @@ def without(name: str) -> dict[str, Any]:
         ("stay", lambda: new(stay=lambda v: ["long"] * len(v)), {}, "this model predicts numbers"),
         ("ill", lambda: without("age"), {}, "lacks what the model needs: 'age'"),
         ("ill", new, {"domain": "plaice"}, "no column 'plaice' for the domain"),
+        ("ill", new, {"group": "patient"}, "no column 'patient' for the group"),
         ("ill", lambda: {name: [] for name in new()}, {}, "no rows"),
         ("ill", new, {"workers": -1}, "workers"),
         ("ill", lambda: "none.csv", {}, "cannot be read"),

@@ -131,11 +131,7 @@ class TrainingOptions(TypedDict, total=False):
 
     steps: Annotated[
         Count,
-        Option(
-            1000,
-            "train compare sweep diagnose",
-            {"compare": "based on the data", "sweep": "5001", "diagnose": "150"},
-        ),
+        Option(1000, "train compare sweep", {"compare": "based on the data", "sweep": "5001"}),
     ]
     """Number of training steps, each on one batch from every domain of the step."""
     batch_size: Annotated[Count, Option(32, "train compare", {"compare": "32; for a table, by its size"})]
@@ -154,7 +150,7 @@ class TrainingOptions(TypedDict, total=False):
     parameters, including its learning rate."""
     optimizer_options: Annotated[Mapping[str, Any], Option({})]
     """Further arguments of the optimizer, such as {'weight_decay': 0.01}."""
-    lr: Annotated[Rate | None, Option(None, "train compare diagnose")]
+    lr: Annotated[Rate | None, Option(None, "train compare")]
     """Learning rate (default: 0.001; for pretrained models by name 5e-05, or 0.0002 with LoRA, after a
     warmup)."""
     head_lr: Annotated[Rate | None, Option()]
@@ -212,7 +208,7 @@ class TrainingOptions(TypedDict, total=False):
 class ExecutionOptions(TypedDict, total=False):
     """Where and how a training is computed; they do not change its result, up to rounding."""
 
-    device: Annotated[Any, Option(None, "train compare sweep diagnose")]
+    device: Annotated[Any, Option(None, "train compare sweep")]
     """Device, such as cpu, cuda or cuda:1 (default: cuda if available)."""
     workers: Annotated[Annotated[int, Range(0, 1000)], Option(0, "train compare")]
     """Number of processes that load examples."""

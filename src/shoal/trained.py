@@ -200,7 +200,7 @@ class Trained(nn.Module):
         return self.probabilities(self._all_outputs(source, batch_size, workers, column))
 
     def score(
-        self, data: Any, *, label: str | None = None, domain: str | None = None, seed: int = 0
+        self, data: Any, *, label: str | None = None, domain: str | None = None, group: str | None = None
     ) -> Score:
         """Score the model on labelled data; see :func:`shoal.score`.
 
@@ -208,11 +208,11 @@ class Trained(nn.Module):
             data: table, or folder of images.
             label: column to predict (default: as in training).
             domain: column with the domain of each row (default: as in training).
-            seed: random seed of the bootstrap.
+            group: column that identifies the entity of each row (default: as in training).
         """
         from shoal.api.score import score
 
-        return score(self, data, label=label, domain=domain, seed=seed)
+        return score(self, data, label=label, domain=domain, group=group)
 
     def export(self, out: str | Path | None = None, format: Format | None = None) -> Exported:
         """Export the model for use without Shoal; see :func:`shoal.export`. ::

@@ -67,7 +67,7 @@ def patients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patients")
 def test_columns_of_every_kind_are_diagnosed() -> None:
     data = sets.load("table", file="one.csv", label="ill", domain="site", held_out="oslo")
-    names = {part.name: part.names for part in columns_of(data, data.examples.x)}  # type: ignore[attr-defined]
+    names = {part.name: part.parts for part in columns_of(data, data.examples.x)}  # type: ignore[attr-defined]
     assert set(names) == {"age", "sex", "visit", "smoker"}
     assert names["sex"] == ("= f", "= m")
 

@@ -26,10 +26,9 @@ from shoal.api.source import (
     make_folder,
 )
 from shoal.errors import InputError, TableWarning
-from shoal.experiments import diagnosis
 from shoal.files import dump_json, write_atomically
 from shoal.options import DataOptions, as_flags, public
-from shoal.settings import Count, Positive, Range, Seed
+from shoal.settings import Range, Seed
 
 if TYPE_CHECKING:
     import pandas
@@ -38,70 +37,68 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Diagnosis(diagnosis.Diagnosis, Result):
+class Diagnosis(Result):
     """The result of :func:`diagnose`: tests, generalization gap and suggestions. ``print`` shows it.
 
     Attributes:
-        questions: the tests; ``alarms`` are the names of the significant ones.
-        gaps: generalization gap of ERM per domain; ``average`` is their average.
-        columns: differences per column.
-        gradients: gradient agreement at the start and after training.
+        result: the results as plain data: ``tests``, ``domains``, ``gaps`` of ERM and their ``average``,
+            ``columns``, ``gradients`` and what was sampled.
         name: name of the data.
         compare: command that compares algorithms on these data.
         without: the same without the suspect columns.
         files: files that were written.
     """
 
+    result: Mapping[str, Any]
     name: str = ""
     compare: str = "shoal compare DATA"
     without: str = ""
     files: tuple[Path, ...] = ()
 
+    @property
+    def significant(self) -> tuple[str, ...]:
+        """The names of the tests that are significant after correction."""
+        return tuple(self.result["significant"])
+
     def to_dict(self) -> dict[str, Any]:
         """Return the results as plain data, with the conclusions as ``reading``."""
-        return {"dataset": self.name, **self._found, "reading": self.reading()}
-
-    @property
-    def _found(self) -> dict[str, Any]:
-        apart = ("name", "compare", "without", "files")
-        return {name: value for name, value in super().to_dict().items() if name not in apart}
+        return {"dataset": self.name, **self.result, "reading": self.reading()}
 
     def reading(self) -> list[str]:
         """Return the conclusions, one or two sentences each."""
         from shoal.report import diagnose as view
 
-        return view.reading(self._found, self.compare, self.without)
+        return view.reading(self.result, self.compare, self.without)
 
     def __str__(self) -> str:
         from shoal.report import diagnose as view
 
-        text = f"{view.text(self._found, self.compare, self.without)}\n\nFinished in {self.seconds:.0f} s."
+        text = view.text(self.result, self.compare, self.without)
+        text += f"\n\nFinished in {self.result['seconds']:.0f} s."
         return f"{text} Saved: {', '.join(map(str, self.files))}." if self.files else text
 
     def _repr_html_(self) -> str:
         from shoal.report import diagnose as view
 
-        tables = "\n".join(table.html() for table in view.tables(self._found))
+        tables = "\n".join(table.html() for table in view.tables(self.result))
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading())
         return f"{tables}\n<ul>{lines}</ul>"
 
-    def to_frame(
-        self, what: Literal["questions", "domains", "gaps", "columns"] = "questions"
-    ) -> pandas.DataFrame:
+    def to_frame(self, what: Literal["tests", "domains", "gaps", "columns"] = "tests") -> pandas.DataFrame:
         """Return a DataFrame.
 
         Args:
-            what: ``questions``, ``domains``, ``gaps`` or ``columns``.
+            what: ``tests``, ``domains``, ``gaps`` or ``columns``.
         """
         import pandas
 
-        return pandas.json_normalize(self._found[what])
+        return pandas.json_normalize(self.result[what])
 
     def figure(self) -> Any:
         """Return a matplotlib figure: labels, confusion of domains, generalization gap, gradient cosines."""
         from shoal.report import diagnose as view
 
-        return view.figure(self._found, self.name)
+        return view.figure(self.result, self.name)
 
     def save(self, path: str | Path) -> list[Path]:
         """Write ``diagnosis.json`` and the figure.
@@ -127,53 +124,39 @@ class Diagnosis(diagnosis.Diagnosis, Result):
 def diagnose(
     data: Any,
     *,
-    model: Any = None,
-    steps: Count = 150,
-    batch_size: Count = 32,
-    lr: Positive = 1e-3,
     seed: Seed = 0,
-    max_examples: Count = 2000,
-    max_domains: Annotated[int, Range(2)] = 12,
-    budget: Positive | None = 120.0,
+    max_examples: Annotated[int, Range(1, 5000)] = 1500,
+    max_domains: Annotated[int, Range(2, 50)] = 12,
     out: str | Path | None = "shoal-diagnose",
-    device: str | None = None,
     progress: bool = True,
     **options: Unpack[DataOptions],
 ) -> Diagnosis:
     """Test which shifts there are between domains, and estimate the generalization gap of ERM.
 
     This describes the data before training and does not evaluate a method: it uses all domains, including
-    those of the test split. Results depend only on ``seed``, unless ``budget`` shortens the training runs.
+    those of the test split. Results depend only on ``seed``. Rows of one entity (``group``) are not taken as
+    independent.
 
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> site = np.repeat(["oslo", "rome"], 40)
         >>> x = rng.normal(size=(80, 3)) + 2.0 * (site == "rome")[:, None]
-        >>> found = diagnose((x, rng.integers(0, 2, 80), site), steps=5, out=None, progress=False)
-        >>> "inputs" in found.alarms
+        >>> found = diagnose((x, rng.integers(0, 2, 80), site), out=None, progress=False)
+        >>> "inputs" in found.significant
         True
 
     Args:
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, a mapping of
             columns, arrays (X, y, domains), a Hugging Face dataset of numbers or text, or a DomainData.
-        model: name of a model (default: the dataset's; for images and text, a small network on fixed
-            embeddings). In Python also a function that builds a model from a seed.
-        steps: number of steps of each short training run.
-        batch_size: number of examples per batch.
-        lr: learning rate of Adam.
         seed: random seed.
         max_examples: maximum number of examples to sample.
         max_domains: maximum number of domains to sample.
-        budget: time budget in seconds; training runs are shortened to meet it. In Python also None.
         out: folder for diagnosis.json, columns.json and the figure. In Python also None: nothing is saved.
-        device: device, such as cpu, cuda or cuda:1 (default: cuda if available).
         progress: show progress on stderr.
         **options: options of the data, see :class:`~shoal.options.DataOptions`.
     """
-    from shoal.data.batch import Examples
     from shoal.experiments.diagnose import diagnose as run
-    from shoal.models import build
     from shoal.report.diagnose import to_drop
     from shoal.training.processes import together
 
@@ -185,34 +168,13 @@ def diagnose(
         make_folder(out, source.given)
         if (report := source.columns()) is not None:
             write_atomically(Path(out) / "columns.json", dump_json(report))
-    if isinstance(loaded.examples, Examples):
-        loaded = replace(loaded, examples=loaded.examples.unguarded())
-
-    def make(seed: int) -> Any:
-        return build(model, input_shape=loaded.input_shape, classes=loaded.classes, seed=seed)
-
-    if isinstance(model, str):
-        make(seed)  # before any work: is there such a model, and does it take these inputs?
-    with _shown(progress) as tell:
-        result = run(
-            loaded,
-            make if isinstance(model, str) else model,
-            steps=steps,
-            seed=seed,
-            batch_size=batch_size,
-            lr=lr,
-            examples=max_examples,
-            max_domains=max_domains,
-            budget=budget,
-            device=device,
-            tell=tell,
-        )
-    more: dict[str, Any] = {name: options[name] for name in ("data_dir",) if name in options}
-    more |= {"model": model} if isinstance(model, str) else {}
-    suspect = to_drop(result.to_dict())
+    with _shown(progress) as on_progress:
+        result = run(loaded, seed=seed, examples=max_examples, max_domains=max_domains, progress=on_progress)
+    more = {name: options[name] for name in ("data_dir",) if name in options}
+    suspect = to_drop(result)
     fewer = replace(source, options={**source.options, "drop": [*source.options.get("drop", ()), *suspect]})
     found = Diagnosis(
-        **vars(result),
+        result=result,
         name=Path(source.given).name,
         compare=_command(source, more),
         without=_command(fewer, more) if suspect else "",
@@ -259,9 +221,9 @@ def _shown(progress: bool) -> Iterator[Callable[[str, int, int], None]]:
     tasks: dict[str, TaskID] = {}
     with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bars:
 
-        def tell(phase: str, done: int, total: int) -> None:
+        def update(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
                 tasks[phase] = bars.add_task(phase, total=total)
             bars.update(tasks[phase], completed=done)
 
-        yield tell
+        yield update

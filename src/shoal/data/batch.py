@@ -321,6 +321,8 @@ class DomainData:
         inputs: description of the preprocessing of raw tables, images or text, as plain data, with which a
             trained model is applied to new data.
         kind: kind of the task, one of :data:`TASKS` (default: inferred from ``classes``).
+        entities: number of the entity of each example, such as a patient, if several examples may be of one;
+            entities are independent, their examples are not.
     """
 
     examples: Dataset[Any]
@@ -335,6 +337,7 @@ class DomainData:
     inputs: Mapping[str, Any] = field(default_factory=dict)
     kind: str | None = None
     """One of :data:`TASKS`, where it is not what ``classes`` says."""
+    entities: NDArray[Any] | None = None
 
     @property
     def task(self) -> Task:

@@ -140,6 +140,7 @@ def from_table(
         measures=("accuracy", "AUC") if target.classes == 2 else (),
         class_names=target.names,
         inputs=how.to_dict(),
+        entities=entities,
     )
 
 

@@ -33,7 +33,7 @@ from shoal.experiments.record import RunRecord, selection_score
 from shoal.experiments.run import prepare, run
 from shoal.experiments.search import candidates, draw, with_model_options
 from shoal.experiments.selection import lower_is_better
-from shoal.experiments.statistics import mean_of, paired_interval, summarize, t_limit
+from shoal.experiments.statistics import mean_interval, mean_of, summarize, t_limit
 from shoal.training.metrics import metric as metric_of
 from shoal.training.recipes import find_recipe
 
@@ -624,7 +624,7 @@ def over_domains(one: Row, other: Row, level: float = LEVEL) -> dict[str, Any] |
     values = {name: x - y for name, x, y in zip(names, a, b, strict=True)}
     low = high = None
     if len(values) >= LEAST_DOMAINS:
-        _, low, high, _ = paired_interval(a, b, level)
+        _, low, high, _ = mean_interval([x - y for x, y in zip(a, b, strict=True)], level=level)
     return {"values": values, "mean": mean_of(values.values()), "low": low, "high": high, "level": level}
 
 

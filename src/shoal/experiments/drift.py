@@ -2,9 +2,9 @@
 
 A model keeps summaries of its training columns (``inputs["training"]``): quantiles of numbers, shares of
 categories, the share that is missing. A column is flagged if it differs from its summary by more than
-sampling explains (Kolmogorov–Smirnov for numbers, χ² for categories, two proportions for missing cells; p
-below 0.01 divided by the number of tests) and by enough to matter. Rows are taken as independent; rows that
-come in clusters differ more than the tests expect.
+sampling explains (Kolmogorov–Smirnov for numbers, χ² for categories and for missing cells; p below 0.01
+divided by the number of tests) and by enough to matter. Where rows belong to entities, all rows of one count
+as one in the tests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from shoal.data.cells import is_missing
 from shoal.data.columns import values_of
 from shoal.data.reading import Column, date_text
 from shoal.data.table import Category, Number, Preprocessing
-from shoal.experiments.statistics import chi_square, kolmogorov, two_proportions
 
 Array = NDArray[Any]
 LEVEL = 0.01
@@ -29,6 +28,8 @@ SMALLEST, SMALLEST_MISSING = 0.05, 0.02
 """The smallest differences that are flagged: of distributions, and of the share of missing cells."""
 RESOLUTION = 0.01
 """Of the 101 quantiles in a summary, as a share of rows."""
+RARE = 5
+"""Categories with fewer expected rows are counted together."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,6 @@ class ColumnDrift:
     unparsed: int = 0
     flags: tuple[str, ...] = ()
 
-    def flagged(self, level: float) -> ColumnDrift:
-        """With the flags of tests at this level."""
-        values = self.p is not None and self.p < level and (self.distance or 0) >= SMALLEST
-        missing = self.p_missing < level and abs(self.missing[1] - self.missing[0]) >= SMALLEST_MISSING
-        return replace(self, flags=("values",) * values + ("missing",) * missing)
-
     def words(self) -> str:
         """Return what is different, in words."""
         parts = []
@@ -88,37 +83,66 @@ class ColumnDrift:
 
 
 def column_drift(
-    preprocessing: Preprocessing, training: Mapping[str, Any], table: Mapping[str, Column]
+    preprocessing: Preprocessing,
+    training: Mapping[str, Any],
+    table: Mapping[str, Column],
+    entities: int | None = None,
 ) -> list[ColumnDrift]:
-    """The drift of every column that ``training`` summarizes: flagged ones first, then by the difference."""
-    steps: Sequence[Any] = [step for step in preprocessing.steps if step.name in training]
-    found = [_compare(step, training[step.name], table[step.name]) for step in steps]
+    """The drift of every column that ``training`` summarizes: flagged ones first, then by the difference.
+
+    ``entities`` is the number of entities in the table, if rows are not independent. The training rows are
+    assumed to have as many rows per entity.
+    """
+    found = []
+    for step in (step for step in preprocessing.steps if step.name in training):
+        column = table[step.name]
+        found.append(_compare(step, training[step.name], column, (entities or len(column)) / len(column)))
     level = LEVEL / max(1, sum((one.p is not None) + 1 for one in found))
+
+    def flagged(one: ColumnDrift) -> ColumnDrift:
+        values = one.p is not None and one.p < level and (one.distance or 0) >= SMALLEST
+        missing = one.p_missing < level and abs(one.missing[1] - one.missing[0]) >= SMALLEST_MISSING
+        return replace(one, flags=("values",) * values + ("missing",) * missing)
 
     def order(one: ColumnDrift) -> tuple[Any, ...]:
         return not one.flags, -max(one.distance or 0, abs(one.missing[1] - one.missing[0])), one.column
 
-    return sorted((one.flagged(level) for one in found), key=order)
+    return sorted(map(flagged, found), key=order)
 
 
-def _compare(step: Any, about: Mapping[str, Any], column: Column) -> ColumnDrift:
-    compare = _numbers if isinstance(step, Number) else _categories if isinstance(step, Category) else _text
-    known, details = compare(step, about, column)
-    then, now = float(about["missing"]), 1 - known / len(column)
-    p_missing = two_proportions(then, int(about["rows"]), now, len(column))
-    return ColumnDrift(step.name, str(about["kind"]), (then, now), p_missing, **details)
+def _compare(step: Any, about: Mapping[str, Any], column: Column, independent: float) -> ColumnDrift:
+    """One column; ``independent`` is the share of rows that count in the tests."""
+    rows, then = int(about["rows"]), float(about["missing"])
+    details: dict[str, Any] = {}
+    if isinstance(step, Number):
+        values, unparsed = values_of(column, step.kind, step.how)
+        known = int((~np.isnan(values)).sum())
+        details = {"unparsed": sum(unparsed.values())}
+        quantiles = np.asarray(about["quantiles"], np.float64)
+        if known and len(quantiles):
+            counts = (rows * (1 - then), known)
+            details |= _numbers(step, quantiles, np.sort(values[~np.isnan(values)]), counts, independent)
+    elif isinstance(step, Category):
+        names, codes = step.categories(column)
+        known = int((codes >= 0).sum())
+        if known and then < 1:
+            each = dict(
+                zip(map(str, names), np.bincount(codes[codes >= 0], minlength=len(names)), strict=True)
+            )
+            details = _categories(step, about["shares"], each, (rows * (1 - then), known), independent)
+    else:
+        known = sum(text is not None and not is_missing(text) for text in column.texts())
+    now = 1 - known / len(column)
+    sizes = np.array([rows, len(column)]) * independent
+    p = _same_shares(np.array([[then, 1 - then], [now, 1 - now]]) * sizes[:, None])
+    return ColumnDrift(step.name, str(about["kind"]), (then, now), p, **details)
 
 
-def _text(step: Any, about: Mapping[str, Any], column: Column) -> tuple[int, dict[str, Any]]:
-    return sum(text is not None and not is_missing(text) for text in column.texts()), {}
+def _numbers(
+    step: Number, quantiles: Array, known: Array, counts: tuple[float, float], independent: float
+) -> dict[str, Any]:
+    from scipy.special import kolmogorov
 
-
-def _numbers(step: Number, about: Mapping[str, Any], column: Column) -> tuple[int, dict[str, Any]]:
-    values, unparsed = values_of(column, step.kind, step.how)
-    known, details = np.sort(values[~np.isnan(values)]), {"unparsed": sum(unparsed.values())}
-    quantiles = np.asarray(about["quantiles"], np.float64)
-    if not len(known) or not len(quantiles):
-        return len(known), details
     # The shares of values below and up to each quantile, then and now; many quantiles may be equal.
     edges, first, count = np.unique(quantiles, return_index=True, return_counts=True)
     then = np.stack([first, first + count - 1]) / (len(quantiles) - 1)
@@ -127,43 +151,53 @@ def _numbers(step: Number, about: Mapping[str, Any], column: Column) -> tuple[in
     tenths = np.unique(np.searchsorted(then[1], np.arange(1, 10) / 10 - 1e-9))
     tenths = tenths[then[1][tenths] < 1]
     shares = [np.diff([0.0, *up_to[tenths], 1.0]) for up_to in (then[1], now[1])]
-    rows = round(int(about["rows"]) * (1 - float(about["missing"]))), len(known)
+    size = np.sqrt(independent * counts[0] * counts[1] / (counts[0] + counts[1]))
 
     def shown(value: float) -> str:
         text = date_text(round(value)) if step.kind == "date" else f"{value:.4g}"
         return text if edges[0] <= value <= edges[-1] else f"{text}, outside the training range"
 
-    return len(known), details | {
-        "psi": stability(shares[0], shares[1], rows),
+    return {
+        "psi": stability(shares[0], shares[1], counts),
         "distance": distance,
-        "p": kolmogorov(distance, *rows),
+        "p": float(kolmogorov((size + 0.12 + 0.11 / size) * distance)),  # too large where values are tied
         "median": (shown(float(quantiles[len(quantiles) // 2])), shown(float(np.median(known)))),
     }
 
 
-def _categories(step: Category, about: Mapping[str, Any], column: Column) -> tuple[int, dict[str, Any]]:
-    names, codes = step.categories(column)
-    counts = dict(zip(map(str, names), np.bincount(codes[codes >= 0], minlength=len(names)), strict=True))
-    known = int(sum(counts.values()))
-    rows = round(int(about["rows"]) * (1 - float(about["missing"]))), known
-    if not all(rows):
-        return known, {}
-    others = {name: int(count) for name, count in counts.items() if name not in step.values and count}
-    shares = {str(name): float(share) for name, share in about["shares"].items()}
+def _categories(
+    step: Category,
+    shares: Mapping[str, float],
+    each: dict[str, Any],
+    counts: tuple[float, float],
+    independent: float,
+) -> dict[str, Any]:
+    others = {name: int(count) for name, count in each.items() if name not in step.values and count}
     new = {} if step.other else others  # rare categories and new ones share a feature
-    counts["other"] = sum(others.values()) if step.other else counts.get("other", 0)
-    then = np.array([*shares.values(), 0.0])
-    now = np.array([*(counts.get(name, 0) for name in shares), sum(new.values())]) / known
-    return known, {
-        "psi": stability(then, now, rows),
+    each["other"] = sum(others.values()) if step.other else each.get("other", 0)
+    then = np.array([*shares.values(), 0.0], np.float64)
+    now = np.array([*(each.get(name, 0) for name in shares), sum(new.values())]) / counts[1]
+    sizes = np.array(counts)[:, None] * independent
+    return {
+        "psi": stability(then, now, counts),
         "distance": float(np.abs(now - then).sum() / 2),
-        "p": chi_square(then * rows[0], now * rows[1]) if shares else None,
-        "new": sum(new.values()) / known,
+        "p": _same_shares(np.stack([then, now]) * sizes) if shares else None,
+        "new": sum(new.values()) / counts[1],
         "new_categories": dict(sorted(new.items(), key=lambda pair: -pair[1])[:10]),
     }
 
 
-def stability(then: Sequence[float] | Array, now: Sequence[float] | Array, rows: tuple[int, int]) -> float:
+def _same_shares(table: Array) -> float:
+    """The p of two rows of counts being drawn from the same shares; rare columns are counted together."""
+    from scipy.stats import chi2_contingency
+
+    rare = (table.sum(1, keepdims=True) * table.sum(0) / table.sum()).min(0) < RARE
+    table = np.column_stack([table[:, ~rare], table[:, rare].sum(1)])
+    table = table[:, table.sum(0) > 0]
+    return float(chi2_contingency(table, correction=False).pvalue) if table.shape[1] > 1 else 1.0
+
+
+def stability(then: Sequence[float] | Array, now: Sequence[float] | Array, rows: Sequence[float]) -> float:
     """The population stability index Σ (now − then) log(now / then); empty bins count as half a row."""
     shares = [np.maximum(np.asarray(s, np.float64), 0.5 / n) for s, n in zip((then, now), rows, strict=True)]
     a, b = (s / s.sum() for s in shares)
