@@ -1,8 +1,8 @@
 """What :func:`shoal.export` does: makes a file, compares its outputs with the model's, and then keeps it.
 
-The ONNX file of a table model takes raw columns: three graphs are joined, of the preprocessing, the model and
-what is made of its outputs. The first and the last are modules that torch exports; only text, which torch
-does not have, is added by hand. Baselines are converted by skl2onnx and onnxmltools.
+The ONNX file of a table model takes raw columns: its preprocessing is a module before the network, and only
+text, which torch does not have, is added by hand. skl2onnx and onnxmltools convert baselines; their graph is
+merged with those of the modules before and after it.
 """
 
 from __future__ import annotations
@@ -107,10 +107,6 @@ def _sample(trained: Trained, size: int, seed: int) -> Any:
     return trained.reader().sample(size, seed)
 
 
-def _parts(x: Any) -> dict[str, Tensor]:
-    return dict(x) if isinstance(x, Mapping) else {"x": x}
-
-
 def _difference(trained: Trained, wanted: NDArray[Any], found: NDArray[Any]) -> float:
     """The largest; of probabilities where logits are logarithms of them, which may be of almost nothing."""
     if found.shape != wanted.shape:
@@ -120,24 +116,11 @@ def _difference(trained: Trained, wanted: NDArray[Any], found: NDArray[Any]) -> 
     return float(np.abs(found - wanted).max())
 
 
-class _Arguments(nn.Module):
-    """A network that takes a mapping, with its parts as arguments: graphs have no mappings."""
-
-    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.network, self.names = network, tuple(names)
-
-    def forward(self, *parts: Tensor) -> Any:
-        return self.network(dict(zip(self.names, parts, strict=True)))
-
-
 def _traced(network: nn.Module, x: Any) -> tuple[nn.Module, tuple[Any, ...], Any]:
     """What torch's exporters take: the number of examples is dynamic, and so is the length of text."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim.AUTO
-    if not isinstance(x, Mapping):
-        return network.eval(), (x,), ({0: batch},)
-    shapes = (tuple({0: batch, 1: length} for _ in x),)  # several arguments under one star are a tuple
-    return _Arguments(network, list(x)).eval(), tuple(x.values()), shapes
+    shapes = {name: {0: batch, 1: length} for name in x} if isinstance(x, Mapping) else {0: batch}
+    return network.eval(), (x,), (shapes,)
 
 
 def write_network(network: nn.Module, x: Any, path: Path, format: Format) -> Callable[[Any], Tensor]:
@@ -148,11 +131,19 @@ def write_network(network: nn.Module, x: Any, path: Path, format: Format) -> Cal
     if format == "torch-export":
         module, args, shapes = _traced(network, x)
         torch.export.save(torch.export.export(module, args, dynamic_shapes=shapes), path)
-        again = torch.export.load(path).module()
-        return lambda x: again(*_parts(x).values())
-    path.write_bytes(_graph(network, x).SerializeToString())
+        return torch.export.load(path).module()
+    if isinstance(network, Baseline):
+        graph = _baseline_graph(network, nn.Identity(), ["output"])
+    else:
+        graph = _exported(_traced(network, x), list(x) if isinstance(x, Mapping) else ["x"], ["output"])
+    path.write_bytes(graph.SerializeToString())
     session = _session(path)
-    return lambda x: torch.from_numpy(session.run(None, {k: v.numpy() for k, v in _parts(x).items()})[0])
+
+    def run(x: Any) -> Tensor:
+        inputs = x if isinstance(x, Mapping) else {"x": x}
+        return torch.from_numpy(session.run(None, {k: v.numpy() for k, v in inputs.items()})[0])
+
+    return run
 
 
 # ONNX
@@ -180,33 +171,13 @@ def _exported(traced: tuple[nn.Module, Any, Any], inputs: Sequence[str], outputs
     return program.model_proto
 
 
-def _joined(first: Any, second: Any) -> Any:
-    """Two ONNX models as one: the output of the first is the input of the second. All names change."""
+def _baseline_graph(baseline: Baseline, results: nn.Module, outputs: Sequence[str]) -> Any:
+    """The ONNX model from features (``x``) to what ``results`` makes of the logits of a baseline."""
     from onnx import compose
 
-    link = [(first.graph.output[0].name, second.graph.input[0].name)]
-    return compose.merge_models(first, second, link, prefix1="first/", prefix2="second/")
-
-
-def _graph(network: nn.Module, x: Any) -> Any:
-    """The ONNX model of a network or baseline, from its input (``x``) to ``output``."""
-    if not isinstance(network, Baseline):
-        return _exported(_traced(network, x), list(_parts(x)), ["output"])
-    from onnx import helper
-
-    model = _baseline_graph(network, nn.Identity(), ["output"])
-    (into,), (out,) = model.graph.input, model.graph.output
-    model.graph.node.insert(0, helper.make_node("Identity", ["x"], [into.name]))
-    model.graph.node.append(helper.make_node("Identity", [out.name], ["output"]))
-    into.name, out.name = "x", "output"
-    return model
-
-
-def _baseline_graph(baseline: Baseline, results: nn.Module, outputs: Sequence[str]) -> Any:
-    """The ONNX model from features to what ``results`` makes of the logits of a baseline."""
     module = nn.Sequential(_AllClasses(baseline), results)
     last = _exported(_traced(module, torch.zeros(TRACED, max(1, len(baseline.known)))), ["values"], outputs)
-    return _joined(_converted(baseline, last), last)
+    return compose.merge_models(_converted(baseline, last), last, [("model/values", "values")])
 
 
 class _AllClasses(nn.Module):
@@ -242,6 +213,9 @@ def _converted(baseline: Baseline, like: Any) -> Any:
     model = convert(baseline.model, initial_types=types, **options)
     name = model.graph.output[-1].name  # the first of a classifier is the label
     model = utils.Extractor(model).extract_model(["x"], [name])
+    model.graph.output[0].name = "model/values"  # "probabilities" is an output of the file
+    for node in model.graph.node:
+        node.output[:] = ["model/values" if each == name else each for each in node.output]
     versions = {each.domain: each.version for each in like.opset_import} | {"ai.onnx.ml": 2}
     del model.opset_import[:]
     model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
@@ -324,6 +298,8 @@ class _Results(nn.Module):
 
 def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -> Any:
     """The ONNX model from columns, with the numbers of categories, to ``outputs``."""
+    import onnx
+
     described, classes = trained.inputs["columns"], trained.about.classes
     dtypes = {"STRING": torch.int64, "DOUBLE": torch.float64, "FLOAT": torch.float32}
     columns = [
@@ -334,7 +310,8 @@ def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -
     features, results = _Features(described), _Results(classes, trained.inputs.get("label") or {})
     if isinstance(network, Baseline):
         first = _exported((features.eval(), (columns,), shapes), names, ["features"])
-        return _joined(first, _baseline_graph(network, results, outputs))
+        last = _baseline_graph(network, results, outputs)
+        return onnx.compose.merge_models(first, last, [("features", "x")], prefix1="columns/")
     return _exported((nn.Sequential(features, network, results).eval(), (columns,), shapes), names, outputs)
 
 
@@ -362,8 +339,7 @@ def write_table_onnx(trained: Trained, network: nn.Module, path: Path) -> list[d
         columns.append({"name": about["name"], "kind": about["kind"], "input": name, "shape": shape})
         columns[-1] |= {"type": kind.lower(), "value": meaning}
     nodes += graph.graph.node
-    made = [each.name for each in graph.graph.output]
-    nodes += [helper.make_node("Identity", [made[n]], [name]) for n, name in enumerate(outputs[:2])]
+    nodes += [helper.make_node("Identity", [f"shoal/{name}"], [name]) for name in outputs[:2]]
     shape = ["n"] if classes is None else ["n", classes]
     number = TensorProto.DOUBLE if classes is None else TensorProto.FLOAT
     results = [helper.make_tensor_value_info(name, number, shape) for name in outputs[:2]]
@@ -371,7 +347,7 @@ def write_table_onnx(trained: Trained, network: nn.Module, path: Path) -> list[d
     if classes is not None:
         labels = np.array(trained.class_names or range(classes), object if trained.class_names else np.int64)
         constants.append(numpy_helper.from_array(labels, "shoal/class names"))
-        nodes.append(helper.make_node("Gather", ["shoal/class names", made[2]], ["label"]))
+        nodes.append(helper.make_node("Gather", ["shoal/class names", "shoal/class"], ["label"]))
         label_type = TensorProto.STRING if trained.class_names else TensorProto.INT64
         results.insert(0, helper.make_tensor_value_info("label", label_type, ["n"]))
     versions = {each.domain: each.version for each in graph.opset_import} | {"ai.onnx.ml": 2}
@@ -429,15 +405,13 @@ def _random_cells(about: Mapping[str, Any], random: np.random.Generator, rows: i
     """Cells of a column as a table may have them: usual ones, far ones, missing ones, unknown ones."""
     kind, missing = about["kind"], random.random(rows) < 0.2
     if kind == "numeric":
-        far = np.where(random.random(rows) < 0.1, 100.0, 1.0)
-        values = about["scaling"]["mean"] + (about["scaling"]["scale"] or 1.0) * far * random.normal(
-            size=rows
-        )
-        return np.where(missing, np.nan, values)
+        scale = about["scaling"]["scale"] or 1.0
+        return np.where(missing, np.nan, about["scaling"]["mean"] + scale * random.standard_cauchy(rows))
     if kind == "boolean":
         return np.where(missing, np.nan, random.integers(0, 2, rows))
     if kind == "date":
         seconds = random.integers(-(10**10), 10**10, rows).astype("datetime64[s]")
         return np.where(missing, "", seconds.astype(str)).astype(object)
-    words = [*about.get("values", ()), "never seen before", "other words", ""]
-    return np.array(words, object)[random.integers(0, len(words), rows)]
+    return random.choice(
+        np.array([*about.get("values", ()), "never seen before", "other words", ""], object), rows
+    )
