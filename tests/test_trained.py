@@ -274,7 +274,7 @@ class TestDamagedFolders:
         for path, message in (("nowhere", "there is no folder"), ("empty", "contains no trained model")):
             with pytest.raises(InputError, match=message):
                 shoal.load(tmp_path / path)
-        with pytest.raises(InputError, match="is not a weights file"):
+        with pytest.raises(InputError, match="is not the file of a model"):
             shoal.load(copy / "inputs.json")
 
 

@@ -199,6 +199,7 @@ MODELS = Registry(
     support=frozenset(
         {
             "backbones",
+            "baseline",
             "batchnorm",
             "calling",
             "feature_model",

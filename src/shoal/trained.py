@@ -1,7 +1,7 @@
 """``shoal.load``: a trained model from the folder of its run, ready to use on new input.
 
-A run folder may come from anybody. Weights are read from safetensors and everything else is JSON: nothing in
-it is executed, and nothing is downloaded.
+A run folder may come from anybody. Weights are read from safetensors, baselines from their numbers, and
+everything else is JSON: nothing in it is executed, and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from shoal.errors import InputError, shown
 from shoal.experiments.record import read_record
 from shoal.files import read_bytes, write_atomically
 from shoal.models import build, language, options_of
+from shoal.models.baseline import KINDS, Baseline
 from shoal.models.calling import call
 from shoal.settings import checked
 from shoal.training.checkpoint import load_weights
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from shoal.api.score import Score
 
 WEIGHTS, ABOUT, RECORD = "model.safetensors", "inputs.json", "record.json"
+MODELS = (WEIGHTS, *KINDS)
+"""The files that a model can be in."""
 ENCODER, CARD = "encoder/config.json", "card.md"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -239,7 +242,11 @@ class Trained(nn.Module):
             if path.is_file() and not path.is_symlink():
                 files[name] = read_bytes(path)
         about = self.about.model_copy(update={"inputs": dict(inputs)})
-        return write_model(Path(folder).expanduser(), self.model.state_dict(), about, files, self.record)
+        if isinstance(self.model, Baseline):
+            files[self.model.file] = self.model.content
+        else:
+            files[WEIGHTS] = pack_weights(self.model.state_dict())
+        return write_model(Path(folder).expanduser(), about, files, self.record)
 
     def reader(self, source: Any = None, **options: Any) -> Reader:
         """Return the reader that preprocesses raw input; tensors and arrays are not changed.
@@ -338,33 +345,37 @@ def load(
         InputError: the folder contains no trained model, or the model is your own network and was not passed.
     """
     place_on = pick_device(device)
-    path = find_weights(Path(folder).expanduser())
+    path = find_model(Path(folder).expanduser())
     place = path.parent
     about = About.read(place / ABOUT) if (place / ABOUT).exists() else None
     record = read_record(place / RECORD).to_dict() if (place / RECORD).exists() else {}
-    weights = load_weights(path)
-    if broken := [n for n, value in weights.items() if value.is_floating_point() and value.isnan().any()]:
-        raise InputError(f"the weights in {str(path)!r} are damaged: {broken[0]!r} contains NaN.")
-    network = _build(place, about) if model is None else model
-    with input_errors(f"the weights in {str(path)!r} do not fit the model"):
-        network.load_state_dict(weights)
-    if path.name == WEIGHTS:
+    if path.name in KINDS:
         check_files(place, record.get("files", {}))
+        network: nn.Module = _read_baseline(path, about)
+    else:
+        weights = load_weights(path)
+        if broken := [n for n, value in weights.items() if value.is_floating_point() and value.isnan().any()]:
+            raise InputError(f"the weights in {str(path)!r} are damaged: {broken[0]!r} contains NaN.")
+        network = _build(place, about) if model is None else model
+        with input_errors(f"the weights in {str(path)!r} do not fit the model"):
+            network.load_state_dict(weights)
+        if path.name == WEIGHTS:
+            check_files(place, record.get("files", {}))
     return Trained(network, about or About.model_validate({}), place, record).to(place_on)
 
 
+def pack_weights(weights: Mapping[str, Tensor]) -> bytes:
+    """The content of a safetensors file."""
+    return save({name: value.detach().cpu().clone().contiguous() for name, value in weights.items()})
+
+
 def write_model(
-    folder: Path,
-    weights: Mapping[str, Tensor],
-    about: About,
-    files: Mapping[str, bytes] = NOTHING,
-    record: Mapping[str, Any] = NOTHING,
+    folder: Path, about: About, files: Mapping[str, bytes], record: Mapping[str, Any] = NOTHING
 ) -> Path:
-    """Write a new folder that :func:`load` reads; ``files`` are others, such as those of a tokenizer."""
-    if (folder / WEIGHTS).exists() or (folder / "config.yaml").exists():
+    """Write a new folder that :func:`load` reads; ``files`` are the model and others, such as a tokenizer."""
+    if any((folder / name).exists() for name in (*MODELS, "config.yaml")):
         raise InputError(f"{str(folder)!r} contains a run; choose another folder.", "folder")
-    plain = {name: value.detach().cpu().clone().contiguous() for name, value in weights.items()}
-    content = {WEIGHTS: save(plain), ABOUT: json.dumps(about.to_dict(), indent=1).encode(), **files}
+    content = {**files, ABOUT: json.dumps(about.to_dict(), indent=1).encode()}
     if record:
         needed = [name for name in content if name not in (CARD, "config.yaml")]
         checksums = {name: hashlib.sha256(content[name]).hexdigest() for name in needed}
@@ -394,26 +405,34 @@ def output_file(out: str | Path, model: Trained, data: Any = None) -> Path:
     return path
 
 
-def find_weights(path: Path) -> Path:
-    """The weights that ``path`` means; an error says what is there instead."""
+def find_model(path: Path) -> Path:
+    """The file of the model that ``path`` means; an error says what is there instead."""
     if os.path.isfile(path):  # which is false, and no error, for a name that is too long
-        if path.suffix.lower() == ".safetensors":
+        if path.suffix.lower() == ".safetensors" or path.name in KINDS:
             return path
-        raise InputError(f"{str(path)!r} is not a weights file of a model; use a run folder, or {WEIGHTS}.")
+        raise InputError(f"{str(path)!r} is not the file of a model; use a run folder, or {WEIGHTS}.")
     if not os.path.isdir(path):
         raise InputError(f"there is no folder {shown(str(path))}.")
-    if (path / WEIGHTS).is_file():
-        return path / WEIGHTS
+    for name in MODELS:
+        if (path / name).is_file():
+            return path / name
     why = f"there is no {WEIGHTS} in it"
-    if several := sorted(path.glob(f"*/{WEIGHTS}")):
+    if several := sorted(file for name in MODELS for file in path.glob(f"*/{name}")):
         why = f"use one of the runs in it, such as {str(several[0].parent)!r}"
     elif (path / "config.yaml").is_file():
-        why = (
-            "the run is not finished; repeat its command" if not (path / RECORD).is_file() else "it diverged"
-        )
+        finished = (path / RECORD).is_file()
+        why = "it diverged" if finished else "the run is not finished; repeat its command"
     elif (path / "runs").is_dir():
         why = "comparisons and sweeps keep no weights; train the model with `shoal train`"
     raise InputError(f"{str(path)!r} contains no trained model: {why}.")
+
+
+def _read_baseline(path: Path, about: About | None) -> Baseline:
+    if about is None:
+        raise InputError(f"{str(path.parent)!r} has no {ABOUT}, which describes the model.")
+    with input_errors(f"{str(path)!r} is damaged, or {ABOUT} does not describe it"):
+        (width,), known = about.input_shape, about.model["known"]
+        return KINDS[path.name](read_bytes(path, None), width, about.classes, known)
 
 
 def _build(folder: Path, about: About | None) -> nn.Module:

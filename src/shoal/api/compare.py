@@ -242,9 +242,7 @@ def compare(
         surprises = protocol.try_each(replace(design, rows=able[:1], seeds=1, search=1).configs(), device)
         say(rate_note, *where.messages, *surprises)
         if where.flat and baselines:
-            own = plain.names(where.classes)
-            unable |= {n: why for n in own if (why := plain.lacking()) and n != protocol.MAJORITY}
-            able = [*(n for n in own if n not in unable), *able]
+            able = [*plain.names(where.classes), *able]
         elif where.labelled and baselines and source.own:
             able = [protocol.MAJORITY, *able]
         design = replace(design, rows=able)

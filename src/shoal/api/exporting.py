@@ -1,8 +1,8 @@
 """What :func:`shoal.export` does: makes a file, compares its outputs with the model's, and then keeps it.
 
-The ONNX file of a table model takes raw columns. What becomes of numbers and dates is computed by a module
-(:class:`RawColumns`) in front of the network; only text, which torch does not have, is added to the graph by
-hand.
+The ONNX file of a table model takes raw columns: its preprocessing is a module before the network, and only
+text, which torch does not have, is added by hand. skl2onnx and onnxmltools convert baselines; their graph is
+merged with those of the modules before and after it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from shoal.data.inputs import TOKENIZER
 from shoal.data.table import CLIP
 from shoal.errors import InputError
 from shoal.files import replacing, write_atomically
+from shoal.models.baseline import LEAST, Baseline, BoostedBaseline
 from shoal.models.lora import merged
 from shoal.trained import Trained, input_errors
 
@@ -41,6 +42,8 @@ SIZES, ROWS, TRACED = (1, 5), (1, 100), 3
 def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported:
     """Write the model in this format, with its description beside it."""
     final = merged(trained.model)
+    if isinstance(final, Baseline) and format != "onnx":
+        raise InputError(f"a {trained.about.model['name']} model can only be exported as onnx.", "format")
     raw = format == "onnx" and trained.inputs.get("kind") == "table"
     columns: list[dict[str, Any]] = []
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +57,7 @@ def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported
                 x, *others = (_sample(trained, size, seed) for seed, size in enumerate((TRACED, *SIZES)))
                 run = write_network(final, x, made, format)
                 with torch.no_grad():
-                    difference = max(_difference(trained(x).numpy(), run(x).numpy()) for x in others)
+                    difference = max(_difference(trained, trained(x).numpy(), run(x).numpy()) for x in others)
         if not difference <= TOLERANCE:
             raise InputError(
                 f"the outputs of the exported model differ from the model's by up to {difference:.3g} "
@@ -68,10 +71,10 @@ def write(trained: Trained, path: Path, about: Path, format: Format) -> Exported
         content["model"]["options"] = {k: v for k, v in options.items() if not k.startswith("lora")}
     if trained.inputs.get("tokenizer") == TOKENIZER:
         # Written anew and not copied: in a stranger's folder there may be links to files of one's own.
-        beside = path.with_name(f"{path.name}.{TOKENIZER}")
+        tokenizer = path.with_name(f"{path.name}.{TOKENIZER}")
         for name, text in trained.reader().kept()[1].items():
-            write_atomically(beside / Path(name).name, text)
-        content["inputs"]["tokenizer"] = beside.name
+            write_atomically(tokenizer / Path(name).name, text)
+        content["inputs"]["tokenizer"] = tokenizer.name
     write_atomically(about, json.dumps(content, indent=1).encode())
     kind = str(trained.inputs.get("kind", "array"))
     return Exported(path, about, format, difference, tuple(columns), kind)
@@ -104,34 +107,20 @@ def _sample(trained: Trained, size: int, seed: int) -> Any:
     return trained.reader().sample(size, seed)
 
 
-def _parts(x: Any) -> dict[str, Tensor]:
-    return dict(x) if isinstance(x, Mapping) else {"x": x}
-
-
-def _difference(wanted: NDArray[Any], found: NDArray[Any]) -> float:
+def _difference(trained: Trained, wanted: NDArray[Any], found: NDArray[Any]) -> float:
+    """The largest; of probabilities where logits are logarithms of them, which may be of almost nothing."""
     if found.shape != wanted.shape:
         raise InputError(f"the exported model gives {found.shape}, not {wanted.shape}.")
+    if isinstance(trained.model, Baseline) and trained.about.classes:
+        found, wanted = np.exp(found), np.exp(wanted)
     return float(np.abs(found - wanted).max())
 
 
-class _Arguments(nn.Module):
-    """A network that takes a mapping, with its parts as arguments: graphs have no mappings."""
-
-    def __init__(self, network: nn.Module, names: Sequence[str]) -> None:
-        super().__init__()
-        self.network, self.names = network, tuple(names)
-
-    def forward(self, *parts: Tensor) -> Any:
-        return self.network(dict(zip(self.names, parts, strict=True)))
-
-
-def _traced(network: nn.Module, x: Any) -> dict[str, Any]:
-    """The arguments of torch's exporters; the number of examples is dynamic, and so is the length of text."""
+def _traced(network: nn.Module, x: Any) -> tuple[nn.Module, tuple[Any, ...], Any]:
+    """What torch's exporters take: the number of examples is dynamic, and so is the length of text."""
     batch, length = torch.export.Dim("batch"), torch.export.Dim.AUTO
-    if not isinstance(x, Mapping):
-        return {"mod": network.eval(), "args": (x,), "dynamic_shapes": ({0: batch},)}
-    shapes = (tuple({0: batch, 1: length} for _ in x),)  # several arguments under one star are a tuple
-    return {"mod": _Arguments(network, list(x)).eval(), "args": tuple(x.values()), "dynamic_shapes": shapes}
+    shapes = {name: {0: batch, 1: length} for name in x} if isinstance(x, Mapping) else {0: batch}
+    return network.eval(), (x,), (shapes,)
 
 
 def write_network(network: nn.Module, x: Any, path: Path, format: Format) -> Callable[[Any], Tensor]:
@@ -139,29 +128,99 @@ def write_network(network: nn.Module, x: Any, path: Path, format: Format) -> Cal
     if format == "safetensors":
         save_file({k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}, path)
         return lambda x: torch.func.functional_call(network, load_file(path), (x,))
-    traced = _traced(network, x)
     if format == "torch-export":
-        torch.export.save(torch.export.export(**traced), path)
-        again = torch.export.load(path).module()
-        return lambda x: again(*_parts(x).values())
-    _save_onnx(traced.pop("mod"), path, input_names=list(_parts(x)), output_names=["output"], **traced)
+        module, args, shapes = _traced(network, x)
+        torch.export.save(torch.export.export(module, args, dynamic_shapes=shapes), path)
+        return torch.export.load(path).module()
+    if isinstance(network, Baseline):
+        graph = _baseline_graph(network, nn.Identity(), ["output"])
+    else:
+        graph = _exported(_traced(network, x), list(x) if isinstance(x, Mapping) else ["x"], ["output"])
+    path.write_bytes(graph.SerializeToString())
     session = _session(path)
-    return lambda x: torch.from_numpy(session.run(None, {k: v.numpy() for k, v in _parts(x).items()})[0])
+
+    def run(x: Any) -> Tensor:
+        inputs = x if isinstance(x, Mapping) else {"x": x}
+        return torch.from_numpy(session.run(None, {k: v.numpy() for k, v in inputs.items()})[0])
+
+    return run
 
 
-def _save_onnx(network: nn.Module, path: Path, **options: Any) -> None:
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(f"format 'onnx' requires {package}: pip install 'shoal[onnx]'.")
-    program = torch.onnx.export(network, dynamo=True, verbose=False, **options)
-    assert program is not None
-    program.save(path, external_data=False)
+# ONNX
 
 
 def _session(path: Path) -> Any:
     import onnxruntime
 
     return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+
+def _need(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise InputError(f"format 'onnx' requires {package}: pip install 'shoal[onnx]'.")
+
+
+def _exported(traced: tuple[nn.Module, Any, Any], inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    """The ONNX model of a module."""
+    _need("onnx", "onnxscript", "onnxruntime")
+    module, args, shapes = traced
+    names = {"input_names": list(inputs), "output_names": list(outputs)}
+    program = torch.onnx.export(module, args, dynamic_shapes=shapes, dynamo=True, verbose=False, **names)
+    assert program is not None
+    return program.model_proto
+
+
+def _baseline_graph(baseline: Baseline, results: nn.Module, outputs: Sequence[str]) -> Any:
+    """The ONNX model from features (``x``) to what ``results`` makes of the logits of a baseline."""
+    from onnx import compose
+
+    module = nn.Sequential(_AllClasses(baseline), results)
+    last = _exported(_traced(module, torch.zeros(TRACED, max(1, len(baseline.known)))), ["values"], outputs)
+    return compose.merge_models(_converted(baseline, last), last, [("model/values", "values")])
+
+
+class _AllClasses(nn.Module):
+    """Log-probabilities of all classes from the probabilities of those that a baseline knows."""
+
+    place: Tensor
+
+    def __init__(self, baseline: Baseline) -> None:
+        super().__init__()
+        self.regression = baseline.classes is None
+        self.register_buffer("place", torch.eye(baseline.classes or 1)[baseline.known])
+
+    def forward(self, values: Tensor) -> Tensor:
+        return values.squeeze(1) if self.regression else (values @ self.place).clamp_min(LEAST).log()
+
+
+def _converted(baseline: Baseline, like: Any) -> Any:
+    """A baseline as an ONNX model from features to its values, in the versions of another model."""
+    from onnx import helper, utils
+
+    _need("skl2onnx", "onnxmltools")
+    if isinstance(baseline, BoostedBaseline):
+        from onnxmltools.convert import convert_lightgbm as convert
+        from onnxmltools.convert.common.data_types import FloatTensorType
+
+        options: dict[str, Any] = {"zipmap": False}
+    else:
+        from skl2onnx import convert_sklearn as convert
+        from skl2onnx.common.data_types import FloatTensorType
+
+        options = {"options": {"zipmap": False}} if baseline.known else {}
+    types = [("x", FloatTensorType([None, baseline.width]))]
+    model = convert(baseline.model, initial_types=types, **options)
+    name = model.graph.output[-1].name  # the first of a classifier is the label
+    model = utils.Extractor(model).extract_model(["x"], [name])
+    model.graph.output[0].name = "model/values"  # "probabilities" is an output of the file
+    for node in model.graph.node:
+        node.output[:] = ["model/values" if each == name else each for each in node.output]
+    versions = {each.domain: each.version for each in like.opset_import} | {"ai.onnx.ml": 2}
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
+    model.ir_version = like.ir_version
+    return model
 
 
 # Raw columns of a table
@@ -176,24 +235,16 @@ TYPES = {
 """Of each kind of column: the type of its input, and what that holds."""
 
 
-class RawColumns(nn.Module):
-    """The preprocessing of a table, its network, and what is made of the outputs.
+class _Features(nn.Module):
+    """The preprocessing of a table: one (n, 1) tensor per column, of categories the number of the value."""
 
-    It takes one (n, 1) tensor per column, of categories the number of the value. It returns probabilities,
-    logits and the number of the class, or in regression the prediction in the units of the label.
-    """
-
-    def __init__(self, trained: Trained, network: nn.Module) -> None:
+    def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
         super().__init__()
-        self.network, self.columns = network, trained.inputs["columns"]
-        self.classes, self.label = trained.about.classes, trained.inputs.get("label") or {}
+        self.columns = columns
 
-    def forward(self, *columns: Tensor) -> Any:
+    def forward(self, columns: Sequence[Tensor]) -> Tensor:
         features = [f for x, about in zip(columns, self.columns, strict=True) for f in self.encoded(x, about)]
-        output = self.network(torch.cat(features, 1))
-        if self.classes is None:
-            return output.double() * self.label.get("scale", 1.0) + self.label.get("mean", 0.0)
-        return output.softmax(1), output.clone(), output.argmax(1)
+        return torch.cat(features, 1)
 
     def encoded(self, x: Tensor, about: Mapping[str, Any]) -> list[Tensor]:
         """The features of a column, in float64 step by step as in training, so that rounding is the same."""
@@ -232,54 +283,79 @@ class RawColumns(nn.Module):
         return days, month, weekday, (days - whole) * 24
 
 
+class _Results(nn.Module):
+    """Probabilities, logits and the number of the class; in regression, the number in the label's units."""
+
+    def __init__(self, classes: int | None, label: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.classes, self.mean, self.scale = classes, label.get("mean", 0.0), label.get("scale", 1.0)
+
+    def forward(self, output: Tensor) -> Any:
+        if self.classes is None:
+            return output.double() * self.scale + self.mean
+        return output.softmax(1), output.clone(), output.argmax(1)
+
+
+def _table_graph(trained: Trained, network: nn.Module, outputs: Sequence[str]) -> Any:
+    """The ONNX model from columns, with the numbers of categories, to ``outputs``."""
+    import onnx
+
+    described, classes = trained.inputs["columns"], trained.about.classes
+    dtypes = {"STRING": torch.int64, "DOUBLE": torch.float64, "FLOAT": torch.float32}
+    columns = [
+        torch.zeros(TRACED, _width(about), dtype=dtypes[TYPES[about["kind"]][0]]) for about in described
+    ]
+    shapes = ([{0: torch.export.Dim("n")} for _ in columns],)
+    names = [f"column {n}" for n in range(len(columns))]
+    features, results = _Features(described), _Results(classes, trained.inputs.get("label") or {})
+    if isinstance(network, Baseline):
+        first = _exported((features.eval(), (columns,), shapes), names, ["features"])
+        last = _baseline_graph(network, results, outputs)
+        return onnx.compose.merge_models(first, last, [("features", "x")], prefix1="columns/")
+    return _exported((nn.Sequential(features, network, results).eval(), (columns,), shapes), names, outputs)
+
+
+def _width(about: Mapping[str, Any]) -> int:
+    return len(about["idf"]) if about["kind"] == "text" else 1
+
+
 def write_table_onnx(trained: Trained, network: nn.Module, path: Path) -> list[dict[str, Any]]:
     """Write an ONNX file that takes the raw columns of a table; returns how each is given."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
-    described, classes = trained.inputs["columns"], trained.about.classes
-    dtypes = {"STRING": torch.int64, "DOUBLE": torch.float64, "FLOAT": torch.float32}
-    widths = [len(about["idf"]) if about["kind"] == "text" else 1 for about in described]
-    example = tuple(
-        torch.zeros(TRACED, width, dtype=dtypes[TYPES[about["kind"]][0]])
-        for about, width in zip(described, widths, strict=True)
-    )
+    classes = trained.about.classes
     outputs = ["prediction"] if classes is None else ["probabilities", "logits", "class"]
-    _save_onnx(
-        RawColumns(trained, network).eval(),
-        path,
-        args=example,
-        dynamic_shapes=(tuple({0: torch.export.Dim("n")} for _ in example),),
-        input_names=[f"column {n}" for n in range(len(example))],
-        output_names=outputs,
-    )
     # All names of the graph get a prefix, so that columns can have any; nodes around it translate.
-    network_graph = onnx.compose.add_prefix(onnx.load(path), "shoal/")
-    nodes, inputs, columns = list(network_graph.graph.node), [], list[dict[str, Any]]()
-    for n, (about, width) in enumerate(zip(described, widths, strict=True)):
-        name, (kind, words) = str(about["name"]), TYPES[about["kind"]]
+    graph = onnx.compose.add_prefix(_table_graph(trained, network, outputs), "shoal/")
+    nodes, inputs, columns = [], [], list[dict[str, Any]]()
+    for about, into in zip(trained.inputs["columns"], graph.graph.input, strict=True):
+        name, (kind, meaning) = str(about["name"]), TYPES[about["kind"]]
         while name in ("", "label", *outputs) or name.startswith("shoal/"):
             name = f"column {name}"
-        nodes.insert(0, _entry(name, f"shoal/column {n}", about))
-        inputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind), ["n", width]))
-        columns.append({"name": about["name"], "kind": about["kind"], "input": name, "shape": ["n", width]})
-        columns[-1] |= {"type": kind.lower(), "value": words}
-    shape: list[Any] = ["n"] if classes is None else ["n", classes]
+        shape: list[Any] = ["n", _width(about)]
+        nodes.append(_entry(name, into.name, about))
+        inputs.append(helper.make_tensor_value_info(name, getattr(TensorProto, kind), shape))
+        columns.append({"name": about["name"], "kind": about["kind"], "input": name, "shape": shape})
+        columns[-1] |= {"type": kind.lower(), "value": meaning}
+    nodes += graph.graph.node
+    nodes += [helper.make_node("Identity", [f"shoal/{name}"], [name]) for name in outputs[:2]]
+    shape = ["n"] if classes is None else ["n", classes]
     number = TensorProto.DOUBLE if classes is None else TensorProto.FLOAT
     results = [helper.make_tensor_value_info(name, number, shape) for name in outputs[:2]]
-    nodes += [helper.make_node("Identity", [f"shoal/{name}"], [name]) for name in outputs[:2]]
-    constants = list(network_graph.graph.initializer)
+    constants = list(graph.graph.initializer)
     if classes is not None:
-        names = np.array(trained.class_names or range(classes), object if trained.class_names else np.int64)
-        constants.append(numpy_helper.from_array(names, "shoal/class names"))
+        labels = np.array(trained.class_names or range(classes), object if trained.class_names else np.int64)
+        constants.append(numpy_helper.from_array(labels, "shoal/class names"))
         nodes.append(helper.make_node("Gather", ["shoal/class names", "shoal/class"], ["label"]))
         label_type = TensorProto.STRING if trained.class_names else TensorProto.INT64
         results.insert(0, helper.make_tensor_value_info("label", label_type, ["n"]))
+    versions = {each.domain: each.version for each in graph.opset_import} | {"ai.onnx.ml": 2}
     model = helper.make_model(
         helper.make_graph(nodes, "shoal", inputs, results, constants),
-        opset_imports=[*network_graph.opset_import, helper.make_opsetid("ai.onnx.ml", 2)],
-        functions=network_graph.functions,
-        ir_version=network_graph.ir_version,
+        opset_imports=[helper.make_opsetid(*each) for each in versions.items()],
+        functions=graph.functions,
+        ir_version=graph.ir_version,
     )
     label = (trained.inputs.get("label") or {}).get("name", "")
     about = {"columns": columns, "class_names": trained.class_names, "label": label}
@@ -322,22 +398,20 @@ def _raw_difference(trained: Trained, columns: Sequence[Mapping[str, Any]], path
     found = _session(path).run(["prediction" if regression else "logits"], inputs)[0]
     wanted = np.concatenate([output for _, output in trained.outputs(reader, raw, rows)])
     scale = (trained.inputs.get("label") or {}).get("scale", 1.0) if regression else 1.0
-    return _difference(wanted, found) / float(scale)
+    return _difference(trained, wanted, found) / float(scale)
 
 
 def _random_cells(about: Mapping[str, Any], random: np.random.Generator, rows: int) -> NDArray[Any]:
     """Cells of a column as a table may have them: usual ones, far ones, missing ones, unknown ones."""
     kind, missing = about["kind"], random.random(rows) < 0.2
     if kind == "numeric":
-        far = np.where(random.random(rows) < 0.1, 100.0, 1.0)
-        values = about["scaling"]["mean"] + (about["scaling"]["scale"] or 1.0) * far * random.normal(
-            size=rows
-        )
-        return np.where(missing, np.nan, values)
+        scale = about["scaling"]["scale"] or 1.0
+        return np.where(missing, np.nan, about["scaling"]["mean"] + scale * random.standard_cauchy(rows))
     if kind == "boolean":
         return np.where(missing, np.nan, random.integers(0, 2, rows))
     if kind == "date":
         seconds = random.integers(-(10**10), 10**10, rows).astype("datetime64[s]")
         return np.where(missing, "", seconds.astype(str)).astype(object)
-    words = [*about.get("values", ()), "never seen before", "other words", ""]
-    return np.array(words, object)[random.integers(0, len(words), rows)]
+    return random.choice(
+        np.array([*about.get("values", ()), "never seen before", "other words", ""], object), rows
+    )

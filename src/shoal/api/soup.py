@@ -34,7 +34,7 @@ from shoal.models.backbones import Backbone
 from shoal.report.runs import number
 from shoal.report.tables import Table
 from shoal.settings import Range, checked
-from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Trained, find_weights, load, write_model
+from shoal.trained import ABOUT, RECORD, WEIGHTS, About, Trained, find_model, load, pack_weights, write_model
 from shoal.training.averaging import average_weights, has_batchnorm
 from shoal.training.card import card
 from shoal.training.checkpoint import load_weights
@@ -126,7 +126,7 @@ def _read_runs(paths: Sequence[Path]) -> dict[Path, RunRecord]:
     if len({folder.resolve() for folder in folders}) < max(2, len(folders)):
         got = ", ".join(map(str, folders)) or "none"
         raise InputError(f"a soup requires two or more different runs, got {got}.", "runs")
-    folders = [find_weights(folder).parent for folder in folders]
+    folders = [find_model(folder).parent for folder in folders]
     runs = {folder: read_record(folder / RECORD) for folder in folders}
     for folder, record in runs.items():
         if record.status != "finished" or baselines.is_one(record.config):
@@ -269,7 +269,7 @@ def _write(
     files["config.yaml"] = dump_yaml(written).encode()
     place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".soup-"))
     try:
-        write_model(place, weights, about, files, record.to_dict())
+        write_model(place, about, {WEIGHTS: pack_weights(weights), **files}, record.to_dict())
         os.rename(place, folder)
     except OSError as error:
         raise InputError(f"{str(folder)!r} cannot be written: {error.strerror or error}.", "out") from error

@@ -20,7 +20,7 @@ from shoal import files
 from shoal.errors import InputError
 
 FILES = (
-    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors"),
+    *("config.yaml", "metrics.jsonl", "record.json", "model.safetensors", "model.json", "model.txt"),
     *("inputs.json", "card.md", "columns.json", ".lock"),
 )
 FOLDERS = ("checkpoints", "predictions", "tensorboard", "encoder", "tokenizer")

@@ -182,8 +182,10 @@ class Journal:
         """
         if not self.processes.main:
             return {}
-        content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
-        files = {self.folder.model.name: content, **_made(beside)}
+        files = dict(_made(beside))
+        if weights:  # a baseline has none
+            content = save({k: v.detach().cpu().clone().contiguous() for k, v in weights.items()})
+            files = {self.folder.model.name: content, **files}
         sums = {k: hashlib.sha256(v).hexdigest() for k, v in files.items() if k != "card.md"}
         self._keep(files, {**record, "files": sums})
         return sums
