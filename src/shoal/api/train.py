@@ -141,7 +141,7 @@ class Run(Result):
 
 @public("steps", "batch_size", "lr", "settings", "seed", "model", "metric", "device")
 def train(
-    algorithm: str,
+    algorithm: str | type,
     data: Any,
     *,
     held_out: Names | None = None,
@@ -159,7 +159,8 @@ def train(
 
     Args:
         algorithm: name of an algorithm, a baseline, or a recipe for pretrained models such as auto or erm++
-            (`shoal list algorithms`).
+            (`shoal list algorithms`), or my_algorithm.py, a file with an algorithm of your own. In Python
+            also a class.
         data: name of a dataset (`shoal list datasets`), table (.csv, .tsv, .csv.gz, .parquet, .xlsx), or
             folder of images arranged as folder/domain/class. In Python also a DataFrame, arrays (X, y,
             domains), a mapping of columns, or a Hugging Face dataset.
@@ -176,9 +177,10 @@ def train(
 
 
 def configuration(
-    algorithm: str, data: Any, held_out: Names | None, options: Mapping[str, Any]
+    algorithm: str | type, data: Any, held_out: Names | None, options: Mapping[str, Any]
 ) -> tuple[RunConfig, Source, str]:
     """The run that is asked for, its data, and what was chosen for the learning rate."""
+    from shoal.algorithms import REFERENCE, display_name, reference
     from shoal.experiments import baselines
     from shoal.experiments.config import RunConfig
     from shoal.experiments.run import check
@@ -189,7 +191,10 @@ def configuration(
     recipe = find_recipe(algorithm)
     if recipe is not None:
         algorithm, options = recipe.algorithm, recipe.fill(options)
-    algorithm, rate = spelled(algorithm), ""
+    algorithm, rate = reference(algorithm), ""
+    label = display_name(algorithm) if REFERENCE.fullmatch(algorithm) else recipe.name if recipe else ""
+    if not REFERENCE.fullmatch(algorithm):
+        algorithm = spelled(algorithm)
     source = find_source(data, held_out=held_out, **_some(options, DataOptions))
     if algorithm in baselines.SPACES:
         config = _baseline(algorithm, source, options)
@@ -199,7 +204,7 @@ def configuration(
             algorithm,
             **{"steps": 1000, **_some(options, TrainingOptions), **model_fields(options)},
             data_options=source.options,
-            label=recipe.name if recipe else "",
+            label=label,
         )
         if recipe is not None:
             config = with_model_options(recipe, config)
@@ -266,7 +271,8 @@ def _train(
         raise InputError("trains several models in parallel; run it without torchrun.", "seeds")
     if seeds and full["wandb"]:
         raise InputError("logs a single run; use seed instead of seeds.", "wandb")
-    name = f"{config.algorithm}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
+    method = config.name.lower() if "." in config.algorithm else config.algorithm
+    name = f"{method}-{config.dataset}-{config.identity[:8]}" + "-seeds" * bool(seeds)
     folder = Path(out or Path("runs") / name)
     note(*source.notes())
     if progress:
