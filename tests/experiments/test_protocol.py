@@ -155,7 +155,7 @@ class TestPlan:
     @pytest.mark.usefixtures("large")
     @pytest.mark.parametrize("dataset", ["rotated-digits", "pacs", "domainnet"])
     def test_large_images_have_their_own_spaces(self, dataset: str) -> None:
-        """DomainNet is evaluated every 1,000 steps, with batches of up to 2⁵; published sets have a ResNet."""
+        """DomainNet is evaluated every 1,000 steps, with batches of up to 2⁵; published sets a ResNet."""
         found = protocol.plan({dataset: {}}, ["erm"], seeds=1, search=40)
         assert {c.eval_every for c in found} == {1000 if dataset == "domainnet" else 300}
         first, *others = found[:40]

@@ -35,7 +35,7 @@ REFERENCE = re.compile(
     r"(?P<file>.+\.py)(:(?P<cls>\w+))?(@(?P<digest>[0-9a-f]{16}))?"
     r"|(?P<module>\w+(\.\w+)+):(?P<name>\w+)(@(?P<version>[0-9a-f]{16}))?"
 )
-"""``my_algorithm.py``, ``my_algorithm.py:MyClass`` or ``package.module:MyClass``, then a digest of the file."""
+"""``my_algorithm.py``, ``my_algorithm.py:MyClass`` or ``package.module:MyClass``, then the file's digest."""
 
 
 def algorithm_class(name: str | type[Algorithm]) -> type[Algorithm]:

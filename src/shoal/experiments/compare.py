@@ -398,8 +398,8 @@ def select(
     """Which trial each row selects, for every held-out domain and seed, and its score there.
 
     ``status`` is ``scored``; ``missing`` where not all runs are there, for the best of some is not the best
-    of all, or ``failed`` where one of these is in ``failed``; ``diverged``; or ``undefined`` where runs finished
-    without a score, such as AUC of one class. Domains of one fold share their runs.
+    of all, or ``failed`` where one of these is in ``failed``; ``diverged``; or ``undefined`` where runs
+    finished without a score, such as AUC of one class. Domains of one fold share their runs.
     """
     done = {r.config.identity: r for r in records if r.status != "failed"}
     own_test, lost = _own_test(done.values()), set(failed)
