@@ -512,8 +512,9 @@ def usual(kind: str) -> str:
 def chosen(
     wanted: str | Own | None, measures: Sequence[str], kind: str
 ) -> tuple[list[Metric], Metric | None]:
-    """Return the metrics to measure, and the one for selection; ``None`` for the mean over domains of the
-    default metric.
+    """Return the metrics to measure, and the one for selection.
+
+    The latter is ``None`` for the mean over domains of the default metric.
 
     Args:
         wanted: metric for selection (default: the first of ``measures``).
